@@ -121,8 +121,10 @@ class ActiveConfig:
                     try:
                         self._consider(watcher, document)
                     except TopologyError:
-                        pass  # The watcher has logged the error.
-                    except Exception:  # An error must not end the source's thread.
+                        # The watcher has logged the error of the new topology, so it is ignored here.
+                        pass
+                    except Exception:
+                        # Catch every error, because it must not end the thread of the topology source.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )
@@ -203,7 +205,8 @@ class ActiveConfig:
         if watcher is None or (at_least and watcher.status.version >= at_least):
             return
         before = watcher.document
-        document = watcher.source.load()  # Reading takes long, so it is done without the lock.
+        # Load the document without holding the lock, because the source may answer slowly.
+        document = watcher.source.load()
         with self.lock:
             if document is None or watcher is not self._watcher:
                 return
@@ -294,7 +297,8 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
-    except Exception as exc:  # A strategy class of the project may raise any error.
+    except Exception as exc:
+        # Catch every error: a strategy class of the project may raise any.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
     if problems:
         raise InvalidTopology(problems, what)

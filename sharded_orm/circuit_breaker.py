@@ -1,4 +1,4 @@
-"""A circuit breaker keeps callers away from a failed server, and lets one caller try it again."""
+"""A circuit breaker, which keeps callers away from a failed server and lets one caller try it again."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _PLACEHOLDERS_HAVE_PARAMETERS = django.VERSION >= (6, 1)
 
 
 def binary_placeholder(connection: Any, value: bytes | None) -> str:
-    """Return the placeholder for ``value``, a value of a ``BinaryField``, in a statement."""
+    """Return the SQL placeholder for ``value``, the value of a ``BinaryField``."""
     ops = connection.ops
     if _PLACEHOLDERS_HAVE_PARAMETERS:
         # Pass no compiler: only an expression needs one, and a stored value is none.
@@ -93,19 +93,20 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     names of the fields, and their values.
     """
     if not _HAS_FETCH_MODES:
-        return model.from_db  # type: ignore[no-any-return,unused-ignore]  # of any model
+        return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
     # Django's function warns if the model overrides from_db() without an argument for the fetch
     # mode.
     from django.db.models import query
 
-    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
+    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
 
 
 # -- Writing -------------------------------------------------------------------------
 
 
 def update_result(exists: bool) -> Any:
-    """Return the result of ``Model._do_update()`` for an UPDATE that was not necessary.
+    """Return what ``Model._do_update()`` returns, for an UPDATE that was left out because it was
+    not necessary.
 
     :param exists: whether the row exists.
     """
@@ -115,8 +116,8 @@ def update_result(exists: bool) -> Any:
 
 
 def changes_rows_unseen(on_delete: Any) -> bool:
-    """Whether the database itself deletes or changes rows for ``on_delete`` of a foreign key."""
-    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
+    """Whether the database itself, and not Django, deletes or changes rows because of ``on_delete``."""
+    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack this class
 
 
 def set_base(
@@ -142,7 +143,7 @@ def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[t
     each migration that it replaces. Since Django 6.0, the replaced migrations may themselves be
     squashed.
     """
-    # Select the same rows as MigrationExecutor.record_migration() and
+    # Select the same rows as Django does in MigrationExecutor.record_migration() and
     # MigrationExecutor.unapply_migration().
     key = (migration.app_label, migration.name)
     replaced = [(label, name) for label, name in migration.replaces]
@@ -186,7 +187,7 @@ def with_action(action: Any, func: Any) -> Any:
 def _random_functions() -> tuple[type[Any], ...]:
     if not _HAS_UUID_FUNCTIONS:
         return (functions.Random, RandomUUID)
-    return (functions.Random, RandomUUID, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
+    return (functions.Random, RandomUUID, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack these functions
 
 
 RANDOM_FUNCTIONS = _random_functions()
@@ -247,4 +248,4 @@ def generic_foreign_key_descriptor() -> type[Any]:
         return _FieldAsDescriptor
     from django.contrib.contenttypes import fields
 
-    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
+    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this class

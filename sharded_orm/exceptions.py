@@ -160,7 +160,7 @@ class NoReachableShard(RoutingError, OperationalError):
 
 
 class ShardKeyChanged(RoutingError, RuntimeError):
-    """The write would change a row's shard key. The row must be moved explicitly instead."""
+    """The write would change a row's shard key. To give the row another key, move it explicitly."""
 
 
 class CrossShardRelation(RoutingError, RuntimeError):
@@ -185,7 +185,7 @@ class DeletionRefused(CrossShardRelation, ProtectedError):
 
     def __init__(self, message: str, protected_objects: Iterable[Model]) -> None:
         rows = {(type(row), row._state.db, row.pk): row for row in protected_objects}
-        self.protected_objects = list(rows.values())  # type: ignore[assignment]  # a set in Django
+        self.protected_objects = list(rows.values())  # type: ignore[assignment]  # Django's attribute is a set
         RuntimeError.__init__(self, message)
 
 
@@ -202,7 +202,7 @@ class BoundKeyMismatch(RoutingError, RuntimeError):
 
 
 class UnplacedKey(RoutingError, LookupError):
-    """The key has no shard yet, and the operation must not place the key on one."""
+    """The key has no shard yet, and the operation must not choose one for it."""
 
 
 class KeyMoved(RoutingError, OperationalError):
@@ -357,7 +357,7 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state. It would affect other shards that share the connection."""
+    """The statement sets session state, which would affect other shards that share the connection."""
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):
@@ -395,7 +395,7 @@ class SequenceExhausted(TicketError):
 
 
 class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
-    """A ticket server does not match ``TICKETS``, so other servers may hand out the same ids."""
+    """A ticket server is not set up as ``TICKETS`` says, so other servers may hand out the same ids."""
 
 
 class TicketServerBehind(TicketError, OperationalError):
@@ -474,7 +474,9 @@ class JournalMissing(OperationError, ImproperlyConfigured):
 
 
 class NothingUnclear(OperationError, LookupError):
-    """The shard has no interrupted operation whose result an operator could declare."""
+    """The shard has no interrupted operation with an unknown result, so an operator cannot declare
+    its result.
+    """
 
 
 class OperationHeld(OperationError, OperationalError):
@@ -532,7 +534,7 @@ class ImportRefused(OperationError, ValueError):
 
 
 class ImportConflict(OperationError, IntegrityError):
-    """A shard has a row with the same id as a row to be imported, but it is another row.
+    """A shard has a different row with the id of a row that is to be imported.
 
     Neither row was changed. The message names both.
     """
@@ -629,12 +631,12 @@ class TimestampExhausted(InvalidID):
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
     """The id of a new row contains the number of a shard or of a table that is not the row's own.
 
-    The id may be given by the caller or generated.
+    It does not matter whether the id was given by the caller or generated.
     """
 
 
 class TimestampedIDMismatch(ShardedOrmError, IntegrityError):
     """The database of a shard made an id that contains the number of another shard.
 
-    The schema was copied from that shard.
+    The reason is that the schema was copied from that other shard.
     """

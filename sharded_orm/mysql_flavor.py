@@ -78,7 +78,8 @@ class MySQLFlavor:
 
 MARIADB = MySQLFlavor(
     exact_collation="utf8mb4_nopad_bin",
-    counter_engine="Aria",  # It survives a crash.
+    # Aria, in contrast to MyISAM, survives a crash of the server.
+    counter_engine="Aria",
     # server_uid alone is not enough, because it is made of the network address and the port: two
     # containers may have the same server_uid.
     identity=("server_uid", "hostname", "port", "server_id"),
@@ -91,13 +92,15 @@ MARIADB = MySQLFlavor(
     innodb_tables="innodb_sys_tables",
 )
 MYSQL = MySQLFlavor(
-    exact_collation="utf8mb4_0900_bin",  # from MySQL 8.0.17 on
+    # This collation exists from MySQL 8.0.17 on.
+    exact_collation="utf8mb4_0900_bin",
     counter_engine="MyISAM",
     identity=("server_uuid",),
     session_ended=4031,  # ER_CLIENT_INTERACTION_TIMEOUT
     statement_timeout=3024,  # ER_QUERY_TIMEOUT
     can_be_promoted=False,
-    statement_limit="",  # max_execution_time limits SELECT only.
+    # MySQL has only max_execution_time, which limits no statement but SELECT.
+    statement_limit="",
     statement_number="0",
     least_lock_wait=1,
     innodb_tables="innodb_tables",

@@ -50,9 +50,8 @@ def CASCADE(
     :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was
         deleted.
     """
-    shows = hasattr(
-        collector, "add_edge"
-    )  # The collector is NestedObjects of the admin, which shows rows and never deletes them.
+    # True if the collector is NestedObjects of the admin, which shows rows and never deletes them.
+    shows = hasattr(collector, "add_edge")
     rows = _dependent_rows(field, sub_objs)
     for alias in _aliases(field, rows):
         rows_there = rows.using(alias)

@@ -43,7 +43,8 @@ APP_LABEL = "sharded_orm"
 #: The app with the table of the decisions of two-phase commits. This table is on every shard, and
 #: on no other database.
 APP_OF_DECISIONS = "sharded_orm_two_phase"
-#: Models whose tables are in the database of the directory.
+#: The names of the models whose tables are in the database of the directory (the table that records
+#: the shard of each key).
 TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
 # The alias that the router returns if Django asks for a model's database without passing an
@@ -215,8 +216,8 @@ class ShardRouter:
             if group is not None and named_model_has_copies(app_label, model_name):
                 return True
             return belongs == group if belongs is not None or group is not None else None
-        # Without a model, the operation is RunPython or RunSQL without hints. It runs on every
-        # database that has tables of the app.
+        # No model is named, so the operation is RunPython or RunSQL without hints. Such an
+        # operation runs on every database that has tables of the app.
         groups = groups_of_app(app_label)
         if group is not None:
             return group in groups

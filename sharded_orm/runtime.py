@@ -87,7 +87,8 @@ _strategies: dict[str, Strategy] = {}
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: CacheClient | None = None
-# The prefix that swap_cache_prefix() has set for names in the cache; None means the configured prefix.
+# The prefix of names in the cache that swap_cache_prefix() has set; None means the prefix from the
+# settings.
 _cache_prefix: str | None = None
 
 
@@ -98,8 +99,8 @@ def _no_directory(alias: str) -> DirectoryStore:
 
 
 _directory_store: Callable[[str], DirectoryStore] = _no_directory
-# The lease under which this process remembers placements. All groups share the lease, because they
-# have a common directory.
+# The lease (limited permission) under which this process remembers the shards of keys. All groups
+# share the lease, because they have a common directory, the table that records these shards.
 _placement_lease: PlacementLease | PermanentLease | None = None
 
 
@@ -184,7 +185,8 @@ def topology() -> Topology:
 
     Call this only once per operation: another thread may replace the topology at any time.
     """
-    swapped = _topology  # Read the variable only once: another thread may change it.
+    # Read the variable only once: another thread may change it at any time.
+    swapped = _topology
     return config().topology if swapped is None else swapped
 
 
@@ -275,7 +277,10 @@ def strategy(name: str) -> Strategy:
 
 
 def placement_lease() -> PlacementLease | PermanentLease:
-    """Return the lease under which this process remembers the shards of keys. Thread-safe."""
+    """Return the lease (limited permission) under which this process remembers the shards of keys.
+
+    Thread-safe.
+    """
     global _placement_lease
     with _active.lock:
         if _placement_lease is None:
@@ -337,7 +342,7 @@ def cache() -> CacheClient | None:
                     options = replace(options, prefix=_cache_prefix)
                 client = CacheClient(options)
                 if _cache_prefix is not None:
-                    # This is a test run. Do not send what the cache has counted to the cache
+                    # This is a test run. Do not let the cache client send its counts to the cache
                     # servers every few seconds, because tests count round trips.
                     client.statistics.interval = None
                 _cache = client

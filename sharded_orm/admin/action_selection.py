@@ -1,4 +1,4 @@
-"""The rows that a user selected for an admin action, split by shard."""
+"""The rows that a user has selected for an admin action, divided by shard."""
 
 from __future__ import annotations
 

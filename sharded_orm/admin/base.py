@@ -1,4 +1,6 @@
-"""The base class of the mixins of :class:`ShardedModelAdmin`: scope, rows and permissions."""
+"""The base class of the mixins of :class:`ShardedModelAdmin`. It gives access to the scope of a
+request, to the rows of the scope, and to the user's permissions.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ class ShardedBase(_ModelAdmin):
         """
         home = self.focus(request).home
         if home is None:
-            return  # A query over all shards leaves out the shards that do not answer.
+            # The page shows all shards: its query leaves out shards that do not answer, so no check
+            # is needed.
+            return
         try:
             # The view's first query counts the rows. Run this query here, where its failure can be
             # handled. The paginator caches the count, so the view does not repeat the query.

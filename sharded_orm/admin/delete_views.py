@@ -80,7 +80,7 @@ def delete_selected(
 
 # With ``takes_selection``, ActionsMixin calls the action once for the whole selection, not once for
 # each shard.
-delete_selected.takes_selection = True  # type: ignore[attr-defined]  # a function has no such attribute; admin.action() of Django sets its own in the same way
+delete_selected.takes_selection = True  # type: ignore[attr-defined]  # a function type has no such attribute; Django's admin.action() sets attributes of functions, too
 
 
 class DeleteViewsMixin(ObjectViewsMixin):

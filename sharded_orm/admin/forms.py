@@ -264,8 +264,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     #: The shard of the children, if the parent is in the global database and the children have a
     #: shard; otherwise None. It is not needed if the parent is inside the shard group.
     home: Shard | None = None
-    #: The reason why the children of a parent in the global database cannot be shown; an empty
-    #: string if the children can be shown.
+    #: The message about a shard that is down, so that the children of a parent in the global
+    #: database cannot be shown; an empty string if they can be shown.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -276,7 +276,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         rows = super().get_queryset()
         if self.home is None or self._outage:
             return rows
-        # The parent is in the global database: show it without its children if their shard is down.
+        # The parent is in the global database. If the shard of its children is down, show the
+        # parent without its children.
         try:
             len(rows)
         except DatabaseError as exc:
@@ -293,7 +294,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         super().clean()
 
     def non_form_errors(self) -> Any:
-        # Add the outage to the errors that the template shows above the forms.
+        # Add the message about the shard that is down to the errors that the template shows above
+        # the forms.
         errors = super().non_form_errors()
         if self._outage and not self.is_bound:
             return self.error_class([self._outage], error_class="nonform")

@@ -16,7 +16,8 @@ from sharded_orm.admin.inlines import ShardedInlineChecks, ShardedInlineMixin
 from sharded_orm.models.relations.generic import generic_foreign_key
 
 if TYPE_CHECKING:
-    # Declares attributes that Django sets, and that the type stubs lack.
+    # For the type checker: a base class with the attributes that Django sets, and that the type
+    # stubs lack.
     class _FormSet(BaseGenericInlineFormSet[Any, Any]):
         ct_field: Any
         ct_fk_field: Any

@@ -32,7 +32,7 @@ else:
 
 
 class ShardedInlineChecks(InlineModelAdminChecks):
-    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # the signature of Django's own InlineModelAdminChecks, which differs from that of its base
+    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # the same signature as in Django's InlineModelAdminChecks, which differs from that of its base class
         errors = super().check(inline_obj, **kwargs)
         return errors or self._check_shard(inline_obj)
 
@@ -196,7 +196,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
-    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # In Django too, it has one argument more for inlines than for model admins
+    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # Django's method, too, has one argument more for inlines than for model admins
         return super().has_add_permission(request, obj) and self._may_access(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

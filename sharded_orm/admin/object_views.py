@@ -119,7 +119,8 @@ class ObjectViewsMixin(AddViewMixin):
         # Overrides ModelAdmin._get_obj_does_not_exist_redirect(), which redirects to the index if
         # the row does not exist. Respond with a 404 instead.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
-            raise PermissionDenied  # A 404 would reveal to this user which keys exist.
+            # Do not respond with a 404 to users without permission: it would reveal which keys exist.
+            raise PermissionDenied
         text = unquote(object_id)
         try:
             parse(self.shard_options, text, self.focus(request).shard)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     _Completing = widgets.AutocompleteMixin
 
     class _Several(ModelMultipleChoiceField[Any]):
-        # A private method of Django, which the stubs leave out.
+        # For the type checker: a private method of Django, which the type stubs leave out.
         def _check_values(self, value: Any) -> Any: ...
 else:
     _Completing = object
@@ -91,7 +91,7 @@ class SeveralRows(_Several):
 
 
 class Wrapper(widgets.RelatedFieldWidgetWrapper):
-    """Links next to a widget, with which users add, change, delete or view rows of one shard."""
+    """Links next to a widget. With these links, users add, change, delete or view rows of one shard."""
 
     scope_query: dict[str, str] = {}
 

@@ -60,8 +60,8 @@ def run_by_shard(
                 messages.ERROR,
             )
             break
-        # The error is logged and reported, and the action continues with the other shards.
         except Exception as error:
+            # Log and report every error, and continue with the other shards.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)

@@ -113,7 +113,9 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
         try:
             return read_scope(QueryDict(request.GET[_PRESERVED]), options)
         except InvalidFocus:
-            return scope  # The wrong scope is ignored here; the changelist reports it.
+            # The query string of the changelist names a wrong shard or key. Ignore it here; the
+            # changelist reports it.
+            return scope
     return scope
 
 

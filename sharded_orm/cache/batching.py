@@ -63,7 +63,9 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
                 query = read.send(exchange(*query))
         except (StopIteration, ServerDown):
             return
-    waiting = [(read, next(read)) for read in steps]  # Every read yields at least one query.
+    # Pairs of a read and its next query. No read has ended yet, because every read yields at least
+    # one query.
+    waiting = [(read, next(read)) for read in steps]
     while waiting:
         packets: dict[CacheServer, _Packet] = {}
         for read, query in waiting:

@@ -74,7 +74,8 @@ class CacheClient:
                 " must be those of OBJECTS and LISTS, or nothing there would be found."
             )
         self._also = [tuple(open_servers(alias, options)) for alias in options.also_mark]
-        # Cached results of objects(), lists() and holders(), keyed by place.
+        # Results of objects(), lists() and holders(), which are remembered here, keyed by place
+        # (the alias of a shard, or the type name of a global model).
         self._objects: dict[str, CacheServer] = {}
         self._lists: dict[str, CacheServer] = {}
         self._holders: dict[str, tuple[Holder, ...]] = {}

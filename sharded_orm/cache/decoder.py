@@ -1,4 +1,4 @@
-"""Decoding of cache entries into rows and lists.
+"""Turns cache entries into rows and lists.
 
 An entry that cannot be used is treated as missing. Broken entries are counted in the statistics.
 """

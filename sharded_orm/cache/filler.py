@@ -1,4 +1,4 @@
-"""Storing the rows that the database returned for cache misses ("filling" the cache)."""
+"""Stores in the cache the rows that the database returned for cache misses ("fills" the cache)."""
 
 from __future__ import annotations
 
@@ -206,6 +206,7 @@ class Filler:
             return
         value = values.pack_object(name, request.format.fingerprint, stamp, row)
         if value is None:
-            return  # The row has a value that cannot be stored exactly.
+            # Do not store the row: it has a value that the format of objects cannot hold exactly.
+            return
         server = self._cache.objects(request.scope.place)
         packets.setdefault(server, []).append((request, CacheEntry(name, value, leased.lease)))

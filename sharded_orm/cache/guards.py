@@ -53,7 +53,7 @@ COMPACT_FROM = 2048
 #: line, because the opening line would open the marker otherwise. At most this many are kept: the
 #: latest ones.
 _MAX_EARLY = 16
-#: The largest size in bytes of a guard for which :func:`parse` caches the result.
+#: The largest size in bytes of a guard whose parsed form :func:`parse` keeps for the next call.
 _MAX_REMEMBERED = 8192
 
 # The patterns of a guard's lines. They are strict for two reasons: anybody may have written to the
@@ -67,7 +67,10 @@ _CLOSING = re.compile(r"[-!]([0-9A-Za-z]{1,32}),([0-9a-f]{16})")
 
 
 class BrokenGuard(ValueError):
-    """A cache entry has the name of a guard, but its bytes are not a valid guard."""
+    """A cache entry has the name of a guard, but its bytes are not a valid guard.
+
+    A guard is the entry that says whether other entries are valid.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,9 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting would save enough bytes to be worth its round trip."""
+        """Whether compacting the guard (dropping its closed markers) would save enough bytes to be
+        worth a round trip.
+        """
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:

@@ -1,4 +1,4 @@
-"""Making cache entries void after SQL statements that the library did not see."""
+"""Makes cache entries void after SQL statements that the library did not see."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-MAX_LENGTH = 250  # The longest name in bytes: memcached's limit.
+# The longest name of an entry, in bytes: memcached's limit.
+MAX_LENGTH = 250
 _MAX_TOKEN = 64
 _RESERVED = frozenset({"revision", "list"})
 _SAFE = re.compile(rf"[0-9A-Za-z_.]{{1,{_MAX_TOKEN}}}")
@@ -45,7 +46,8 @@ def token(value: Any) -> str:
 
     :param value: a field value, as ``get_prep_value`` of the field returns it.
     """
-    if isinstance(value, int):  # True becomes 1, as in the database.
+    # bool is a subclass of int: True becomes 1, as in the database.
+    if isinstance(value, int):
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
@@ -56,7 +58,8 @@ def token(value: Any) -> str:
     elif isinstance(value, Decimal):
         text = _decimal(value)
     elif isinstance(value, float):
-        text = repr(value + 0.0)  # Adding 0.0 turns a negative zero into 0.0.
+        # Adding 0.0 turns a negative zero into 0.0, so that both have the same token.
+        text = repr(value + 0.0)
     elif isinstance(value, datetime) and value.utcoffset() is not None:
         text = value.astimezone(UTC).isoformat()
     elif isinstance(value, datetime | date | time):
@@ -80,7 +83,7 @@ def token(value: Any) -> str:
 def _decimal(value: Decimal) -> str:
     """Return ``value`` as text; equal numbers such as 1, 1.0 and 1E0 have the same text.
 
-    ``Decimal.normalize()`` is not used, because it would round.
+    ``Decimal.normalize()`` is not used, because it would round long numbers.
     """
     if not value.is_finite():
         return str(value)

@@ -41,7 +41,7 @@ Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
-    """The interface of a database connection, as far as :class:`TransactionMarkers` uses it."""
+    """The part of a database connection's interface that :class:`TransactionMarkers` uses."""
 
     alias: str
 
@@ -202,7 +202,7 @@ class TransactionMarkers:
 
     @property
     def is_announced(self) -> bool:
-        """Whether markers of this transaction may be on a cache server."""
+        """Whether markers (announcements of writes) of this transaction may be on a cache server."""
         return bool(self._placed)
 
     def announce(self) -> None:
@@ -238,8 +238,8 @@ class TransactionMarkers:
             line = opening(marker)
             for server, holds_objects in self._servers(update):
                 records.setdefault(server, []).append((update.guard, line))
-                # Note the marker before it is sent, so that it is closed later: even if sending
-                # fails, the server may have received it.
+                # Record the marker before it is sent, so that it is closed later in any case: even
+                # if sending fails, the server may have received the marker.
                 self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
@@ -291,8 +291,8 @@ class TransactionMarkers:
             if markers:
                 self._finish(markers)
         finally:
-            # Empty the per-request cache, because it may hold old rows that were read between the
-            # write and COMMIT.
+            # Drop entries from the per-request cache that may hold old rows, because these were
+            # read between the write and COMMIT.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:
@@ -347,8 +347,8 @@ class TransactionMarkers:
                 server.name, exc, self._connection.alias,
             )  # fmt: skip
             return False
-        # Log the error: raising it would make the committed transaction seem to have failed.
         except Exception:
+            # Log the error: raising it would make the committed transaction seem to have failed.
             logger.exception("closing markers on %s", server.name)
             return False
         try:
@@ -411,7 +411,7 @@ class Queue:
     because the parent sends the closings.
     """
 
-    MAXIMUM = 1000  # The most closings that are kept for a server.
+    MAXIMUM = 1000  # The most closings kept for one server.
     _AT_ONCE = 50
 
     def __init__(self) -> None:

@@ -225,7 +225,8 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     try:
         guard = parse(raw)
     except BrokenGuard:
-        return False  # The next reader replaces a broken guard.
+        # Leave a broken guard as it is: the next reader replaces it.
+        return False
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 

@@ -168,7 +168,8 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Also drop from the caches of enclosing blocks, which may have the written rows, too.
+    # Drop the entries also from the first-level caches of enclosing blocks, which may hold the
+    # written rows, too.
     while level is not None:
         level.forget(guard)
         level = level.outer

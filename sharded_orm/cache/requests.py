@@ -20,10 +20,12 @@ from sharded_orm.cache.repair import Sessions
 from sharded_orm.cache.stores.base import FoundEntry
 from sharded_orm.cache.values import Row
 
-#: Outcomes of a request; see :mod:`sharded_orm.cache.reader`.
+#: The possible outcomes of a request: the caller must bypass the cache, the cache lacks the result,
+#: or the cache has it.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# judge() caches the state of a scope's guards if all of them together have at most this many bytes.
+# judge() keeps the combined state of guards for the next call only if the guards have at most this
+# many bytes together.
 _LONGEST_GUARDS = 4096
 
 
@@ -58,7 +60,7 @@ class GuardState:
         self.stamp = guards.stamp(parsed[: home + 1])
         #: The revision that the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
-        #: When the youngest of the guards was created, in seconds since 1970.
+        #: The time at which the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
         #: Whether a write is under way that may concern any object and any list of the scope.
         self.is_open = any(guard.open for guard in parsed[:home])
@@ -95,7 +97,7 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
 
 
 class Format(Protocol):
-    """How the rows of a model are stored in the cache and decoded."""
+    """The format in which the rows of a model are stored in the cache, and how to decode them."""
 
     @property
     def fingerprint(self) -> str:

@@ -20,7 +20,7 @@ from sharded_orm.signals import cache_counted
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: The names of the counts, each with its meaning.
+#: The names of the counted events, each with its meaning.
 FIELDS: Mapping[str, str] = {
     "object_hits": "objects that the cache server had",
     "object_misses": "objects that it had not",

@@ -188,7 +188,8 @@ def unpack_objects(
         if crc32(raw) == _WHOLE:
             positions.append(position)
             bodies.append(raw[len(prefix) : -4])
-        rows.append(BROKEN)  # The code below replaces this value if the entry can be parsed.
+        # The entry counts as broken, unless the code below can parse it.
+        rows.append(BROKEN)
     if bodies:
         for position, row in zip(positions, _rows(bodies), strict=True):
             if row is not None and len(row) == width:
@@ -236,7 +237,8 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        return BROKEN  # All is as expected except the name: the entry was copied.
+        # The entry begins as expected, except for its name: it is a copy of another entry.
+        return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
 
@@ -258,7 +260,8 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     fields.append(letters)
     try:
         text = _dump(fields)[1:-1]
-    except ValueError:  # The row has an integer of thousands of digits.
+    except ValueError:
+        # JSON cannot hold an integer of thousands of digits, so such a row is not stored.
         return None
     if "[" in text or "]" in text:
         # These brackets are inside JSON strings, where a bracket may be written as an escape. A

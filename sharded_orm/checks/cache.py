@@ -74,7 +74,9 @@ def check_cached_models(
             continue
         cached.append(model)
         if issubclass(model, ShardedModel) and not _is_declared(model):
-            continue  # The model's declaration is wrong; the checks E001 to E003 report that.
+            # Skip the other checks: the model's shard group or shard key is declared wrongly, and
+            # the checks E001 to E003 report that.
+            continue
         messages += _unmanaged(model)
         messages += _changed_by_database(model)
         messages += _keys(model)

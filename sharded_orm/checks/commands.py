@@ -24,7 +24,7 @@ from django.core.management import (
 APP = "sharded_orm"
 
 
-@checks.register(checks.Tags.commands)  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
+@checks.register(checks.Tags.commands)  # type: ignore[attr-defined,unused-ignore]  # the type stubs lack this tag
 def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if an app that is listed before ``sharded_orm`` hides one of its commands.
 

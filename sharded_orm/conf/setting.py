@@ -1,4 +1,4 @@
-"""Read and check the ``SHARDED_ORM`` setting as a whole; collect the problems of all its parts."""
+"""Read and check the whole ``SHARDED_ORM`` setting, and collect the problems of all its parts."""
 
 from __future__ import annotations
 

@@ -164,5 +164,7 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 @cache
 def clock_of(layout: TimestampedLayout) -> TimestampClock:
-    """Return this process's maker of ids of ``layout``. All tables with such ids share it."""
+    """Return the object with which this process makes ids of ``layout``. All tables with such ids
+    share it.
+    """
     return TimestampClock(layout)

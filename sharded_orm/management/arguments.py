@@ -19,7 +19,10 @@ def positive(text: str) -> int:
 
 
 def days(text: str) -> timedelta:
-    """Return the duration that ``text`` gives as a number of days, which may have a fraction."""
+    """Return ``text``, a number of days that may have a fraction, as a duration.
+
+    :raises ArgumentTypeError: ``text`` is no such number.
+    """
     try:
         duration = timedelta(days=float(text))
     except (ValueError, OverflowError):

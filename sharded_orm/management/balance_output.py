@@ -60,7 +60,7 @@ def add_balance_options(parser: CommandParser, measures: Sequence[str], example:
 
 
 def balance_options(options: Mapping[str, Any]) -> BalanceOptions:
-    """Return the parsed options of :func:`add_balance_options`.
+    """Return the options that :func:`add_balance_options` has added and the command line has set.
 
     :raises BalanceRefused: the options contradict each other.
     """
@@ -93,7 +93,7 @@ def _hours(text: str) -> timedelta:
 
 
 def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> None:
-    """Print how full the nodes or shards are, now and after the moves."""
+    """Print how full the nodes or shards are now, and how full they will be after the moves."""
     obstacles = {obstacle.bin for obstacle in plan.obstacles}
     write_table(
         command,

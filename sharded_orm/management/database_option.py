@@ -1,4 +1,4 @@
-"""The option ``--database`` of Django's commands."""
+"""Changes the option ``--database`` of Django's commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creation of test shards as clones of a template: the base class for all kinds of databases."""
+"""The base class for creating test shards as clones of a template, for all kinds of databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creation of test shards on MySQL and MariaDB.
+"""Creates test shards on MySQL and MariaDB.
 
 The definitions and rows of the template schema are read once. Each test shard is created from them.
 """

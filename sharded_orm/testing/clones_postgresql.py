@@ -1,4 +1,4 @@
-"""Creation of test shards on PostgreSQL: each is a schema of the database of its node.
+"""Creates test shards on PostgreSQL: each test shard is a schema in the database of its node.
 
 The definitions of the template schema are read once. If the test shard is in the same database, the
 server copies the rows of the template; otherwise this process copies them with COPY.
@@ -27,7 +27,8 @@ from sharded_orm.topology.model import Shard
 # Seconds to wait for a lock that a transaction of a test may hold. Without this limit, PostgreSQL
 # would wait for ever.
 _LOCK_TIMEOUT = 50
-_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
+# PostgreSQL's limit for the length of a name, in bytes.
+_MAX_IDENTIFIER = 63
 
 # This query returns one row for each table: its name, whether it is partitioned, whether it has
 # triggers other than PostgreSQL's own, its columns, and the expressions that read the columns.
@@ -224,7 +225,7 @@ class PostgreSQLCloner(ServerCloner):
                 f" {'' if table.is_partitioned else 'ONLY '}{schema}.{table.target}"
                 for table in template.filled
             ]
-            # Send all statements in one packet: the server then runs them in one transaction.
+            # In autocommit mode, the server runs all statements of one packet in one transaction.
             cursor.execute("; ".join([*before, *copied, *after]))
             return
         self._load_rows()
@@ -266,7 +267,7 @@ class PostgreSQLCloner(ServerCloner):
 
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
         for schema in snapshot.names(cursor).intersection(schemas):
-            # Drop each schema in a transaction of its own, because dropped tables stay locked until
+            # Drop each schema in a separate transaction, because dropped tables stay locked until
             # the end of the transaction.
             cursor.execute(f"DROP SCHEMA {_quoted(schema)} CASCADE")
 

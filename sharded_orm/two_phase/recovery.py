@@ -132,7 +132,8 @@ def recover(
     before = _prepared(group, shards, failures)
     deadline = time.monotonic() + grace
     while before and time.monotonic() < deadline:
-        time.sleep(_POLL)  # Poll, because servers do not notify anybody when a branch ends.
+        # Poll, because servers do not notify anybody when a branch ends.
+        time.sleep(_POLL)
         before &= _prepared(group, shards, failures)
     return [end(prepared) for prepared in sorted(before)]
 

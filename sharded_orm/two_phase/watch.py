@@ -62,7 +62,7 @@ class BranchWatch:
         other threads return at once. Must not be called in a transaction of the group.
         """
         if self._process != identity():
-            self.__init__()  # type: ignore[misc]  # A fork has copied a lock that may be held.
+            self.__init__()  # type: ignore[misc]  # Start anew in a forked child, because a thread of the parent may have held the lock.
         if time.monotonic() < self._next or not self._lock.acquire(blocking=False):
             return
         try:

@@ -1,4 +1,4 @@
-"""The admin page that finds a shard key: on which shard its rows are, and why."""
+"""The admin page that shows on which shard the rows of a shard key are, and why."""
 
 from __future__ import annotations
 
@@ -226,7 +226,8 @@ def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
 
 
 def _move_command(location: KeyLocation, value: str) -> str:
-    """Return the command that moves the key; "" if it cannot be moved, or has no shard yet.
+    """Return the shell command that moves the key; an empty text if the key cannot be moved, or has
+    no shard yet.
 
     :param value: the key as typed.
     """

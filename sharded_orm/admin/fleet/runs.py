@@ -1,6 +1,6 @@
 """The admin pages of long operations, such as migrations.
 
-A run is one execution of an operation. The journal records all runs.
+A run is one execution of an operation. The journal, tables in the global database, records all runs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RunAdmin(FleetAdmin):
         if state in STATES:
             steps = steps.filter(state=state)
         pages = Paginator(steps, _STEPS)
-        # Tell the paginator the number of steps, which is known here. Otherwise the paginator would
+        # Give the paginator the number of steps, which is known here. Otherwise the paginator would
         # count the steps again.
         counts = context["counts"]
         pages.__dict__["count"] = counts.get(state, 0) if state in STATES else context["total"]

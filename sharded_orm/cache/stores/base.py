@@ -172,7 +172,7 @@ class CacheServer(ABC):
 
     @abstractmethod
     def counters(self, names: Sequence[str]) -> list[int]:
-        """Return the values of counters; 0 for a missing one."""
+        """Return the values of the counters ``names``; 0 for a counter that is missing."""
 
     def reset_counters(self, names: Sequence[str]) -> None:
         """Set counters to 0, by deleting them."""

@@ -133,7 +133,8 @@ class MemcachedServer(RemoteServer):
         version = flags[0][1:]
         if value or b"Z" not in flags:
             return FoundEntry(value or None, version)
-        return FoundEntry(None)  # The entry is leased to another reader.
+        # The entry is empty and leased to another reader, so it counts as missing.
+        return FoundEntry(None)
 
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
         """Check the server's answer to a write. Return whether the write was done.
@@ -211,7 +212,9 @@ class MemcachedServer(RemoteServer):
 
     def _is_stored(self, answer: _Answer) -> bool:
         if answer[0].startswith(b"SERVER_ERROR"):
-            return False  # The value is too large for this server, or the server lacks memory.
+            # The entry was not stored: its value is too large for this server, or the server lacks
+            # memory.
+            return False
         return self._expect(answer, b"HD", b"EX", b"NF", b"NS")
 
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:

@@ -41,7 +41,7 @@ class Blocks:
         self._own = _ProcessBlocks()
 
     def next(self, sequence: str) -> int:
-        """Return a new id of ``sequence``."""
+        """Return a new id of the sequence named ``sequence``."""
         own = self._own
         if own.process != identity():
             # After a fork, use neither the parent's blocks nor the parent's lock: another thread of
@@ -53,8 +53,8 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Do not hold the lock while new ids are fetched: while one caller waits for a ticket
-        # server, the other callers must be able to take ids.
+        # Do not hold the lock while new ids are fetched: otherwise the other callers could not take
+        # ids while one caller waits for a ticket server.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

@@ -66,7 +66,7 @@ class TicketGenerator(IdGenerator):
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
                 server.partner, partner.predecessor = partner, server
-        # The possible orders in which to ask the servers; item n begins with server n (counted from 0).
+        # The possible orders in which to call the servers; item n begins with server n (counted from 0).
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None

@@ -90,8 +90,8 @@ class TicketSessionPool:
         def connect() -> None:
             try:
                 future.set_result(session_type(self.alias, settings, self._slot, self._patience))
-            # Passed on to the caller's thread, where future.result() raises this error.
             except BaseException as exc:
+                # Pass the error on to the caller's thread, where future.result() raises it.
                 future.set_exception(exc)
 
         # Connect in another thread, so that the calling thread can stop waiting at the deadline.

@@ -30,7 +30,8 @@ except ImportError as exc:
         f"Ticket servers on PostgreSQL need psycopg 3 ({exc}); install sharded-orm[postgresql]."
     ) from exc
 
-_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
+# PostgreSQL's limit for the length of a name, in bytes.
+_MAX_IDENTIFIER = 63
 _BINARY = pq.Format.BINARY
 _INTEGERS = {20, 21, 23, 26}  # The oids of the types int8, int2, int4 and oid.
 #: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, because that statement may
@@ -65,8 +66,8 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # The SET statements need no time limit. They run in the thread that connects, and a caller
-        # waits for that thread only until the caller's deadline.
+        # These SET statements need no time limit, because they run in the thread that connects: a
+        # caller waits for that thread only until the caller's deadline.
         self.connection.execute(
             # If this client goes away while its statement waits for a lock, make the server end the
             # statement.

@@ -134,7 +134,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            raise  # The partner has failed, not this server.
+            # Do not record a failure of this server: it was its partner that did not answer.
+            raise
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
@@ -380,7 +381,7 @@ class TicketServer:
     # ##### Health #####
 
     def claim(self, name: str) -> bool:
-        """Whether this caller may ask the server for ids of sequence ``name`` now.
+        """Whether this caller may take ids of sequence ``name`` from the server now.
 
         False for a while after a failure. See :meth:`CircuitBreaker.claim`.
         """
@@ -432,7 +433,8 @@ class TicketServer:
     def _renewed(self, state: _State, database: Any) -> _State:
         if state.process != identity():
             _of_parents.append(state.pool)
-            # Replace the lock, which another thread of the parent may have held at the fork.
+            # This is a forked child. Replace the lock, which another thread of the parent may have
+            # held at the fork.
             self._lock = threading.Lock()
         with self._lock:
             if self._state is not state:

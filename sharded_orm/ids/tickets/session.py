@@ -1,4 +1,4 @@
-"""Sessions: connections of the id generator to a ticket server, and the requests they can make."""
+"""Sessions: the connections of the id generator to a ticket server, and the requests that they can make."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ class TicketSession(ABC):
         #: The sequences whose catalog rows were checked on this connection, keyed by name. The
         #: :class:`TicketServer` fills and reads this dict.
         self.checked: dict[str, CheckedSequence] = {}
-        # Turn the driver's errors into Django's errors, because only after those does the generator
-        # ask the next server.
+        # Turn errors of the driver into errors of Django, because the generator goes on to the next
+        # server only after Django's errors.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
@@ -150,7 +150,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
-        """Return the database ``OPTIONS`` with which the driver waits for at most ``seconds``."""
+        """Return the database ``OPTIONS`` that make the driver wait for at most ``seconds``."""
 
     def _prepare(self) -> None:
         """Set and verify the variables of the database session. Called right after connecting."""
@@ -201,9 +201,8 @@ class TicketSession(ABC):
         columns = ", ".join(map(self._wrapper.ops.quote_name, _COLUMNS))
         try:
             rows = self.execute(f"SELECT {columns} FROM {self.table}{clause}", params, deadline)
-        except (
-            Exception
-        ) as exc:  # The drivers have no common class of errors. Other errors are raised again.
+        except Exception as exc:
+            # Catch every error, because the drivers have no common base class of errors.
             if self.is_missing_table(exc):
                 return []
             raise
@@ -312,7 +311,8 @@ class TicketSession(ABC):
         try:
             if connection is not None:
                 connection.close()
-        except Exception:  # Any driver error is ignored: the connection is not used any more.
+        except Exception:
+            # Ignore any error of any driver, because this connection is not used any more.
             pass
 
 

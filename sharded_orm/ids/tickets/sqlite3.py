@@ -89,7 +89,7 @@ class SQLiteSession(TicketSession):
             try:
                 # Call execute() of the driver's connection. Only the thread that has connected may
                 # use Django's cursor, and this may be another thread.
-                return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # connection is Any
+                return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # the connection has the type Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:

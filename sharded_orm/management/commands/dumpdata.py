@@ -85,7 +85,7 @@ class Command(dumpdata.Command):
         try:
             rows = [queryset for model in selected for queryset in _rows_of(model, options)]
             shows_progress = options["output"] and options["verbosity"] and self.stdout.isatty()
-            self.stdout.ending = None  # type: ignore[assignment]  # as Django does
+            self.stdout.ending = None  # type: ignore[assignment]  # the type stubs allow no None, which Django's command sets, too
             with ExitStack() as stack:
                 stream = _open_output(options["output"], stack) or self.stdout
                 serializers.serialize(

@@ -88,7 +88,7 @@ class Command(loaddata.Command):
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)
         routed = self._alias in own or self._group is not None or shard is not None
-        self.using = None if routed else self._alias  # type: ignore[assignment]  # Django passes it on
+        self.using = None if routed else self._alias  # type: ignore[assignment]  # Django passes None on to the router
         try:
             with scoped(shard.alias) if shard is not None else nullcontext():
                 super().load_label(fixture_label)
@@ -145,7 +145,7 @@ class Command(loaddata.Command):
             self._transaction.note(obj.object, alias)
         obj.deferred_fields = deferred
         if relations or deferred:
-            self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))  # type: ignore[arg-type]  # Django only calls save_deferred_fields()
+            self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))  # type: ignore[arg-type]  # of each item, Django only calls save_deferred_fields()
         return saved
 
     @contextmanager
@@ -168,7 +168,8 @@ class Command(loaddata.Command):
             self._transaction.check_constraints()
             self._transaction.check_keys()
         except (IntegrityError, CrossKeyRelation) as exc:
-            exc.args = (f"Problem installing fixtures: {exc}",)  # As Django says it.
+            # Django's command begins its messages with the same words.
+            exc.args = (f"Problem installing fixtures: {exc}",)
             raise
         super().reset_sequences(connection, models)
 

@@ -282,7 +282,7 @@ class Command(BaseCommand):
         for alias, error in status.unreachable.items():
             self.stdout.write(self.style.ERROR(f"{alias}: unreachable: {error}"))
 
-    # ##### Settle an interrupted operation whose outcome is not known #####
+    # ##### Declare the outcome of an interrupted operation #####
 
     def _settle(self, text: str, *, as_json: bool) -> None:
         alias, _, answer = text.partition("=")

@@ -190,7 +190,7 @@ def add_move_options(parser: CommandParser) -> None:
 
 
 def move_options(options: dict[str, Any]) -> moves.MoveOptions:
-    """Return the parsed options of :func:`add_move_options`."""
+    """Return the values of the options that :func:`add_move_options` has added."""
     return moves.MoveOptions(
         max_pause=options["max_pause"] / 1000,
         rate=options["rate"],

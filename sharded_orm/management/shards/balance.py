@@ -124,7 +124,8 @@ def _apply(command: BaseCommand, balance: ShardBalance, options: dict[str, Any])
                     stopping=stopping,
                     tell=tell,
                 )
-            except MoveRefused as exc:  # Only this step was refused; earlier steps stay done.
+            except MoveRefused as exc:
+                # This step was refused, so report its shards as failed. The steps before it stay done.
                 failures = dict.fromkeys(numbers, "; ".join(exc.problems))
                 report = shard_moves.ShardMoveReport(step.group, failures=failures)
             reports.append(report)

@@ -173,7 +173,7 @@ def add_switch_options(parser: CommandParser) -> None:
 
 
 def move_options(options: dict[str, Any]) -> shard_moves.ShardMoveOptions:
-    """Return the parsed options of :func:`add_rate` and :func:`add_switch_options`."""
+    """Return the values of the options that :func:`add_rate` and :func:`add_switch_options` have added."""
     return shard_moves.ShardMoveOptions(
         patience=options["patience"], rate=options.get("rate"), keep=options["keep"]
     )

@@ -33,7 +33,8 @@ class Create(Action):
         shards = [shard for part in selection_of(options) for shard in part.shards]
 
         progress = ShardProgress(command, options["verbosity"])
-        lock = threading.Lock()  # create() calls report() in several threads.
+        # create() calls report() in several threads, so report() needs a lock.
+        lock = threading.Lock()
 
         def report(shard: Shard, is_new: bool) -> None:
             with lock:

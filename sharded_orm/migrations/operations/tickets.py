@@ -85,7 +85,8 @@ def _refuse_locked_file(connection: Any) -> None:
 
     :raises NotSupportedError: ``connection`` is in such a transaction.
     """
-    mode = getattr(connection, "transaction_mode", None)  # Only SQLite's connections have it.
+    # Only connections to SQLite have the attribute transaction_mode.
+    mode = getattr(connection, "transaction_mode", None)
     if mode in (None, "DEFERRED"):
         return
     if connection.in_atomic_block:

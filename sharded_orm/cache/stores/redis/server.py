@@ -177,7 +177,9 @@ class RedisServer(RemoteServer):
         elif connection.password:
             credentials = (connection.username or "default", connection.password)
             if not connection.username:
-                credentials = credentials[1:]  # Redis before 6.0 takes a password only.
+                # Without a user name, send only the password, because Redis before 6.0 does not
+                # accept a user name.
+                credentials = credentials[1:]
         else:
             credentials = ()
         if credentials:
@@ -329,7 +331,8 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # NX: set the placeholder only if no other reader has set one meanwhile.
+                # With the option NX, the placeholder is set only if no other reader has set one
+                # meanwhile.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((_COMPARE_AND_SET, name, value, token, seconds))
@@ -374,7 +377,8 @@ class RedisServer(RemoteServer):
         for created, size, prolonged in zip(
             replies[::3], replies[1::3], replies[2::3], strict=True
         ):
-            if created is not None:  # The reply is None if the guard existed already.
+            # The reply to SET … NX is None if the guard existed already.
+            if created is not None:
                 self._checked(created, bytes)
             self._checked(prolonged, int)
             # If the guard vanished between SET and APPEND, APPEND has created an entry without the
@@ -434,7 +438,7 @@ class RedisServer(RemoteServer):
 
     def reset_counters(self, names: Sequence[str]) -> None:
         if names:
-            # finish() would add the incarnation to the names. See counters().
+            # Do not call finish(), which would put the incarnation before the names; see counters().
             (reply,) = self._pipeline([(b"UNLINK", *(name.encode("ascii") for name in names))])
             self._checked(reply, int)
 
