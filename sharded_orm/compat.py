@@ -1,8 +1,8 @@
-"""What differs between the versions of Django that the package supports: 5.2, 6.0 and 6.1.
+"""The differences between the versions of Django that the package supports: 5.2, 6.0 and 6.1.
 
 No other module compares a version. The rest of the package is written for the newest version. If an
-older version lacks something, this module replaces it in the form of the newest version, or does
-without it.
+older version lacks a feature, this module provides a replacement with the interface of the newest
+version, or works without the feature.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     """
     if not _HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
-    # Django's function warns if the model overrides from_db() without an argument for the fetch
-    # mode.
+
+    # Use Django's private function, because it warns if the model overrides from_db() without the
+    # argument for the fetch mode.
     from django.db.models import query
 
     return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function

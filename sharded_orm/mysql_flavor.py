@@ -44,9 +44,12 @@ class MySQLFlavor:
 
     @classmethod
     def of(cls, connection: Any) -> MySQLFlavor:
-        """Return the flavor of the server of ``connection``, which is Django's or derived from Django's.
+        """Return the flavor of the server to which ``connection`` leads.
 
-        The first call for a connection may ask the server for its version.
+        The first call for a connection may query the server's version.
+
+        :param connection: a connection object of Django's MySQL backend, or of a backend derived
+            from it.
         """
         return MARIADB if connection.mysql_is_mariadb else MYSQL
 

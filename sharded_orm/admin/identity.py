@@ -178,7 +178,7 @@ def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
 
 
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
-    """Return the parts of an object id that :func:`object_id` has returned.
+    """Return the parts of the object id ``text``, which :func:`object_id` has made.
 
     :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
         shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.

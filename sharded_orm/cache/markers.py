@@ -63,7 +63,8 @@ class TouchedRows:
         #: all rows of the scope. New rows are left out, because they cannot be cached yet.
         self.pks: set[str] | None = set()
         #: The scopes of all values of the isolate key that the rows had before or after the writes.
-        #: Each is keyed by the token of its value, which is the value as text in names of entries.
+        #: Each scope is keyed by the token of the value: the value as it is written in names of
+        #: entries.
         self.isolates: dict[str, Scope] = {}
         #: Whether the write may concern every value of the isolate key. This is so if ``isolates``
         #: may be incomplete, or if it has more than MAX_LISTED items.

@@ -24,7 +24,8 @@ import hashlib
 
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 
-_MAX_IDENTIFIER = 63  # PostgreSQL's limit for the length of a name, in bytes
+# PostgreSQL's limit for the length of a name, in bytes.
+_MAX_IDENTIFIER = 63
 #: First half of the key of an advisory lock; the second half is the oid of an SQL sequence. Only
 #: the session that holds the lock may advance this SQL sequence.
 _LOCK = 0x5348_4F52

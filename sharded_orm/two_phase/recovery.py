@@ -38,6 +38,7 @@ GRACE: Final = 2.0
 #: Seconds after which a stored decision is deleted, if no branch needs it.
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
+
 # The most decisions that one statement deletes, and the most decisions of one shard that a call of
 # forget_decisions() deletes.
 _BATCH = 500

@@ -35,6 +35,7 @@ STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
 )  # fmt: skip
+
 #: Kinds of runs whose work is not divided into steps.
 _WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND)
 _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)

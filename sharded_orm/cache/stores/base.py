@@ -55,7 +55,7 @@ class CacheEntry(NamedTuple):
 
 
 class CacheServer(ABC):
-    """One cache server. Thread-safe; survives a fork.
+    """One cache server. Thread-safe; forked children may use the object, too.
 
     A call costs one round trip, except where a method says otherwise, or if hundreds of names
     are read at once.

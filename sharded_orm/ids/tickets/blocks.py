@@ -27,12 +27,13 @@ class _ProcessBlocks:
 
 
 class Blocks:
-    """A stock of ids: takes blocks of ``size`` ids, hands out single ids. Thread-safe, fork-safe.
+    """A stock of ids. It takes blocks of ``size`` ids from a ticket server, and hands out single ids.
 
-    :param fetch: called with the name of a sequence and a number of ids; takes that number of ids from
-        a ticket server and returns them.
+    Thread-safe and fork-safe. Every ``size``-th id costs one round trip. Ids that are left when the
+    process ends are lost.
 
-    Every ``size``-th id costs one round trip. Ids that are left when the process ends are lost.
+    :param fetch: called with the name of a sequence and a number of ids; takes that number of ids
+        from a ticket server and returns them.
     """
 
     def __init__(self, size: int, fetch: Callable[[str, int], Sequence[int]]) -> None:

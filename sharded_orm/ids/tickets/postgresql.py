@@ -33,7 +33,8 @@ except ImportError as exc:
 # PostgreSQL's limit for the length of a name, in bytes.
 _MAX_IDENTIFIER = 63
 _BINARY = pq.Format.BINARY
-_INTEGERS = {20, 21, 23, 26}  # The oids of the types int8, int2, int4 and oid.
+# The oids of the types int8, int2, int4 and oid.
+_INTEGERS = {20, 21, 23, 26}
 #: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, because that statement may
 #: fail if two processes run it at once. If another application uses the same key, this process only
 #: waits for that application.
