@@ -41,20 +41,21 @@ def add_balance_options(parser: CommandParser, measures: Sequence[str], example:
         type=_part,
         default=THRESHOLD,
         metavar="PERCENT",
-        help="Leave what has at most this much more than its share. Default: 10",
+        help="Take nothing away from a node or shard that has at most this much more than its share."
+        " Default: 10",
     )
     parser.add_argument(
         "--goal",
         type=_part,
         metavar="PERCENT",
-        help="Move until nothing has more than this above its share. Default: the threshold",
+        help="Move until no node or shard has more than this above its share. Default: the threshold",
     )
     parser.add_argument(
         "--cool-down",
         type=_hours,
         default=COOL_DOWN,
         metavar="HOURS",
-        help="Leave where it is what has moved in this time. Default: 24",
+        help="Leave a shard or key in place for this long after it has moved. Default: 24",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 

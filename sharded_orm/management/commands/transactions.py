@@ -38,12 +38,12 @@ class Recover(Action):
             type=_seconds,
             default=recovery.GRACE,
             metavar="SECONDS",
-            help="Leave branches alone that were prepared more recently. Default: %(default)s",
+            help="End only branches that were prepared longer ago than this. Default: %(default)s",
         )
         parser.add_argument(
             "--keep-decisions",
             action="store_true",
-            help="Delete no old decisions, which takes a statement for each shard.",
+            help="Do not delete old decisions: deleting takes a statement for each shard.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
