@@ -412,7 +412,8 @@ class Queue:
     because the parent sends the closings.
     """
 
-    MAXIMUM = 1000  # The most closings kept for one server.
+    # The most closings (of markers) that the queue keeps for one cache server.
+    MAXIMUM = 1000
     _AT_ONCE = 50
 
     def __init__(self) -> None:

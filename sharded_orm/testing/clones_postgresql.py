@@ -225,7 +225,8 @@ class PostgreSQLCloner(ServerCloner):
                 f" {'' if table.is_partitioned else 'ONLY '}{schema}.{table.target}"
                 for table in template.filled
             ]
-            # In autocommit mode, the server runs all statements of one packet in one transaction.
+            # Send all statements in one packet, because the server runs the statements of a packet
+            # in one transaction.
             cursor.execute("; ".join([*before, *copied, *after]))
             return
         self._load_rows()
