@@ -88,8 +88,9 @@ class PackedLayout(_Layout):
 
     @property
     def shard_shift(self) -> int:
-        """The number of bits of an id to the right of the shard number: the ``SHIFT`` option of the
-        embedded strategy.
+        """The number of bits below the shard number in an id.
+
+        This is the ``SHIFT`` option of the embedded strategy, which reads the shard number from ids.
         """
         return self.type_bits + self.local_bits
 
@@ -200,8 +201,9 @@ class TimestampedLayout(_Layout):
 
     @property
     def shard_shift(self) -> int:
-        """The number of bits of an id to the right of the shard number: the ``SHIFT`` option of the
-        embedded strategy.
+        """The number of bits below the shard number in an id.
+
+        This is the ``SHIFT`` option of the embedded strategy, which reads the shard number from ids.
         """
         return self.sequence_bits
 
