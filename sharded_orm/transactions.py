@@ -132,8 +132,8 @@ class _AtomicOnKey(transaction.Atomic):
         self._group, self._find, self._durable = group, find, durable
 
     def _recreate_cm(self) -> _AtomicOnKey:
-        # Overrides Atomic._recreate_cm, which contextlib.ContextDecorator calls for each call of
-        # the decorated function.
+        # The base class contextlib.ContextDecorator calls this method for each call of the
+        # decorated function.
         return _AtomicOnKey(self._group, self._find, self.savepoint, self._durable)
 
     def __enter__(self) -> None:

@@ -36,8 +36,8 @@ class TwoPhaseAtomic(transaction.Atomic):
         self._makers: list[bool] = []
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
-        # Overrides Atomic._recreate_cm, which contextlib.ContextDecorator calls for each call of
-        # the decorated function.
+        # The base class contextlib.ContextDecorator calls this method for each call of the
+        # decorated function.
         return TwoPhaseAtomic(self._group, self._find, self.savepoint, self._durable)
 
     def __enter__(self) -> None:
