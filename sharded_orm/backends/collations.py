@@ -25,11 +25,11 @@ class TextEquality(NamedTuple):
 class Collations:
     """The collations of one kind of database. The base class serves for unknown kinds."""
 
-    #: The collation to declare for a field by which a cached model is looked up. The collation may
-    #: ignore spaces at the end of a text, because the cache can ignore them, too.
+    #: The collation to declare for a field by which a cached model is looked up. It may ignore trailing
+    #: spaces, because the cache can ignore them, too.
     exact_for_cache = "C"
-    #: The collation to declare for a shard key. The collation must not ignore spaces at the end of
-    #: a text, because the router does not ignore them.
+    #: The collation to declare for a shard key. It must not ignore trailing spaces, because the router
+    #: does not ignore them.
     exact_for_shard_key = "C"
     #: The end of a hint that explains how to declare a shard key: the alternatives to
     #: ``ExactCharField``.
@@ -82,7 +82,7 @@ class SQLiteCollations(Collations):
 
 
 class MySQLCollations(Collations):
-    """The collations of MySQL and MariaDB."""
+    """The exact collations of MySQL and MariaDB, and which texts other collations treat as equal."""
 
     exact_for_cache = "utf8mb4_bin"
     exact_for_shard_key = MARIADB.exact_collation

@@ -39,8 +39,8 @@ class OperationsMixin(BaseDatabaseOperations):
     def set_counter_sql(self, table: str, column: str, following: str) -> str:
         """Return an SQL statement with which an operator sets the counter of ``table``.
 
-        :param column: the column that the counter fills.
-        :param following: the number that the next row gets.
+        :param column: the column whose ids the counter generates.
+        :param following: the id that the next row gets.
         """
         raise NotImplementedError
 

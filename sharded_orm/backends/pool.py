@@ -1,7 +1,7 @@
 """Pools of physical sessions (server connections): one pool per node and process, for any driver.
 
-A pool promises that a session has one user at a time, that a session is alive and clean when it is
-leased, and that a forked child process never uses a session of its parent.
+A pool guarantees that a session has one user at a time, that a session is alive and without state when
+it is leased, and that a forked child process never uses a session of its parent.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class SessionPool(Generic[S]):
         return self._open()
 
     def lease_new(self) -> S:
-        """Lease a new session: open one even if the pool has idle sessions."""
+        """Lease a new session, even if the pool has idle sessions."""
         return self._open()
 
     def take(self, session: S) -> bool:

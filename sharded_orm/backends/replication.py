@@ -87,7 +87,7 @@ class ReplicationStatus:
 
 @dataclass(frozen=True)
 class ReplicationLink:
-    """A server's replication connection to its source."""
+    """A replication connection by which a server receives changes from its source."""
 
     name: str
     host: str
@@ -137,7 +137,7 @@ class ReplicationServer(ABC):
     replica_takes_writes: ClassVar[bool] = True
 
     name: str
-    #: An object of Django's own backend for this kind of server.
+    #: A connection object of Django's own backend for this kind of server.
     _connection: Any
 
     @abstractmethod
@@ -209,7 +209,7 @@ class ReplicationServer(ABC):
         privilege XA_RECOVER_ADMIN.
         """
 
-    # ##### Reasons against a promotion, as sentences without a full stop #####
+    # ##### Reasons against a promotion: sentences without a full stop #####
 
     @abstractmethod
     def privilege_problems(self, task: Task) -> Iterator[str]:

@@ -318,7 +318,10 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def _delete_batch(self, side: str, number: int) -> int:
-        """Delete at most :data:`DELETED` rows of a copy. Return how many were deleted."""
+        """Delete at most :data:`DELETED` rows of a copy from the side table ``side``.
+
+        Return how many rows were deleted.
+        """
 
     @abstractmethod
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...

@@ -51,7 +51,8 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return a copy of the snapshot ``known`` with the current definitions of ``tables``.
+        """Return a copy of ``known``, the definitions of a schema, with the current definitions of
+        ``tables``.
 
         The copy has every table that now exists in this alias's schema. A new table that is not in
         ``tables`` may get "" as its definition. Everything else is copied from ``known``: triggers,

@@ -1,4 +1,4 @@
-"""The definitions of a schema, as a value that can be compared and fingerprinted.
+"""The definitions of a schema, as a value that can be compared with others.
 
 This module sends no queries. A backend's ``schema_snapshot`` reads the value from a schema, and its
 ``build_schema`` creates a schema from such a value.
@@ -53,7 +53,7 @@ class SchemaSnapshot:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the definitions in hex. It does not depend on the order of tables, columns and keys."""
+        """SHA-256 of the definitions, in hex. The order of tables, columns and keys does not change it."""
         digest = hashlib.sha256(self.defaults.encode())
         for name in sorted(self.definitions):
             head, elements, tail = _in_any_order(self.definitions[name])
@@ -62,7 +62,7 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether both snapshots have the same fingerprint, but without computing fingerprints."""
+        """Whether both schemas have the same fingerprint. Computes no fingerprints, so it is cheap."""
         return self.changed_tables(other) == []
 
     @cached_property
@@ -181,14 +181,14 @@ def _split(definition: str) -> tuple[str, list[str], str]:
     """
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # In the statement that MySQL or MariaDB shows, each column or key has its own line, and line
-    # ends inside names or values are escaped. So the statement can be split at its line ends.
+    # MySQL and MariaDB show each column or key on a line of its own, and escape line ends inside names
+    # or values. So the statement can be split at its line ends.
     head, lines, remainder = definition.partition("(\n  ")
     if lines:
         body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
-    # SQLite shows the CREATE TABLE statement as it was sent, with any white space. So it cannot be
-    # split at its line ends, and is split at its commas.
+    # SQLite shows the CREATE TABLE statement as it was sent, with any white space. So it must be split
+    # at its commas.
     head, _, remainder = definition.partition("(")
     elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()

@@ -69,7 +69,7 @@ class KeyGuard(Protocol):
         """
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """Raise an error if ``query`` inserts a row whose shard key would be truncated.
+        """Raise an error if ``query`` inserts a row whose text shard key would be truncated.
 
         Called after :meth:`check` for the table of ``query``.
         """
@@ -88,14 +88,16 @@ def provide_guard(guard: KeyGuard) -> None:
 
 
 def check(connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-    """Call the :meth:`KeyGuard.check` of the app's guard. Does nothing if the app has not provided one."""
+    """Call :meth:`KeyGuard.check` of the object that the app has provided. Does nothing if there is
+    none.
+    """
     if _guard is not None:
         _guard.check(connection, shards, tables)
 
 
 def check_rows(shard: Shard, query: Any) -> None:
-    """Call :meth:`KeyGuard.check_rows` of the app's guard. Does nothing if the app has not provided
-    one.
+    """Call :meth:`KeyGuard.check_rows` of the object that the app has provided. Does nothing if there
+    is none.
     """
     if _guard is not None:
         _guard.check_rows(shard, query)

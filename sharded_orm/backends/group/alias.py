@@ -52,8 +52,8 @@ class GroupAliasMixin(GroupTransactions):
         bound = features_of(engine).max_idle_aliases
         if bound is not None and limit is not None:
             limit = min(limit, bound)
-        # While tests run, there is no limit: tests patch connection objects and capture their queries,
-        # so no connection object may be dropped.
+        # While tests run, keep all connection objects. Tests patch them and capture their queries, so
+        # none may be dropped.
         self.shards = ShardConnections(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
@@ -70,9 +70,9 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def server(self) -> BaseDatabaseWrapper:
-        """A connection object of one node of the group, for questions about the server.
+        """A connection object of one node of the group, for queries about the server.
 
-        It has no shard's database as its current database. It connects at its first query.
+        It connects to no shard's database, and only at its first query.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()

@@ -16,7 +16,7 @@ from sharded_orm.topology.model import Shard
 
 
 class GroupMember(Protocol):
-    """The connection object of one shard, as its group sees it."""
+    """The connection object of one shard, as the connection object of its group uses it."""
 
     alias: str
     connection: Any
@@ -47,7 +47,7 @@ class GroupMember(Protocol):
         """Whether this shard commits when the group's outermost atomic block ends."""
 
     def announce_commit(self) -> None:
-        """Announce the transaction's writes to the cache. Called immediately before COMMIT."""
+        """Announce to the cache that the transaction's writes are about to be committed."""
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
         """End the atomic blocks that this shard has opened for levels of its group.

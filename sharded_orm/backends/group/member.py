@@ -46,7 +46,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # Number of the topology (a version of the settings) that settings_dict comes from; None for an
+    # Number of the topology (a version of the settings) from which settings_dict comes; None for an
     # alias whose settings come from DATABASES only.
     _generation: int | None = None
     # Whether queries are kept out of the query log now, because the transaction of a TestCase is being
@@ -116,7 +116,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _is_clean(self) -> bool:
         return self.autocommit == self.settings_dict["AUTOCOMMIT"] and self.is_idle()
 
-    # ##### Hot path: every statement passes here #####
+    # ##### Hot path: code that runs for every statement #####
 
     def _cursor(self, name: str | None = None) -> Any:
         if self._generation != relocation.generation and self._generation is not None:
@@ -459,7 +459,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            self.run_on_commit = []  # The group has these functions, and runs them.
+            self.run_on_commit = []  # The group has these functions, and will run them.
             return
         if self.run_on_commit:
             # Django calls the functions inside set_autocommit(), where the transaction has already

@@ -80,7 +80,10 @@ _lookup: TopologyLookup | None = None
 
 
 def provide_lookup(lookup: TopologyLookup) -> None:
-    """Provide the functions that look the topology up. The package's Django app does so."""
+    """Provide the functions by which this process looks up the topology, the map of shards to nodes.
+
+    The package's Django app calls this function.
+    """
     global _lookup
     _lookup = lookup
 

@@ -102,9 +102,9 @@ def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
 
 
 def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
-    """Return the settings that the topology in use has for ``wrapper``. Usable from any thread.
+    """Return the settings that the topology in use has for the connection object ``wrapper``.
 
-    Return None if that topology does not have the wrapper's shard.
+    Return None if that topology lacks the wrapper's shard. Usable from any thread.
     """
     try:
         settings: dict[str, Any] = connections.settings[wrapper.topology_alias]
@@ -116,14 +116,14 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether ``settings`` and ``other`` name the same database, with the same options."""
+    """Whether ``settings`` and ``other`` connect to the same database, with the same options."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }
 
 
 def must_stay(wrapper: GroupMember) -> bool:
-    """Whether ``wrapper`` has something that must end on its present node.
+    """Whether the connection object ``wrapper`` has something that must end on its present node.
 
     That is a transaction, ``on_commit`` functions that wait for the end of a transaction, or session
     state.

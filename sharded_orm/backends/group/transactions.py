@@ -32,8 +32,8 @@ class Level:
     """An open block of a group's transaction: the outermost block (``sid`` is None), or a savepoint."""
 
     sid: str | None = None
-    # Whether some shards had released this savepoint when another shard failed to release it. If
-    # so, the group cannot roll back to the savepoint.
+    # Whether some shards had released this savepoint when another shard failed to release it. If so,
+    # the group cannot roll back to the savepoint any more.
     half_released: bool = False
 
 
@@ -304,7 +304,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### on_commit #####
 
     def add_hook(self, wrapper: GroupMember, hook: Any) -> None:
-        """Take over a function that was registered with ``on_commit`` on a shard.
+        """Take over a function that was registered with ``on_commit`` on a shard, to run it later.
 
         :param wrapper: the shard's connection object.
         :param hook: the function's entry in the shard's ``run_on_commit``.

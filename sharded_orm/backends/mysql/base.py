@@ -73,7 +73,7 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
         """Return a virtual connection, after a check that the node answers.
 
-        The check does not tell whether the schema exists.
+        The check does not show whether the schema exists.
         """
         pool = self._node_pool = self._pool_for(conn_params)
         schema = conn_params.get("database") or conn_params.get("db") or None
@@ -81,8 +81,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             if schema is not None:
                 pool.prepare()
             connection = VirtualConnection(pool, schema, self.alias, leased)
-        # The reference is weak: with a reference cycle, a connection object that is dropped would
-        # return its session only at the next garbage collection.
+        # Refer to the method weakly. With a reference cycle, a dropped connection object would return
+        # its session only at the next garbage collection.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
 
@@ -122,7 +122,7 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     @cached_property
     def mysql_server_data(self) -> dict[str, Any]:
-        """Facts about the server that Django's features need. They cost one query per node and process."""
+        """Facts about the server that Django's features need. One query per node and process."""
         with self.wrap_database_errors:
             return self.node_pool.server_data()
 

@@ -157,7 +157,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self._end(b"ROLLBACK")
 
     def close(self) -> None:
-        """Close this connection. A clean session goes back to the pool; any other session is closed.
+        """Close this connection. A session without state is returned to the pool; any other session is
+        closed.
 
         Further calls do nothing.
         """
@@ -269,7 +270,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self.mode = SessionMode.HELD
         self.settle()
 
-    # --- How long a session is kept ---------------------------------------------------
+    # --- How long the connection keeps a session ------------------------------------------
 
     def pin(self, reason: str) -> NodeSession:
         """Keep one session until close(), as Django's own backend does. Return the session.
@@ -413,8 +414,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             try:
                 self.transaction.end(session.run, how)
             except BaseException as exc:
-                # If the server refuses COMMIT, the transaction stays open, and Django rolls it back
-                # next. After any other error, the state of the session is unclear.
+                # If the server refuses COMMIT, the transaction stays open, and Django then rolls it
+                # back. After any other error, the state of the session is unknown.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise

@@ -74,8 +74,8 @@ class LeaseMixin(BaseCursor):
     _rows: Any = None
     # The session that runs a statement of this cursor or has unread results of it, or None.
     _session: NodeSession | None = None
-    # The weak reference to this cursor in connection.open_cursors. None if this cursor has no
-    # unread results, or has them on a session that the connection holds.
+    # The weak reference to this cursor in connection.open_cursors. It is None if the cursor has no
+    # unread results, or if the connection holds the session that has them.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements while executemany() runs; None at other times.
     _kind: StatementKind | None = None
@@ -289,7 +289,7 @@ class LeaseMixin(BaseCursor):
         self._executed = query.encode() if isinstance(query, str) else query
         return 0
 
-    # --- Results that are not read yet ----------------------------------------------------
+    # --- Unread results -------------------------------------------------------------------
 
     def _register_pending(self, connection: VirtualConnection, session: NodeSession) -> None:
         self._session = session
@@ -434,7 +434,7 @@ class LeaseMixin(BaseCursor):
         return self.rowcount
 
     def mogrify(self, query: Any, args: Any = None) -> str:
-        """Return the statement as it would be sent: with the parameters filled in."""
+        """Return the statement with its parameters filled in, as it would be sent."""
         with self._encoder() as session:
             statement: str = session.bind(query, args).decode(session.raw.encoding)
         return statement
@@ -487,7 +487,7 @@ class LeasedCursor(LeaseMixin, Cursor):
 
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """Return a cursor class that leases its sessions from a pool: a subclass of ``cursorclass``.
+    """Return a subclass of ``cursorclass`` that leases its sessions from a pool.
 
     :param cursorclass: a cursor class of the driver.
     """

@@ -1,6 +1,6 @@
 """Django's introspection of MySQL, restricted to the current schema.
 
-A node has many schemas, and Django's query for constraints would look into all of them.
+A node has many schemas, and Django's query for constraints would read the tables of all of them.
 """
 
 from __future__ import annotations

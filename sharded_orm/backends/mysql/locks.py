@@ -6,7 +6,7 @@ from hashlib import md5
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-_MAX_LENGTH = 64  # the most characters of a lock's name on MySQL
+_MAX_LENGTH = 64  # the largest number of characters in a lock's name on MySQL
 
 
 def take(session: NodeSession, schema: str, seconds: float) -> bool:

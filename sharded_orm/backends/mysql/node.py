@@ -11,8 +11,8 @@ from sharded_orm.backends.mysql.session import NodeSession, connect
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
 from sharded_orm.backends.signals import session_opened
 
-# The query for facts about the server, as in django.db.backends.mysql.base.DatabaseWrapper. It runs
-# once per node and process.
+# The query for facts about the server, copied from django.db.backends.mysql.base.DatabaseWrapper. It
+# runs once per node and process.
 _SERVER_QUERY = b"""
     SELECT VERSION(), @@sql_mode, @@default_storage_engine, @@sql_auto_is_null,
            @@lower_case_table_names,

@@ -68,7 +68,7 @@ class _NodeCursorMixin(BaseCursor):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        # Detach the cursor. Do not call Cursor.close(), which would read all remaining results.
+        # Do not call Cursor.close(), which would read all remaining results.
         self.connection = None
         if session is None:
             return

@@ -90,8 +90,7 @@ class MySQLReplicationLink(ReplicationLink):
     connecting: bool
     uses_gtid: bool
     delay: int
-    #: Settings that exclude events from replication, as name -> value. Settings without a value are left
-    #: out.
+    #: Settings that exclude events from replication, as name -> value. Empty settings are left out.
     filters: Mapping[str, str]
 
     @property
@@ -185,7 +184,8 @@ class MySQLReplicationServer(ReplicationServer):
     def replicates_from(self, source: Self) -> bool:
         """Whether the server has a replication connection to the server of ``source``.
 
-        :raises django.db.OperationalError: a connection runs, and the account lacks ``SLAVE MONITOR``.
+        :raises django.db.OperationalError: the server replicates, and the account lacks ``SLAVE
+            MONITOR``, so it cannot see from which server.
         """
         try:
             return self.link_from(source) is not None
@@ -223,7 +223,7 @@ class MySQLReplicationServer(ReplicationServer):
     def _log_filters(self) -> dict[str, str]:
         """Return the settings that exclude events from the binary log, as name -> value.
 
-        Settings without a value are left out. Needs the privilege ``BINLOG MONITOR``.
+        Empty settings are left out. Needs the privilege ``BINLOG MONITOR``.
         """
         rows = self._rows("SHOW MASTER STATUS")
         names = ("Binlog_Do_DB", "Binlog_Ignore_DB")
@@ -358,8 +358,8 @@ class MySQLReplicationServer(ReplicationServer):
         self._rows(f"RESET SLAVE {self._connection_name(link)} ALL")
 
     def _connection_name(self, link: str) -> str:
-        # In MariaDB's grammar, the connection's name must be a string literal. Parameters and
-        # quoted names are not allowed.
+        # The connection's name must be a string literal. MariaDB's grammar allows neither a parameter
+        # nor a quoted name.
         return str(self._connection.connection.literal(link).decode())
 
     # ##### Positions and errors #####

@@ -33,8 +33,8 @@ _RECORDS = "django_migrations"
 # Error codes for a schema or table that does not exist, or that the account is not allowed to see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# _AUTO_INCREMENT and _DEFINER match what is removed from definitions: a table's counter, and the
-# account that created a view, trigger or routine.
+# Patterns of what is removed from definitions: _AUTO_INCREMENT matches a table's counter, and _DEFINER
+# the account that created a view, trigger or routine.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
@@ -43,8 +43,8 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # Read the schema's character set and collation from information_schema. The session's variables
-    # may still have the values of a dropped schema of the same name.
+    # Read the schema's character set and collation from information_schema. The session's variables may
+    # still have the values of a schema of the same name that was dropped.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
@@ -213,8 +213,7 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # This query compares the table's name with a constant, so the server need not open any table to
-    # answer it.
+    # Compare the table's name with a constant, so that the server need not open any table.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )

@@ -1,4 +1,4 @@
-"""The state of a transaction on the server, and its statements that have not been sent yet."""
+"""The state of a transaction on the server, and its deferred statements, which are not sent yet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class ServerTransaction:
         #: Whether the transaction is part of a two-phase commit, and so refuses statements that commit
         #: implicitly or leave state in the session.
         self.is_prepared = False
-        #: Whether statements are refused that commit implicitly or leave state in the session.
+        #: Whether the transaction refuses statements that commit implicitly or leave state in the
+        #: session, as a part of a two-phase commit does.
         self.plain_only = False
         #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []

@@ -67,7 +67,7 @@ _REFUSED_OPTIONS = {
 }
 
 
-# The first words of statements that change rows only.
+# The first words of statements that change rows and never the schema.
 _ROW_WORDS = frozenset(("INSERT", "UPDATE", "DELETE", "WITH", "MERGE"))
 
 
@@ -125,7 +125,7 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_new_connection(self, conn_params: dict[str, Any]) -> PostgreSQLConnection:
         """Return a virtual connection, after a check that the node answers.
 
-        The check does not tell whether the schema exists.
+        The check does not show whether the schema exists.
         """
         self.isolation_level = IsolationLevel.READ_COMMITTED
         level = self.settings_dict["OPTIONS"].get("isolation_level")

@@ -29,7 +29,7 @@ PASSES: Final = "sharded_orm.passes"
 #: The sequence whose number is the id of the last transaction that has added a fence, a row that makes
 #: the triggers refuse writes of a key.
 EPOCH: Final = f"{OWN_PREFIX}epoch"
-#: The event of the trigger that refuses TRUNCATE.
+#: The event for which a trigger refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"
 
 # Settings on which the text of some types depends, as setting -> the value that the triggers use, and
@@ -112,7 +112,7 @@ def trigger_statements(
 
 
 def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iterator[str]:
-    """Yield the statements that create the trigger which refuses to truncate a table."""
+    """Yield the SQL statements that create a trigger which refuses TRUNCATE of a table."""
     function, name = quote(f"{OWN_PREFIX}truncate"), quote(trigger_name(table.name, TRUNCATE))
     yield (
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $sharded_orm$"

@@ -379,8 +379,8 @@ def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
 
     Costs two queries, or one if the schema is empty.
 
-    :param cursor: a cursor whose search path begins with ``schema``. Then the server writes the names
-        of the schema's objects without the schema.
+    :param cursor: a cursor whose search path begins with ``schema``, so that the server returns names
+        without the schema.
     :raises django.db.Error: the schema does not exist (SQLSTATE 3F000).
     """
     cursor.execute(_LIST, {"schema": schema})

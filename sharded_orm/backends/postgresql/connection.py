@@ -190,7 +190,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self._end("rollback")
 
     def close(self) -> None:
-        """Close this connection. A clean session goes back to the pool; any other session is closed.
+        """Close this connection. A session without state is returned to the pool; any other session is
+        closed.
 
         Further calls do nothing.
         """
@@ -207,10 +208,11 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Check that the held session can run a statement or, if none is held, that one can be leased.
+        """Check that the held session can run a statement or, if none is held, that a session can be
+        leased.
 
-        :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled back, or
-            no session can be leased.
+        :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled back,
+            or no session can be leased.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -383,7 +385,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
 
 def _driver_setting(name: str) -> property:
-    """Return the attribute ``name`` of the driver's connections, which can be read but not set."""
+    """Return a read-only property for the attribute ``name`` of the driver's connections."""
 
     def read(connection: PostgreSQLConnection) -> Any:
         return connection._isolation_level if name == "isolation_level" else None

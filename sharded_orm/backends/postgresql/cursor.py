@@ -48,8 +48,8 @@ _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT
 _SAVEPOINT, _RELEASE = PostgreSQLKind.SAVEPOINT, PostgreSQLKind.RELEASE
 _FREE = SessionMode.FREE
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
-# The number of the advisory lock around CREATE EXTENSION. Two sessions must not create the same
-# extension in one database at the same time.
+# The number of the advisory lock that is held during CREATE EXTENSION. Two sessions must not create the
+# same extension in one database at the same time.
 _EXTENSION_LOCK = 0x5348_4152_4445_4458
 _EXTENSION = re.compile(
     r"CREATE\s+EXTENSION\s+(?:IF\s+NOT\s+EXISTS\s+)?(\"(?:[^\"]|\"\")+\"|[\w$]+)", re.IGNORECASE
@@ -201,7 +201,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         params: Any,
         options: dict[str, Any],
     ) -> None:
-        """Run a statement that is more than a plain read or write."""
+        """Run a statement that is neither a plain read nor a plain write."""
         in_transaction = not connection.autocommitted
         more: Sequence[bytes] = ()
         if kind <= _RELEASE:
@@ -276,7 +276,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def _send(
         self, session: PostgreSQLNodeSession, query: Any, params: Any, options: dict[str, Any]
     ) -> None:
-        """Run ``query`` on ``session``, with the statements ``_prefix`` in the same packet."""
+        """Run ``query`` on ``session``, with the prefix statements in the same packet."""
         self._conn, self._pgconn = session.raw, session.pgconn
         # Make the driver create new converters. For the same query as before, it would use the old
         # ones, which refer to the session of the earlier statement.
@@ -441,7 +441,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             yield from super().stream(query, params, **options)
 
     def mogrify(self, query: Any, params: Any = None) -> str:
-        """Return the statement as it would be sent: with the parameters filled in."""
+        """Return the statement with its parameters filled in, as it would be sent."""
         text: str = psycopg.ClientCursor(cast(Any, self._owner)).mogrify(query, params)
         return text
 

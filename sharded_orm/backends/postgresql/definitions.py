@@ -16,7 +16,7 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
 
 #: Replaces the name of the schema in definitions of functions that name their own schema.
 SCHEMA = "$schema"
-#: Separates the statements of one definition. Functions are not split.
+#: Separates the statements of one definition. The definition of a function is never split.
 END = ";\n"
 #: Marks a function whose arguments or SQL body name a table. The query for functions appends this mark.
 USES_TABLES = "/* uses tables */"

@@ -1,4 +1,4 @@
-"""Advisory locks on schemas. A lock ends when it is released, or when its session ends."""
+"""Take and release advisory locks on schemas. A lock also ends when its session ends."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _COUNTERS = """
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def show_definition_sql(self, table: str) -> str:
-        # Describe the table by a query, because the server does not know psql's command \\d.
+        # Query information_schema, because the server does not know psql's command \\d.
         name = literal(table.strip('"'))
         return (
             "SELECT column_name, data_type, column_default FROM information_schema.columns"

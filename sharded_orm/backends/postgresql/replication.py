@@ -430,7 +430,7 @@ def _address(row: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return the position ``wanted`` in the log if it lies beyond ``have``, otherwise ""."""
+    """Return the position ``wanted`` in the server's log if it lies beyond ``have``, otherwise ""."""
     return wanted if _number(wanted) > _number(have) else ""
 
 

@@ -118,7 +118,7 @@ class PostgreSQLNodeSession:
             self.raw.close()
 
     def abandon(self) -> None:
-        """Let go of the socket in a forked child, and send nothing to the server.
+        """Detach this session from its socket in a forked child, and send nothing to the server.
 
         The session belongs to the parent process, which goes on using it.
         """

@@ -14,7 +14,7 @@ _check: Callable[[], None] | None = None
 
 
 def provide_check(check: Callable[[], None]) -> None:
-    """Provide the function that :func:`check_route` calls. The package's Django app does so."""
+    """Set the function that :func:`check_route` calls. The package's Django app does so."""
     global _check
     _check = check
 
