@@ -112,7 +112,7 @@ class PostgreSQLFeatures(ShardFeatures):
     exact_averages = "significant"
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
-    # This also switches off all triggers, except those with ENABLE ALWAYS.
+    # This also switches off all triggers, except those that are enabled as ALWAYS or REPLICA.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"

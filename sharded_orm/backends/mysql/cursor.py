@@ -72,7 +72,7 @@ class LeaseMixin(BaseCursor):
     _executed: Any = None
     _result: Any = None
     _rows: Any = None
-    # The session that runs a statement of this cursor or has unread results of it, or None.
+    # The session that runs a statement of this cursor or has its unread results. None if there is none.
     _session: NodeSession | None = None
     # The weak reference to this cursor in connection.open_cursors. It is None if the cursor has no
     # unread results, or if the connection holds the session that has them.

@@ -241,8 +241,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind is PostgreSQLKind.EXTENSION:
             connection.pool.type_oids.clear()
         elif kind is PostgreSQLKind.PATH and resets_path(text):
-            # DEFAULT means the server's path here. With Django's own backend, it means the path in the
-            # connection's options, so set the path of the schema again.
+            # The statement has set the path to DEFAULT, which is the server's path here. With Django's own
+            # backend, it is the path in the connection's options. So set the path of the schema again.
             connection.restore_path()
 
     def _record_write(self, kind: PostgreSQLKind) -> None:

@@ -30,7 +30,7 @@ def is_silent(settings: Mapping[str, Any]) -> bool:
     opened.
 
     False if the address is not known, for example with the option ``service``. Waits up to five seconds
-    for each host.
+    for each address.
 
     :param settings: complete settings of a node or of an entry of ``DATABASES``.
     """

@@ -218,7 +218,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        super().write_transaction()  # Raises an error on a copy of the connection.
+        super().write_transaction()  # Raises an error if this object is a copy.
         return _Immediate(self)
 
     def commit_outcome(self) -> CommitOutcome:

@@ -105,9 +105,9 @@ class Coordinator:
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.
 
-        If several shards were written to, the commit costs two round trips for each of them. On the
-        decider these are the decision and its commit, on the others the preparation and the commit. If
-        only one shard was written to, all shards commit as usual.
+        If several shards were written to, the commit costs two round trips for the decider (the decision
+        and its commit), and two for each other shard (the preparation and the commit). If only one shard
+        was written to, all shards commit as usual.
 
         :param members: the connection objects of the shards, in the order of their first use.
         :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A

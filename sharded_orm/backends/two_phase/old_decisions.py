@@ -29,8 +29,9 @@ def add(alias: str, transaction: str) -> None:
 
 
 def take(alias: str) -> list[str]:
-    """Return a few transactions whose decisions on ``alias`` may be deleted now. Each is returned only
-    once.
+    """Return a few transactions whose decisions on ``alias`` may be deleted now.
+
+    Each transaction is returned only once.
     """
     queue = _finished.get(alias)
     names: list[str] = []
