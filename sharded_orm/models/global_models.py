@@ -60,7 +60,7 @@ class GlobalQuerySet(CachedQuerySet[M]):
         return f"the global database, alias {self.db!r}"
 
     async def aexplain_routing(self) -> str:
-        """Do what :meth:`explain_routing` does. Sends no query."""
+        """Return what :meth:`explain_routing` returns. Sends no query."""
         return self.explain_routing()
 
 

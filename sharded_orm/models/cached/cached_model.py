@@ -39,10 +39,11 @@ NULL = "%N"
 # How many Scope objects each model remembers. A scope is a set of rows whose cache entries become
 # void together.
 _SCOPES = 2048
-# An argument of a field is part of the model's fingerprint if its value has one of these types.
+# If the value of a field argument has one of these types, the argument is part of the model's
+# fingerprint, a digest of the model's fields.
 _PLAIN = (str, int, float, bool, type(None))
-# The names of field arguments that do not change how values are stored in the column. Such arguments
-# are left out of the model's fingerprint.
+# The names of field arguments that do not change how values are stored in the column. They are left
+# out of the model's fingerprint, a digest of the model's fields.
 _NOT_OF_THE_VALUE = {*models.Field.non_db_attrs, "default", "primary_key", "unique", "db_index"}
 _NOT_OF_THE_VALUE |= {"auto_created", "sequence", "unique_for_date", "unique_for_month"}
 _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_constraint", "to"}

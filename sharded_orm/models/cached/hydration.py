@@ -32,7 +32,8 @@ class ConnectionState:
         self._connection: Any = connection
         self._factories: dict[Any, InstanceFactory] = {}
         options = connection.settings_dict.get("OPTIONS") or {}
-        # None on SQLite, whose transactions are serializable.
+        # The isolation level of transactions; None on SQLite, whose transactions are always
+        # serializable.
         self._isolation = features_of(connection).isolation_level(options)
 
     def may_fill(self) -> bool | None:
@@ -56,8 +57,9 @@ class ConnectionState:
             # The transaction must not use the cache, for one of three reasons: it has uncommitted
             # writes of its own, it must be rolled back, or its reads may show an earlier state.
             return None
-        # Each statement under READ COMMITTED reads what is committed at its beginning. So what a
-        # transaction reads before it has written anything may be stored, as in autocommit.
+        # Under READ COMMITTED, each statement reads the rows that are committed when the statement
+        # begins. So rows that a transaction reads before its first write may be stored in the
+        # cache, as in autocommit mode.
         return bool(connection.reads_as_autocommit())
 
     def factory(self, plan: LookupPlan) -> InstanceFactory:

@@ -44,8 +44,9 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query runs at this moment, so that the query is not routed a second
     #: time. None while it does not run.
     _running_on: str | None = None
-    #: Whether the read that runs now may go where a source of keys remembers its row, and what the
-    #: source remembers. See :mod:`sharded_orm.models.querysets.guesses`.
+    #: #: Whether the read that runs now may use a guessed shard: the shard on which a source of
+    #: keys remembers the row. ``_guess`` is what the source remembers. See
+    #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
@@ -65,14 +66,12 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return options
 
     def _is_pinned(self) -> bool:
-        """Whether this queryset is bound to one shard by an alias. The alias of the whole group
-        does not count.
-        """
+        """Whether this queryset is bound to one shard by its alias. False for the group's alias."""
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether the caller has named the shard with ``using()``. False if a related manager named
-        it.
+        """Whether the caller has chosen the shard with ``using()``. False if a related manager
+        chose it.
         """
         return self._is_using_called and self._is_pinned()
 
@@ -114,10 +113,10 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return query_route.aliases[0] if len(query_route.shards) == 1 else query_route.group
 
     def _destination(self, *, ordered: bool = True) -> str | list[Target]:
-        """Return where the query runs.
+        """Return where the query runs: an alias, or a list of shards with their queries.
 
-        The result is an alias if Django's own code can run there. It is a list of shards if the
-        results of several shards must be merged.
+        It is an alias if Django's own code can run the query there. It is a list if the results of
+        several shards must be merged.
         """
         if self._is_pinned():
             if not self._is_pinned_by_using():
@@ -151,9 +150,10 @@ class RoutedQuerySet(CachedQuerySet[M]):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """Return a checker of statements that run at ``destination``, see :class:`Colocation`.
+        """Return a checker for the statements that run at ``destination``, see :class:`Colocation`.
 
-        Its methods raise an error if a statement reads rows that are elsewhere.
+        The methods of the checker raise an error if a statement reads rows that are not at
+        ``destination``.
 
         :param destination: the alias of a shard, or a list of shards, as :meth:`_destination`
             returns it.
@@ -165,14 +165,14 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
         """Return the shards whose results must be merged, each with the query to send to it.
 
-        Return None if nothing must be merged. Django's own code can then run the query on the alias
-        :attr:`db`.
+        Return None if no results must be merged. Then Django's own code can run the query on the
+        alias :attr:`db`.
         """
         destination = self._destination(ordered=ordered)
         return None if isinstance(destination, str) else destination
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``run``, a method of Django's, with :attr:`db` fixed to ``alias``.
+        """Call ``run``, a method of Django, while :attr:`db` is fixed to ``alias``.
 
         Each use of :attr:`db` in ``run`` then returns ``alias`` without routing the query again.
         """
@@ -215,7 +215,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return self._route()
 
     async def aexplain_routing(self) -> Route:
-        """Do what :meth:`explain_routing` does, in an event loop."""
+        """Return what :meth:`explain_routing` returns, for use in an event loop."""
         return await sync_to_async(self.explain_routing)()
 
     def scatter(self, *, partial: bool = False) -> Self:
@@ -285,7 +285,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
         # If the two combined querysets have different routing hints, remove the hints. Django would
-        # keep the hints of the first queryset, which may be wrong for the rows of the second.
+        # keep the hints of the first queryset, which may be wrong for the rows of the other.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

@@ -1,4 +1,6 @@
-"""Splits lists for prefetching: instances by database, and lookups by the group they lead to."""
+"""Splits the lists for a prefetch: instances by their database, and lookups by the group to which
+they lead.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from sharded_orm.models.sharding.options import colocated_alias, group_of, shard
 
 
 def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
-    """Split ``instances`` into several lists, one for each database that has some of them."""
+    """Split ``instances`` into several lists, one for each database that stores some of them."""
     groups: dict[str | None, list[Any]] = {}
     for instance in instances:
         groups.setdefault(alias_of(instance), []).append(instance)
@@ -21,7 +23,7 @@ def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
 
 
 def alias_of(instance: Any) -> str | None:
-    """Return the alias of the database that has ``instance``.
+    """Return the alias of the database that stores ``instance``.
 
     For a new row of a sharded model, return the alias of the shard of its key, or None if the key
     has no shard yet.

@@ -12,7 +12,8 @@ from itertools import chain
 from typing import Any
 
 from django.db.models import Model, QuerySet
-from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
+# # type: ignore[attr-defined,unused-ignore]  # missing in the stubs of Django
+from django.db.models.fields.related import lazy_related_operation
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,
@@ -43,10 +44,9 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, ref
 class _PerShard:
     """A mixin that prefetches separately for each shard.
 
-    A related row belongs to an instance only if both are on the same shard and have the same value
-    of the relation, because rows of two shards may have the same id. The instances can be on
-    several shards after an outer prefetch for global rows, or in a call of
-    ``prefetch_related_objects()``.
+    Rows of two shards may have the same id. So a related row belongs to an instance only if both
+    have the same value of the relation and are on the same shard. The instances can be on several
+    shards after an outer prefetch for global rows, or in a call of ``prefetch_related_objects()``.
     """
 
     get_queryset: Callable[..., Any]
@@ -80,9 +80,9 @@ class _PerShard:
         )
 
     def _refuse_several_rows(self, part: Any) -> Any:
-        """Raise an error if a relation to a single row has found several rows.
+        """Raise an error if a relation to a single row has matched several rows.
 
-        That can happen because values are unique only within each shard.
+        This can happen because values are unique only within each shard.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         if not single or group_of(self._sides()[1]) is None:
@@ -102,7 +102,8 @@ def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> 
             continue
         equal = [row for row in rows if value_of(row) == value]
         aliases = sorted({str(row._state.db) for row in equal})
-        # A join may repeat a row of one shard. That is no error, as on one database.
+        # A join may return a row of one shard twice. This is no error, because it happens on one
+        # database, too.
         if len(aliases) > 1:
             raise CrossShardRelation(
                 f"{number} rows of {equal[0].__class__.__name__} on {aliases!r} have the value"
@@ -114,13 +115,14 @@ def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> 
 class _ByConditions(_PerShard):
     """A mixin for relations to a single row, which may be of another group than the instance.
 
-    If the groups differ, the instance does not tell the shard of the related row. Then the
-    conditions of the query name this shard.
+    If the groups differ, the instance does not determine the shard of the related row. Then the
+    conditions of the query determine it.
     """
 
     def get_queryset(self, **hints: Any) -> Any:
         # Overrides get_queryset() of Django's descriptor, which uses a plain base manager. A
-        # queryset of that manager would ask the router, which does not know the relation.
+        # queryset of that manager would get its alias from the router, which does not know the
+        # relation.
         if (instance := hints.get("instance")) is not None:
             refuse_other_key(instance)
         rows = super().get_queryset(**hints)
@@ -128,7 +130,8 @@ class _ByConditions(_PerShard):
         if type(rows) is QuerySet and not self._stays_on_shard() and group_of(model) is not None:
             rows = ShardedQuerySet(model, hints=hints)
         if isinstance(rows.query, BoundKeyQuery):
-            # Like a plain base manager, return the row that is referred to, under any bound key.
+            # Return the referenced row even if its key is not the bound key, as a plain base
+            # manager does.
             rows.query.bound_key = EXEMPT
         return rows if instance is None else compat.copy_fetch_mode(rows, instance)
 
@@ -147,13 +150,13 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
-        # Refuse a change of the shard key here. save() would refuse it too, but
-        # person.albums.add(album) does not call save(): add() sends an UPDATE of the column.
+        # Refuse a change of the shard key in memory already. save() would refuse it, too, but
+        # person.albums.add(album) updates the column without calling save().
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
-        # ``field`` is typed as Any, because the type checker takes a shard key for a plain field.
-        # Here the shard key is a relation.
+        # Type the field as Any: the type checker takes a shard key for a plain field, but this one
+        # is a relation.
         field: Any = self.field
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
