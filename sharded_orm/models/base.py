@@ -107,7 +107,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
         repeated(self._shard_options().group, write)
 
-    save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    save.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     @classmethod
     def _shard_options(cls) -> ShardOptions:
@@ -160,7 +160,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
         return repeated(options.group, write, nothing_written=lambda counts: not counts[0])
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _write_alias(self, options: ShardOptions, using: str | None) -> str:
         if using is not None and using != options.group:

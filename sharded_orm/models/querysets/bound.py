@@ -286,8 +286,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         self._result_cache = None
         return deleted
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as on Django's method
 
     def explain_routing(self) -> Route:
         keyed = self._with_bound_key()

@@ -268,5 +268,5 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         self._result_cache = None
         return total, per_model
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as on Django's method

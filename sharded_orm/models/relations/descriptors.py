@@ -168,14 +168,14 @@ class _Forward(_ByConditions):
 class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of a foreign key, such as ``photo.album``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
 
 class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of a one-to-one field, such as ``profile.user``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
 
@@ -186,9 +186,9 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). A row with another shard key than the
-        # instance counts as missing, however the row was read: here, together with the instance, or
-        # by a prefetch.
+        # Overrides ReverseOneToOneDescriptor.__get__(). If the row has another shard key than the
+        # instance, it counts as missing, no matter how it was read: by this call, together with the
+        # instance, or by a prefetch.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
@@ -211,7 +211,7 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
 class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of the other side of a foreign key, such as ``album.photos``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
     @cached_property
@@ -223,7 +223,7 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
 class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of both sides of a many-to-many field, such as ``photo.tags`` and ``tag.photos``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
     @cached_property
@@ -233,12 +233,13 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
-#: The value of a prefetched row that belongs to no instance.
+#: #: Replaces the value by which a prefetched row is related to an instance, if the row belongs to
+#: no instance.
 _UNRELATED = object()
 
 
 class _RelatedManager(_PerShard):
-    """The base class of all related managers that :func:`make_related_manager` makes."""
+    """The base class of all related managers that :func:`make_related_manager` returns."""
 
     instance: Any
     model: Any
@@ -250,24 +251,24 @@ class _RelatedManager(_PerShard):
     def __init__(self, instance: Any = None) -> None:
         if instance is not None:
             refuse_other_key(instance)
-        super().__init__(instance)  # type: ignore[call-arg]  # of Django's manager
+        super().__init__(instance)  # type: ignore[call-arg]  # a method of Django's manager
 
     def __call__(self, *, manager: str) -> Any:
         # Overrides __call__() of Django's managers, which returns a manager of Django's class,
         # without the methods of this module.
-        other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
+        other = super().__call__(manager=manager)  # type: ignore[misc]  # a method of Django's manager
         own = make_related_manager(type(other), self._rel, self._mixins, reverse=self._reverse)
         return own(self.instance)
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
-        # queryset. So pass a copy to it: the queryset may belong to a Prefetch object of the
-        # project, which prefetch_one_level() passes on without a copy. Related rows have the shard
-        # key of the instance.
+        # queryset. So pass a copy: the queryset may belong to a Prefetch object of the project,
+        # which prefetch_one_level() passes on without a copy. Also filter by the shard key of the
+        # instance, because related rows have the same key.
         rows = queryset._chain()
         if key := key_for_related(queryset.model, self._rel.field, self.instance):
             rows = rows.filter(**key)
-        return super()._apply_rel_filters(rows)  # type: ignore[misc]  # of Django's manager
+        return super()._apply_rel_filters(rows)  # type: ignore[misc]  # a method of Django's manager
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         # Related rows have the shard key of their instance, as in _apply_rel_filters(). Other rows
@@ -330,7 +331,8 @@ def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
     The model on the other side gets a descriptor even if it is a global or plain Django model.
-    Django's own descriptor would ask the router, which does not know the relation that is followed.
+    Django's own descriptor would get the alias from the router, which does not know the relation
+    that is followed.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:

@@ -52,7 +52,7 @@ class FromOutside(RelatedRows):
             self._check_type(obj)
         self._repeated(lambda: self._add_rows(objs, bulk=bulk))
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _add_rows(self, objs: Iterable[Any], *, bulk: bool) -> None:
         if bulk:
@@ -83,7 +83,7 @@ class FromOutside(RelatedRows):
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create(), which asks the router for an alias. Here the key of the
@@ -91,7 +91,7 @@ class FromOutside(RelatedRows):
         self._begin_change()
         return self._plain_manager_method("create")(**self._related(kwargs))
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def get_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.get_or_create(), which asks the router for an alias. Here the
@@ -99,7 +99,7 @@ class FromOutside(RelatedRows):
         self._check_fk_val()
         return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def update_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.update_or_create(), which asks the router for an alias. Here the
@@ -107,14 +107,14 @@ class FromOutside(RelatedRows):
         self._check_fk_val()
         return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _check_fk_val(self) -> None:
-        super()._check_fk_val()  # type: ignore[misc]  # of Django's manager
+        super()._check_fk_val()  # type: ignore[misc]  # a method of Django's manager
 
     def _begin_change(self) -> None:
         self._check_fk_val()
-        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # of Django's manager
+        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # a method of Django's manager
 
     def _related(self, values: dict[str, Any]) -> dict[str, Any]:
         return {**values, self.field.name: self.instance}
@@ -179,7 +179,7 @@ class NullableFromOutside(FromOutside):
             return
         self._repeated(lambda: self._remove_rows(objs, bulk=bulk))
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _remove_rows(self, objs: Iterable[Any], *, bulk: bool) -> None:
         self._check_fk_val()
@@ -196,7 +196,7 @@ class NullableFromOutside(FromOutside):
         self._begin_change()
         with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
-                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
+                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # a method of Django's manager
                 if bulk:
                     rows.update(**{self.field.name: None})
                     continue
@@ -210,7 +210,7 @@ class NullableFromOutside(FromOutside):
         self._check_fk_val()
         raise self._unbounded("clear()")
 
-    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    clear.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _alias_of(self, row: Any) -> str:
         # Accept a row that was not read from a database if its values tell its shard. Django

@@ -70,7 +70,7 @@ def _delete(
     return Model.delete(self, using, keep_parents)
 
 
-_delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+_delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
