@@ -365,8 +365,7 @@ class TrackedWrite:
             if values is None or len(values) > MAX_LISTED:
                 return None
             tokens = tuple(map(token_of, values))
-            # # type: ignore[return-value]  # the test before excludes None
-            return None if None in tokens else tokens
+            return None if None in tokens else tokens  # type: ignore[return-value]  # the test before excludes None
 
         return AffectedRows(
             tokens(key, cached.key_token),
@@ -412,9 +411,8 @@ class TrackedWrite:
             self._touch_rows(
                 AffectedRows(
                     None if key is None else (key,),
-                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # None is excluded by the test before
-                    # # type: ignore[arg-type]  # the test before excludes None
-                    None if None in isolates else tuple(isolates),
+                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # the test before excludes None
+                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # the test before excludes None
                 ),
                 new_isolates,
             )

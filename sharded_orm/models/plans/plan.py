@@ -31,8 +31,9 @@ MODULES_OF_LOOKUPS = (lookups.__name__, related_lookups.__name__)
 
 
 class Plan:
-    """The SQL of one kind of read, for queries that differ only in their values. Immutable and
-    thread-safe.
+    """The SQL of one kind of read, for queries that differ only in their values.
+
+    Immutable and thread-safe.
 
     :param sql: the SQL without a LIMIT.
     :param constants: the first parameters, which are the same for all these queries.
@@ -180,7 +181,10 @@ def compile_plan(
         query.set_annotation_mask(["__count"])
         query.default_cols = False
     elif kind == EXISTS:
-        query, constants = query.exists(limit=False), 1  # One parameter is constant: the 1 in SELECT 1.
+        query, constants = (
+            query.exists(limit=False),
+            1,
+        )  # One parameter is constant: the 1 in SELECT 1.
     compiler = query.get_compiler(using=connection.alias)
     sql, parameters = compiler.as_sql()
     model: Any = query.model

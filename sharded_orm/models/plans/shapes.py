@@ -216,9 +216,7 @@ def _are_texts(names: tuple[Any, ...]) -> bool:
 
 
 def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None:
-    """Return the condition ``name=value`` of a ``filter()``; None if Django must handle the
-    condition.
-    """
+    """Return the condition ``name=value`` of a ``filter()``; None if Django must handle it."""
     column, _, lookup = name.partition(LOOKUP_SEP)
     lookup = lookup or "exact"
     field = own_columns(options.model).get(column)

@@ -70,9 +70,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether the caller has chosen the shard with ``using()``. False if a related manager
-        chose it.
-        """
+        """Whether the caller has chosen the shard with ``using()``, and not a related manager."""
         return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:

@@ -38,9 +38,7 @@ from sharded_orm.models.sharding.type_variables import M
 
 
 def _with_key(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls ``method`` on a copy of its queryset that is filtered by the bound
-    key.
-    """
+    """Return a method that calls ``method`` on a copy of its queryset, filtered by the bound key."""
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,9 +88,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return keyed
 
     def _check_against(self, key: BoundKey) -> None:
-        """Raise an error if this queryset has, or reads through a relation, rows of another key
-        than ``key``.
-        """
+        """Raise an error if this queryset has, or reads by a relation, rows without ``key``."""
         query: Any = self.query
         if isinstance(instance := self._hints.get("instance"), Model):
             refuse_other_key(instance)

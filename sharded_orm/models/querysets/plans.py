@@ -83,9 +83,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
         @property
         def query(self) -> Any:
-            """The query, as in Django's QuerySet. The recording ends, because the caller may change
-            the query.
-            """
+            """The query, as in Django's QuerySet. The caller may change it, so the recording ends."""
             self._end_recording()
             return QuerySet.query.fget(self)
 
@@ -122,9 +120,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return super().__deepcopy__(memo)
 
     def _recorded(self) -> Recording | None:
-        """Return the recorded calls if one more call may be recorded or a plan may be used;
-        otherwise None.
-        """
+        """Return the recorded calls; None if no call may be recorded and no plan may be used."""
         recording = self._recording
         if (
             recording is None

@@ -1,6 +1,4 @@
-"""Splits the lists for a prefetch: instances by their database, and lookups by the group to which
-they lead.
-"""
+"""Splits prefetches: instances by their database, and lookups by the group to which they lead."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ def refuse_upserts_without_key(
 
 
 def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[Any]]:
-    """Return the constraints by which a conflict may be found, each as its field names and
-    expressions.
-    """
+    """Return the constraints by which a conflict may be found: field names and expressions of each."""
     if unique_fields:
         return [list(unique_fields)]
     meta = model._meta

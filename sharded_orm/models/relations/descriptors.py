@@ -12,8 +12,7 @@ from itertools import chain
 from typing import Any
 
 from django.db.models import Model, QuerySet
-# # type: ignore[attr-defined,unused-ignore]  # missing in the stubs of Django
-from django.db.models.fields.related import lazy_related_operation
+from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,

@@ -1,5 +1,4 @@
-"""Relations of sharded models in forms: a visitor can choose only rows with the shard key of the
-form's row.
+"""Relations in forms of sharded models: a visitor can choose only rows with the row's shard key.
 
 A model field creates its form field (``formfield()``), and sets the value of a form on the row
 (``save_form_data()``). :func:`install_relations_in_forms` overrides both methods on the relation
@@ -66,10 +65,9 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
         return super().get_bound_field(form, field_name)
 
     def _is_key_wrong(self, form: Any) -> bool:
-        """Whether no rows can be offered because the visitor has sent no valid shard key for the
-        new row.
+        """Whether no rows can be offered because the visitor has sent no valid key for the new row.
 
-        The form itself reports that the key is wrong.
+        The form itself reports that the shard key is wrong.
         """
         row: Any = getattr(form, "instance", None)
         options = None if row is None else options_of(row)
@@ -169,7 +167,7 @@ def _formfield(field: Any, **kwargs: Any) -> Any:
     form_class: Any = type(form_field)
     if isinstance(form_field, ModelChoiceField):
         form_field.__class__ = _with_rows_of_the_key(form_class)
-        form_field.relation = field  # # type: ignore[attr-defined]  # an attribute of its new class
+        form_field.relation = field  # type: ignore[attr-defined]  # an attribute of its new class
     return form_field
 
 

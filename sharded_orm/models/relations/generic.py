@@ -102,8 +102,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
         return any(group_of(model) is not None for model in (self.model, *content_models))
 
     def alias_beside(self, model: Any, instance: Any) -> str | None:
-        """Return the alias of the shard of ``instance`` if rows of ``model`` are related on the
-        same shard.
+        """Return the alias of the shard of ``instance`` and of its related rows of ``model``.
 
         Return None if the two models are not of one group.
         """
@@ -132,8 +131,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
         return compat.copy_fetch_mode(rows, instance)
 
 
-# # type: ignore[misc]  # the base class is typed as Any
-class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):
+class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # the base class is typed as Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
     #: #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
@@ -354,8 +352,7 @@ class GenericBeside(GenericRows, NullableBeside):
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         # All ``instances`` are on one shard, because the descriptor calls this once for each shard.
-        # # type: ignore[misc]  # a method of the model's own manager
-        rows = querysets or [super(self._django, self).get_queryset()]
+        rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # a method of the model's own manager
         rows = [self._on_shard(queryset, instances[0]) for queryset in rows]
         return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # a method of Django's manager
 
@@ -440,8 +437,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
 
 
 def install() -> None:
-    """Replace Django's fields and descriptors of generic relations by those of this module, on all
-    models.
+    """Replace Django's fields and descriptors of generic relations on all models by this module's.
 
     Plain models get them, too, because any model may be on the other side of a generic relation. If
     neither side is on shards, they behave like Django's.

@@ -160,9 +160,7 @@ class Beside(RelatedRows):
 
 
 class NullableBeside(Beside):
-    """The manager of ``album.photos`` if the foreign key may be NULL. It also has ``remove()`` and
-    ``clear()``.
-    """
+    """The manager of ``album.photos`` if the foreign key may be NULL; it can also remove photos."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove, to refuse rows of other shards.
@@ -250,7 +248,7 @@ class ManyBeside(RelatedRows):
             )
         )
 
-    set_base.alters_data = True  # # type: ignore[attr-defined]  # as on Django's set()
+    set_base.alters_data = True  # type: ignore[attr-defined]  # as on Django's set()
 
     def remove(self, *objs: Any) -> None:
         # Overrides ManyRelatedManager.remove(), which compares only primary keys. Refuse rows of
@@ -296,7 +294,7 @@ class ManyBeside(RelatedRows):
         # new rows.
         through_defaults = self._through_with_key(through_defaults)
         values = self._values_with_key(kwargs)
-        update_or_create = super().update_or_create  # # type: ignore[misc]  # a method of Django's manager
+        update_or_create = super().update_or_create  # type: ignore[misc]  # a method of Django's manager
         return self._found_or_created(
             lambda: update_or_create(through_defaults=through_defaults, **values)
         )
