@@ -41,7 +41,7 @@ IMMUTABLE = frozenset(
     }
 )  # fmt: skip
 
-#: #: The query classes for which this module makes texts that identify a query. Queries of other
+#: The query classes for which this module makes texts that identify a query. Queries of other
 #: classes are not cached.
 QUERIES = frozenset({Query, ShardedQuery})
 

@@ -22,7 +22,7 @@ from sharded_orm.models.plans.instances import InstanceLoader
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Condition
 
-#: #: The kinds of reads: all rows of a query, the one row of ``get()``, ``exists()`` and
+#: The kinds of reads: all rows of a query, the one row of ``get()``, ``exists()`` and
 #: ``count()``.
 ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 

@@ -29,7 +29,7 @@ from sharded_orm.models.sharding.query import own_columns
 
 logger = logging.getLogger("sharded_orm.plans")
 
-#: #: The maximum number of shapes that a process keeps. Django compiles each query of other shapes.
+#: The maximum number of shapes that a process keeps. Django compiles each query of other shapes.
 MAX_SHAPES = 10_000
 
 # The types of values whose SQL does not depend on the value. Subclasses, such as bool or
@@ -96,15 +96,15 @@ class Shape:
         self.names = names
         self.conditions = conditions
         self.ordering = ordering
-        #: #: The position of the condition that determines the shard; None if there is no such
+        #: The position of the condition that determines the shard; None if there is no such
         #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
-        #: #: The shapes after one more call, keyed by the call. None means that Django handles the
+        #: The shapes after one more call, keyed by the call. None means that Django handles the
         #: call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
-        #: #: The plan of each kind of read. None means that Django handles reads of this kind.
+        #: The plan of each kind of read. None means that Django handles reads of this kind.
         self.plans: dict[str, Plan | None] = {}
-        #: #: The kinds of reads that Django has done once. A plan is made at the second read of a
+        #: The kinds of reads that Django has done once. A plan is made at the second read of a
         #: kind, because many shapes are read only once.
         self.seen: set[str] = set()
 

@@ -44,7 +44,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query runs at this moment, so that the query is not routed a second
     #: time. None while it does not run.
     _running_on: str | None = None
-    #: #: Whether the read that runs now may use a guessed shard: the shard on which a source of
+    #: Whether the read that runs now may use a guessed shard: the shard on which a source of
     #: keys remembers the row. ``_guess`` is what the source remembers. See
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False

@@ -61,7 +61,7 @@ def without_plans() -> Iterator[None]:
 class PlannedQuerySet(BoundKeyQuerySet[M]):
     """A mixin that reads by a plan where it can, and otherwise as its base class does."""
 
-    #: #: The calls that have built this queryset. None if its query was built in another way, or if
+    #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
     _recording: Recording | None = None
 

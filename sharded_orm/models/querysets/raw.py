@@ -20,7 +20,7 @@ class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # not generic at r
     key.
     """
 
-    #: #: The queryset whose conditions contain the shard key.
+    #: The queryset whose conditions contain the shard key.
     of_key: RoutedQuerySet[Any]
     _result_cache: list[Any] | None
 

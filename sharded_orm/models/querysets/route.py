@@ -78,11 +78,11 @@ class Route:
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: #: The alias passed to ``using()``, if it is not a shard of the group: for example, the
+    #: The alias passed to ``using()``, if it is not a shard of the group: for example, the
     #: database that had the table before the model was sharded. None if ``using()`` chose a shard
     #: of the group, or was not called.
     outside: str | None = None
-    #: #: Whether the shards come from a source of keys, because the conditions contain no shard
+    #: Whether the shards come from a source of keys, because the conditions contain no shard
     #: key. Then the conditions may also match rows of a key that has moved away, which its old
     #: shard still stores.
     by_values: bool = False

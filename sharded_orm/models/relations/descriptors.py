@@ -232,7 +232,7 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
-#: #: Replaces the value by which a prefetched row is related to an instance, if the row belongs to
+#: Replaces the value by which a prefetched row is related to an instance, if the row belongs to
 #: no instance.
 _UNRELATED = object()
 

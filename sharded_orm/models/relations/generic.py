@@ -54,7 +54,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
     database, or the shard that the other row's id determines.
     """
 
-    #: #: Tells ``Colocation`` that subqueries along this field are allowed: if both rows of the
+    #: Tells ``Colocation`` that subqueries along this field are allowed: if both rows of the
     #: relation are of one group, they are on one shard.
     stays_on_shard = True
 
@@ -134,10 +134,10 @@ class ShardedGenericForeignKey(GenericForeignKey):
 class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # the base class is typed as Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    #: #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
+    #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
     #: attribute for the value of the field.
     field: Any
-    #: #: Tells ``split_lookups()`` that one prefetch can handle the instances of all shards
+    #: Tells ``split_lookups()`` that one prefetch can handle the instances of all shards
     #: together.
     leads_anywhere = True
 
@@ -257,7 +257,7 @@ class ShardedGenericRelation(GenericRelation):
     deletion.
     """
 
-    #: #: Tells ``Colocation`` that a join along this field finds all rows on the same shard.
+    #: Tells ``Colocation`` that a join along this field finds all rows on the same shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:

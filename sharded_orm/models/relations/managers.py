@@ -42,7 +42,7 @@ class RelatedRows:
     #: attribute.
     field: Any
     _db: str | None
-    #: #: Django's relation object, such as a ManyToOneRel, which belongs to the referenced model.
+    #: Django's relation object, such as a ManyToOneRel, which belongs to the referenced model.
     _rel: Any
     #: The class of Django's related manager, which comes after the mixin in the MRO.
     _django: type[Any]
@@ -302,21 +302,21 @@ class ManyBeside(RelatedRows):
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _add_items(self, *args: Any, **kwargs: Any) -> None:
-        # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many
-        # table by ids. _check_targets() has compared the shard keys of the two rows that each of
-        # them joins.
+        # Overrides ManyRelatedManager._add_items(), which inserts rows of the many-to-many table by
+        # ids. Skip the check of these rows: _check_targets() has compared the shard keys of the two
+        # rows that each of them relates.
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # a method of Django's manager
 
     def _through_with_key(self, values: Any) -> Any:
         # ``values`` is the argument through_defaults. Its values may be callables, which Django
-        # calls for each row.
+        # calls once for each row.
         key = key_for_related(self.through, self._rel.field, self.instance)
         return with_key(self.through, key, values or {}) if key else values
 
     def _check_targets(self, objs: Any) -> None:
-        # Raise errors about ``objs`` before Django opens a transaction. An error inside the
-        # transaction would make the transaction unusable.
+        # Check ``objs`` before Django opens a transaction, because an error inside the transaction
+        # would make it unusable.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # a method of Django's manager
         self._refuse_absent(objs)
