@@ -1,11 +1,11 @@
 """The lease under which a process remembers the shards of keys (docs/decisions/0028-key-moves.md).
 
-A placement says on which shard a key is. Before a key moves to another shard, every process must
-stop remembering its placement, even a process that nobody can reach. So a process may remember
-placements only under a lease. It renews the lease with one small query: which keys are *in flight*?
-A key is in flight from the announcement of its move to the end of the move. After the announcement
-is committed, a move waits for longer than a lease lasts. By then each process knows of the move, or
-has no lease.
+The placement of a key is the shard that has its rows. Before a key moves to another shard, every
+process must stop using the placement that it remembers, even a process that cannot be reached. So a
+process may remember placements only under a lease, which is valid for a short time. To renew the
+lease, it queries which keys are *in flight*: keys whose move has been announced and has not ended.
+After the announcement is committed, a move waits for longer than a lease is valid. Then each
+process either knows of the move or has no lease.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# A series of polls remembers which keys were in flight, but at most this many. With more keys, the
-# process forgets all placements once.
+# The maximum number of keys for which a series of polls (queries of the keys in flight) remembers
+# that they were in flight. If there are more, the process forgets all placements once.
 _MOST_SEEN = 10_000
-#: The id of a clock that also counts the time for which the machine is suspended; None if there is
-#: none.
+#: The id of a clock that also counts the time while the machine is suspended; None if the system
+#: has no such clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now() -> float:
-    """Return seconds by a clock that never goes back and, on Linux, runs while the machine is
-    suspended.
+    """Return the time of a clock that never goes back, in seconds.
+
+    On Linux, the clock also runs while the machine is suspended.
     """
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
@@ -41,9 +42,11 @@ class KeyInFlight(NamedTuple):
     group: str
     #: The text under which the directory stores the key.
     key: str
-    #: The key itself, as text. The directory stores a digest of some keys.
+    #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
+    #: as a digest.
     value: str
-    #: The number of the move, and the numbers of the shards from which and to which the key moves.
+    #: The number of the move, and the numbers of the shard that the key leaves and of its new
+    #: shard.
     number: int
     source: int
     target: int
@@ -56,7 +59,7 @@ class MoveList(NamedTuple):
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
     last: int
-    #: Some of the moves that have ended. :meth:`MoveStore.moves` says which.
+    #: Some of the moves that have ended, as selected by the call of :meth:`MoveStore.moves`.
     ended: tuple[KeyInFlight, ...] = ()
 
 
