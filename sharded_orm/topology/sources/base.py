@@ -174,7 +174,7 @@ class TopologySource(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return where the source is, for messages: an address or a path, without credentials."""
+        """Return the address or the path of the source, without credentials, for messages."""
 
     @abstractmethod
     def load(self) -> Document | None:
@@ -187,11 +187,11 @@ class TopologySource(ABC):
         """
 
     def start(self, on_change: OnChange) -> None:  # noqa: B027  # a source that never changes need not
-        """Begin to call ``on_change`` with the current document and with each later document.
+        """Call ``on_change`` with the current document, and from now on with each later document.
 
         Returns at once. If the connection to the source is lost, the instance tries to reconnect in
         the background until :meth:`stop` is called. Do not call this method twice on an instance. A
-        forked child must make a new instance.
+        forked child must create its own instance.
         """
 
     def stop(self) -> None:  # noqa: B027  # as start()
@@ -201,7 +201,7 @@ class TopologySource(ABC):
         """
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
-        """Replace the source's document, which must have version ``expected``, in one atomic step.
+        """Replace the source's document in one atomic step, if it has the version ``expected``.
 
         This method does not check whether processes may use ``document``; the caller does, see
         ``operations/topology.py``.
@@ -209,7 +209,7 @@ class TopologySource(ABC):
         :param expected: the version of the document to be replaced; 0 if the source should not have
             a document yet.
         :param comment: a text that is stored in the source's history; by default empty.
-        :raises TopologyConflict: the source holds another version.
+        :raises TopologyConflict: the source has another version.
         :raises TopologyReadOnly: the source cannot be written.
         :raises TopologyUnavailable: the source does not answer; the document may or may not have
             been published.
@@ -231,10 +231,12 @@ class TopologySource(ABC):
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
     def using(self, version: int) -> None:  # noqa: B027  # most sources do not record it
-        """Tell the source that this process now uses ``version``. Returns at once."""
+        """Inform the source that this process now uses ``version``. Returns at once."""
 
     def processes(self) -> list[Process] | None:
-        """Return the processes that are connected to the source; None if the source cannot tell."""
+        """Return the processes that are connected to the source; None if the source does not know
+        them.
+        """
         return None
 
 
@@ -245,7 +247,7 @@ COMMON = frozenset({"LAST_GOOD", "CREDENTIALS"})
 def make_source(
     path: str, options: Mapping[str, Any], setting: Mapping[str, Any]
 ) -> TopologySource:
-    """Return a new source of the class that ``path`` names, without connecting to anything.
+    """Return a new source of the class at ``path``, without connecting to it.
 
     :param path: a key of :data:`BUILT_IN`, or the dotted path of a :class:`TopologySource`.
     :raises InvalidConfiguration: there is no such class, or an option is wrong. The message lists the
