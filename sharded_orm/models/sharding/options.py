@@ -1,8 +1,8 @@
 """The options of a sharded model: its group and shard key, from ``class ShardMeta``.
 
 A group is a numbered set of shards with one routing strategy, which finds the shard of a key. The
-options also find the shard of an instance. To *place* a key is to choose and record its shard for
-good; strategies that compute the shard from the key do not need this.
+options also find the shard of an instance. To *place* a key means to choose its shard and record
+the shard permanently. Strategies that compute the shard from the key do not need this.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ShardOptions:
     """The group and the shard key of a model.
 
     ``key`` is None for an automatic many-to-many table. Each row of such a table is on the same
-    shard as the two rows that it joins.
+    shard as the two rows that it relates.
 
-    ``same_key`` tells whether rows of this model may be related only to rows of their own key, see
+    ``same_key`` says whether rows of this model may be related only to rows with their own key, see
     :mod:`sharded_orm.models.sharding.same_key`.
     """
 
@@ -44,14 +44,14 @@ class ShardOptions:
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
-        """The columns whose values name the shard of a row, in the format of ``ShardKey.columns``.
+        """The columns whose values determine the shard of a row, in the format of ``ShardKey.columns``.
 
-        The dict maps the name of a column to ``(shift, bits)`` if the column's values are ids with
-        the shard number in these bits. It maps the name to None if the values are shard keys.
+        The dict maps the name of a column to ``(shift, bits)`` if the column contains ids with the
+        shard number in these bits. It maps the name to None if the column contains shard keys.
         """
         bits_by_column: dict[str, tuple[int, int] | None] = {}
-        # In multi-table inheritance, the tables of parent and child may have columns of the same
-        # name. Leave such columns out, because the name does not tell which table is meant.
+        # In multi-table inheritance, the tables of parent and child may have columns with the same
+        # name. Leave such columns out, because the name does not determine the table.
         names = Counter(field.column for field in self.model._meta.concrete_fields)
         for field in self.model._meta.concrete_fields:
             column: Any = field.column
@@ -64,10 +64,9 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The group, and the columns whose values name the shard, for
-        :mod:`sharded_orm.routing.where_clause`.
+        """The group, and the columns whose values determine the shard; None without such a column.
 
-        It is None if the model has no such column.
+        The result is for :mod:`sharded_orm.routing.where_clause`.
         """
         return ShardKey(self.group, self.columns) if self.columns else None
 
@@ -75,14 +74,14 @@ class ShardOptions:
         """Return in which form the values of ``field`` contain the shard of a row.
 
         Return ``(shift, bits)`` if each value is an id with the shard number in these bits. Return
-        None if each value is a shard key. Return False if the values do not tell the shard.
+        None if each value is a shard key. Return False if the values do not determine the shard.
         """
         if self.key is not None and field.column == self.key.column:
             return None
         if (bits := getattr(field, "embedded_shard", None)) is not None:
             return cast("tuple[int, int]", bits)
-        # Follow only foreign keys with a database constraint: without it, the row referred to may
-        # be on another shard.
+        # Follow only foreign keys with a database constraint. Without a constraint, the referenced
+        # row may be on another shard.
         if field.is_relation and getattr(field, "db_constraint", False):
             target = field.target_field
             target_options = shard_options(target.model)
@@ -104,24 +103,25 @@ class ShardOptions:
 
     @cached_property
     def relation_arguments(self) -> list[str]:
-        """Return texts such as ``photo=…`` for an error message, one for each relation of this
-        model.
+        """Texts such as ``photo=…`` for an error message, one for each relation of this model.
 
-        If the model has no shard key, a query can name its shard by these keyword arguments.
+        If the model has no shard key, these keyword arguments can determine the shard of a query.
         """
         return [f"{field.name}=…" for field in self.relations]
 
     @cached_property
     def key_is_generated(self) -> bool:
-        """Whether the shard key is an id that is generated during the insert, or just before it."""
+        """Whether the shard key is an id that is generated during the insert, or just before the
+        insert.
+        """
         return hasattr(self.key, "embedded_shard")
 
     @cached_property
     def key_has_pre_save(self) -> bool:
         """Whether the shard key's field has a ``pre_save()`` from outside Django and this package.
 
-        Such a ``pre_save()`` may store another value than the instance has, such as the value in
-        lower case.
+        Such a ``pre_save()`` may store another value than that of the instance, for example the
+        value in lower case.
         """
         prepare = getattr(type(self.key), "pre_save", None)
         return prepare is not None and not prepare.__module__.startswith(
@@ -129,7 +129,7 @@ class ShardOptions:
         )
 
     def awaits_key(self, instance: Model) -> bool:
-        """Whether ``instance`` is new and its shard key is still to be generated.
+        """Whether ``instance`` is new and its shard key has not been generated yet.
 
         If so, its shard does not depend on the key, because the key is generated for the shard.
         """
@@ -189,9 +189,8 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # Two kinds of keys are not checked here. A generated key is checked by the insert. For a
-        # key with a pre_save() of the project, key_of() calls that method before the shard is
-        # chosen.
+        # Two kinds of keys are not checked here. A generated key is checked by the insert. If the
+        # project has defined pre_save() of the key, key_of() calls it before the shard is chosen.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save
@@ -200,13 +199,12 @@ class ShardOptions:
         )
 
     def refuse_key_changed_on_insert(self, instance: Model) -> None:
-        """Raise an error if ``pre_save()`` of the shard key's field would change the key of a new
-        row.
+        """Raise an error if ``pre_save()`` of the shard key's field would change the key of a new row.
 
         Django's fields with ``auto_now_add`` change their value in this way. The row's shard has
         been chosen by the earlier value, so the row would be stored on the wrong shard.
 
-        :raises ShardKeyRequired: ``pre_save()`` returns another key than ``instance`` has.
+        :raises ShardKeyRequired: ``pre_save()`` returns another key than that of ``instance``.
         """
         if not self._key_may_change_on_insert:
             return
@@ -221,13 +219,11 @@ class ShardOptions:
             )
 
     def locate(self, instance: Model) -> Shard | None:
-        """Return the shard of ``instance``, or None if it has no shard yet.
+        """Return the shard of ``instance``, or None if it has no shard yet. Never chooses a shard.
 
-        This method never chooses a shard.
-
-        In most cases, the shard key tells the shard. If the key is not generated yet, or the model
-        has no key, the shard is that of the row given as ``near=``. Without ``near=``, it is the
-        shard of a row of the same group that ``instance`` refers to.
+        Usually, the shard key determines the shard. If the key is not generated yet, or if the
+        model has no key, it is the shard of the row passed as ``near=``. Without ``near=``, it is
+        the shard of a row of the same group to which ``instance`` refers.
         """
         if self.key is None or self.awaits_key(instance):
             return self._shard_of_relations(instance)
@@ -237,8 +233,8 @@ class ShardOptions:
     def _foreign_key(self) -> Field[Any, Any] | None:
         """The foreign key to the global database whose values are the shard keys; None if there is none.
 
-        It is the shard key itself, or a field of another model of the group to which the shard key
-        refers.
+        It is either the shard key itself, or a field of another model of the group to which the
+        shard key refers.
         """
         field: Any = self.key
         while field is not None and field.is_relation:
@@ -248,9 +244,9 @@ class ShardOptions:
         return None
 
     def place_key(self, group: str, key: Any) -> Shard:
-        """Return the shard of ``key`` in ``group``, which is the group of this model.
+        """Return the shard of ``key`` in ``group``, the group of this model.
 
-        If the key has no shard yet, choose one and record it.
+        If the key has no shard yet, choose a shard and record it.
 
         :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
         """
@@ -258,7 +254,7 @@ class ShardOptions:
         return shard or runtime.shard(group, self._place_new([key])[key])
 
     def place_keys(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Return the numbers of the shards of many keys, as :meth:`place_key` finds them."""
+        """Return the shard number of each key, keyed by key. Like :meth:`place_key`, for many keys."""
         numbers = runtime.strategy(self.group).locate_many(keys)
         placed = {key: number for key, number in numbers.items() if number is not None}
         return placed | self._place_new([key for key in numbers if key not in placed])
@@ -276,9 +272,9 @@ class ShardOptions:
         return runtime.group(self.group).check_new_keys
 
     def refuse_dangling(self, keys: Sequence[Any]) -> None:
-        """Raise an error if one of ``keys`` refers to a row that does not exist; one query per 500.
+        """Raise an error if one of ``keys`` refers to a row that does not exist.
 
-        Does nothing unless :attr:`checks_keys` is true.
+        Sends one query per 500 keys. Does nothing if :attr:`checks_keys` is false.
         """
         if self.checks_keys:
             refuse_dangling_keys(self.group, self._foreign_key, keys)
@@ -286,18 +282,18 @@ class ShardOptions:
     def place(self, instance: Model, *, check_key: bool = True) -> Shard:
         """Return the shard on which ``instance`` is about to be stored.
 
-        If its shard key has no shard yet, the group's strategy chooses one and records it.
+        If its shard key has no shard yet, the group's strategy chooses a shard and records it.
 
-        If the key is still to be generated, return the shard of the row given as ``near=``. Without
-        ``near=``, return the shard of a row of the same group that ``instance`` refers to. If there
-        is no such row, draw one of the open shards at random. ``instance`` keeps the drawn shard
-        until it is stored, unless no session can be opened to the shard's node.
+        If the key is not generated yet, return the shard of the row passed as ``near=``. Without
+        ``near=``, return the shard of a row of the same group to which ``instance`` refers. If
+        there is no such row, draw one of the open shards at random. ``instance`` keeps the drawn
+        shard until it is stored, unless no session can be opened to the shard's node.
 
-        :param check_key: whether a new key that is a foreign key to the global database must refer to
-            an existing row.
+        :param check_key: whether a new key that is a foreign key to the global database must refer
+            to an existing row.
         :raises DanglingShardKey: the row to which a new key refers does not exist.
         :raises NoOpenShard: no shard is open for new keys.
-        :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
+        :raises UnplacedKey: the row passed as ``near=`` is on no shard yet.
         :raises InvalidShardKey: the shard key, or an id in a foreign key of ``instance``, is a
             value that no row can have.
         """
@@ -322,7 +318,8 @@ class ShardOptions:
             shard = runtime.shard(self.group, drawn)
             if strategy.node_failure(shard) is None:
                 return shard
-            # An earlier attempt to store the row may have failed because this node is down.
+            # Draw another shard: an earlier attempt to store the row may have failed because this
+            # node is down.
         drawn = state.drawn_shard = strategy.draw()
         return runtime.shard(self.group, drawn)
 
@@ -335,12 +332,12 @@ class ShardOptions:
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
             if hasattr(value, "resolve_expression"):
-                continue  # The database computes the value, so it names no shard yet.
+                continue  # Skip the value: the database computes it, so it determines no shard yet.
             if value is not None and self.names_shard(field):
-                # ``value`` is the key of a row that ``instance`` refers to. In a group whose keys
+                # ``value`` is the key of a row to which ``instance`` refers. In a group whose keys
                 # must be placed, runtime.place() would choose a shard for this key, although its
-                # row is not being written; so only look the key up. In other groups, call place()
-                # before a write, because place() refuses an id that no row can have.
+                # row is not written now. So only look the key up there. In other groups, call
+                # place() before a write, because it refuses an id that no row can have.
                 must_exist = for_write and not runtime.strategy(self.group).places
                 look_up = runtime.place if must_exist else runtime.locate
                 return find_shard(instance, self.group, field.get_prep_value(value), look_up)
@@ -362,7 +359,7 @@ def shard_options(model: type[Any]) -> ShardOptions | None:
 
 
 def required_options(model: type[Any]) -> ShardOptions:
-    """Return the group and shard key of ``model``, which is known to be sharded."""
+    """Return the group and shard key of ``model``, which must be sharded."""
     options = shard_options(model)
     assert options is not None
     return options
@@ -381,7 +378,7 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
-    # For its database cache, Django passes an object that has only some attributes of a model.
+    # Django's database cache passes an object that has only some attributes of a model.
     if getattr(meta, "auto_created", False):
         source = shard_options(meta.auto_created)
         return None if source is None else ShardOptions(model, source.group, None)
@@ -407,9 +404,9 @@ def group_of(model: type[Any]) -> str | None:
 
 
 def where_key(model: type[Any]) -> ShardKey | None:
-    """Return the group of ``model`` and the columns that name a row's shard.
+    """Return the group of ``model`` and the columns whose values determine a row's shard.
 
-    Return None if there is no such column, or the model is not sharded.
+    Return None if there is no such column, or if the model is not sharded.
     """
     options = shard_options(model)
     return options.where_key if options is not None else None
@@ -430,9 +427,9 @@ def describe(instance: Model) -> str:
 
     Does not call ``__str__()``, which may send a query.
     """
-    # While Model.__init__() runs, the primary key may not be set yet. If its attribute were read
-    # then, Django would try to load it. So read __dict__ instead. If ``instance`` is a lazy object
-    # such as request.user, the model instance is in the attribute _wrapped.
+    # Read __dict__ instead of the attribute: while Model.__init__() runs, the primary key may not
+    # be set yet, and Django would try to load it. If ``instance`` is a lazy object such as
+    # request.user, the model instance is in the attribute _wrapped.
     model: Any = instance.__class__
     row: Any = getattr(instance, "_wrapped", instance)
     values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
@@ -440,7 +437,7 @@ def describe(instance: Model) -> str:
 
 
 def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
-    """Return the alias of the shard that has ``instance``, if that shard is in the group of ``options``.
+    """Return the alias of the shard of ``instance`` if that shard is in the group of ``options``.
 
     Return None if ``instance`` is global, of another group, or not on a shard yet.
     """
@@ -450,9 +447,9 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return current_alias(other, instance)
-    # While Model.__init__() runs, a relation may be set before the shard key. If the attribute of
-    # the missing key were read then, Django would send a query, as for a deferred field. So read
-    # __dict__ instead.
+    # Read __dict__ instead of the attribute: while Model.__init__() runs, a relation may be set
+    # before the shard key, and Django would send a query for the missing key, as for a deferred
+    # field.
     if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)
@@ -460,7 +457,7 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 
 
 def key_of_row_changed(row: Model, name: str, key: Any, new_key: Any) -> ShardKeyChanged:
-    """Return the error to raise for a relation that would give a stored row another shard key.
+    """Return the error to raise if a relation would set another shard key on a stored row.
 
     :param name: the name of the key's field or attribute.
     """
@@ -471,8 +468,7 @@ def key_of_row_changed(row: Model, name: str, key: Any, new_key: Any) -> ShardKe
 
 
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
-    """Return the error to raise for an operation whose shard is unknown. Its message lists the
-    remedies.
+    """Return the error for an operation whose shard is unknown. Its message lists the remedies.
 
     :param problem: what is wrong with the query, as a clause of the message.
     """
