@@ -100,9 +100,7 @@ _uses: ContextVar[PlacementUses | None] = ContextVar("sharded_orm_placement_uses
 
 
 def current_uses() -> PlacementUses | None:
-    """Return the object that records the placements of the current operation; None outside of
-    operations.
-    """
+    """Return the object that records the placements of the current operation; None if there is none."""
     return _uses.get()
 
 

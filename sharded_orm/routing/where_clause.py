@@ -181,9 +181,7 @@ class WhereReader:
         self._embedded = embedded
 
     def bound(self) -> Bound | None:
-        """Return the bound of the query: the shards that may have its rows. None if any shard may
-        have rows.
-        """
+        """Return the shards that may have rows of the query; None if any shard may have rows."""
         return self._node(self._query.where)
 
     def _node(self, node: Any) -> Bound | None:

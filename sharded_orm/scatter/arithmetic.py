@@ -132,8 +132,7 @@ def duration_quotient(days: int, microseconds: int, count: int) -> datetime.time
 
 
 def divider(features: type[ShardFeatures], *, duration: bool = False) -> Divide:
-    """Return the function that computes an average from a sum and a count, as ``AVG`` of a database
-    does.
+    """Return the function that computes averages, from a sum and a count, as ``AVG`` of a database does.
 
     :param duration: whether the values are durations.
     """

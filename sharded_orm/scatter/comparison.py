@@ -121,8 +121,7 @@ def _collation_of(expression: Any) -> str | None:
 
 
 class ComparedText:
-    """The sort weight of a text. Sort weights have the same order as the texts in the server's
-    collation.
+    """The sort weight of a text. Sort weights sort like the texts in the server's collation.
 
     ``<`` raises :exc:`ScatterNotSupported` if two texts differ only beyond the length by which
     servers sort.
@@ -284,9 +283,7 @@ class Comparison:
         row[target] = row[source]
 
     def add(self, column: int, source: Row, target: list[Any]) -> None:
-        """Add the sum in column number ``column`` of the row ``source`` to that of the row
-        ``target``.
-        """
+        """Add the sum in column ``column`` of the row ``source`` to that of the row ``target``."""
         target[column] = add(target[column], source[column])
 
     def average(self, row: list[Any], total: int, count: int, target: int, divide: Divide) -> None:

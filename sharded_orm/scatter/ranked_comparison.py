@@ -107,9 +107,7 @@ class RankedComparison(Comparison):
         self.depends_on_settings = bool(self._texts)
 
     def text(self, row: Row, column: int) -> str | None:
-        """Return the value of a ranked column in the form in which the server writes it; None for
-        NULL.
-        """
+        """Return the value of a ranked column as text in the form of the server; None for NULL."""
         value = row[self._texts.get(column, column)]
         if value is not None and not isinstance(value, str):
             raise _unexpected(value)

@@ -185,7 +185,7 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """Yield one statement for each node, with a branch (a SELECT for one shard) that has not
+        """Yield a statement for each node, with a branch (the SELECT for one shard) that has not
         failed.
         """
         nodes: set[str] = set()

@@ -61,9 +61,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
-        """Return all ids that the table on ``shard`` may generate, as a range that begins with
-        local id 1.
-        """
+        """Return all ids that the table on ``shard`` may generate: a range that begins at local id 1."""
         return self.layout.counted(shard.number, self.type_id)
 
     def insert_rows(

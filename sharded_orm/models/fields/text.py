@@ -20,8 +20,7 @@ def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not generic at run time
-    """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` are different values on every
-    database.
+    """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` differ on every database.
 
     The field is meant for shard keys. ``db_collation`` of a plain ``CharField`` can have the same
     effect, but its value is the name of a collation, and each database has other names.

@@ -94,11 +94,11 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     @property
     def db(self) -> str:
-        """The alias of the one shard on which this query would run now, or the group's alias if the
-        query would run on several shards or on none.
+        """The alias on which this query would run now: that of its only shard, or that of the group.
 
-        The group's alias refuses SQL. So code that cannot handle several shards gets an error, and
-        does not silently miss rows.
+        It is the group's alias if the query would run on several shards or on none. The group's
+        alias refuses SQL. So code that cannot handle several shards gets an error, and does not
+        silently miss rows.
         """
         if self._running_on is not None:
             return self._running_on
@@ -138,9 +138,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise :exc:`CrossShardRelation` unless the shard ``alias`` has all rows that the query
-        reads.
-        """
+        """Raise :exc:`CrossShardRelation` if the shard ``alias`` may lack rows that the query reads."""
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return
@@ -197,8 +195,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return clone
 
     def explain_routing(self) -> Route:
-        """Return the :class:`Route` of this query: ``shards``, ``aliases``, ``nodes`` and
-        ``reason``.
+        """Return the :class:`Route` of this query: to which shards it is sent, and the reason.
 
         ``str()`` of the route is a sentence for people. This method does not send the query. It may
         query the directory, which stores the shard of each key.

@@ -33,8 +33,10 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return two lists: the lookups that begin with a foreign key to another shard group, or with a
-    generic foreign key, and all other lookups.
+    """Return two lists of lookups for prefetching: those that may leave the shard group, and all others.
+
+    A lookup may leave the group if it begins with a foreign key to another group, or with a generic
+    foreign key.
     """
     other_group: list[Any] = []
     same_group: list[Any] = []

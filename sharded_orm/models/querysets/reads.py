@@ -1,5 +1,6 @@
-"""The reading methods of sharded querysets. Django's own code reads from one shard; the results of
-several shards are merged.
+"""The reading methods of sharded querysets.
+
+Django's own code reads from one shard. The results of several shards are merged.
 """
 
 from __future__ import annotations

@@ -102,11 +102,11 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, key, values)
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset limited to the shard of ``values["near"]``; remove ``near`` from
+        """Return this queryset limited to the shard of the row ``near``; remove ``near`` from
         ``values``.
 
-        ``near`` is a row next to which the new row is to be stored. Return the queryset unchanged
-        if ``values`` has no ``near``, or if the model does not generate its shard key.
+        ``values["near"]`` is a row next to which the new row is to be stored. Return the queryset
+        unchanged if ``values`` has no ``near``, or if the model does not generate its shard key.
         """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:

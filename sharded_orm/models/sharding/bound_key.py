@@ -87,9 +87,7 @@ class _Binding:
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
-        """Return the key that rows of ``model`` must have; None if the block binds no key of
-        ``model``.
-        """
+        """Return the key that rows of ``model`` must have; None if the block does not bind it."""
         if not self.values:
             return None
         try:
@@ -294,8 +292,8 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run each step of ``generator`` inside ``block``. Code that receives the items runs outside of
-    it.
+    """Run each step of ``generator`` inside ``block``; its caller uses the items outside of the
+    block.
     """
     step, argument = generator.send, None
     while True:
@@ -336,8 +334,8 @@ async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
 
 
 def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield ``items``. Each item is computed inside ``block``; the caller receives it outside of
-    the block.
+    """Yield ``items``. Each is computed inside ``block``, and the caller uses it outside of the
+    block.
     """
     return _each_step(block, (item for item in items))
 

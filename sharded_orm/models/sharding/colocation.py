@@ -194,8 +194,7 @@ class Colocation:
         return query
 
     def _check_required_relations(self, query: Query, meta: Any, depth: int) -> None:
-        """Check ``select_related()`` without names, which follows all foreign keys that are not
-        nullable.
+        """Check ``select_related()`` without names, which follows all foreign keys with ``null=False``.
 
         :param depth: the maximum length of a chain of relations to follow.
         """

@@ -196,8 +196,7 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Whether the attributes of an expression of class ``kind`` contain everything to which its SQL
-    refers.
+    """Whether an expression of class ``kind`` contains everything to which its SQL refers.
 
     False for a class of a project that generates its own SQL without ``reads_own_row``.
     """

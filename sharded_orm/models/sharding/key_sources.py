@@ -51,8 +51,7 @@ class KeySource(Protocol):
         """
 
     def hint(self, model: type[Model]) -> str:
-        """Return why a query of ``model`` without a shard key is refused, as a clause of an error
-        message.
+        """Return why a query of ``model`` without a shard key is refused: a clause of an error message.
 
         Return "" if the source knows no reason.
         """

@@ -1,6 +1,4 @@
-"""The directory: a table with the shard of each key, and the store that reads and writes the table
-(Y2).
-"""
+"""The directory: a table with the shard of each key, and the store that uses the table (Y2)."""
 
 from __future__ import annotations
 

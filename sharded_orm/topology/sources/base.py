@@ -234,9 +234,7 @@ class TopologySource(ABC):
         """Inform the source that this process now uses ``version``. Returns at once."""
 
     def processes(self) -> list[Process] | None:
-        """Return the processes that are connected to the source; None if the source does not know
-        them.
-        """
+        """Return the processes that are connected to the source; None if they are unknown."""
         return None
 
 
