@@ -260,7 +260,7 @@ class DirectoryStrategy(Strategy):
     def _use(self, text: str, known: KnownPlacement) -> None:
         """Record that the current operation relies on the placement of a key.
 
-        If a transaction is open, it also records the placement.
+        If a transaction is open, the transaction records the placement, too.
         """
         if (uses := current_uses()) is not None:
             uses.record(self, text, known)

@@ -54,7 +54,7 @@ class KeyInFlight(NamedTuple):
 
 
 class MoveList(NamedTuple):
-    """What the directory has recorded about moves of keys."""
+    """A list of moves of keys, as recorded in the directory."""
 
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
@@ -80,7 +80,7 @@ class MoveStore(Protocol):
 
 @dataclass(frozen=True)
 class Poll:
-    """A result of the query which keys are in flight (moving to another shard). Immutable.
+    """The result of one query for the keys in flight (keys that are moving). Immutable.
 
     ``since`` is the number of the first poll in an unbroken series. In such a series, each poll was
     received before the lease of the previous poll ended. A move takes longer than a lease, so it
@@ -162,7 +162,7 @@ class PlacementLease:
         return poll if poll is not None and now() < poll.valid_until else None
 
     def renew(self) -> Poll | None:
-        """Query which keys are in flight now. Return the result like :meth:`current`."""
+        """Query which keys are in flight now, and return the poll; None as for :meth:`current`."""
         with self._lock:
             return self._ask()
 

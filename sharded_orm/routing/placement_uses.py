@@ -32,7 +32,7 @@ class PlacementSource(Protocol):
     def group(self) -> ShardGroup:
         """The group whose keys the strategy places.
 
-        It tells equal texts of two groups apart, which may be different keys.
+        Keys of two groups may have the same text, so a key is identified by its group and its text.
         """
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:

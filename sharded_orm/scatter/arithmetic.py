@@ -88,7 +88,8 @@ def significant_quotient(total: Any, count: int) -> Any:
     total = Decimal(total)
     if not total.is_finite():
         return total
-    # The following computes the same as select_div_scale() and div_var() in PostgreSQL's numeric.c.
+    # The following lines compute the same as select_div_scale() and div_var() in PostgreSQL's
+    # numeric.c.
     scale = max(0, -int(total.as_tuple().exponent))
     weight, first = _leading_group(abs(int(total.scaleb(scale, _SUMS))), scale)
     count_weight, count_first = _leading_group(count, 0)

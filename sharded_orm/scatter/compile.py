@@ -2,7 +2,7 @@
 
 The SQL comes from subclasses of Django's compilers, with three changes:
 
-- A placeholder for the shard's schema stands in front of each table's name.
+- A placeholder for the shard's schema is put before each table's name.
 - The expressions of ORDER BY and GROUP BY are selected as extra columns, for the merge.
 - A query is refused if any part of it has a feature whose results cannot be merged exactly.
 

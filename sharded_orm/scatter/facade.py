@@ -1,6 +1,7 @@
 """Compiles the SQL of a scatter once for many shards.
 
-It contains a substitute for the connections of the shards, and mixins for Django's compilers.
+This module contains a substitute for the connections of the shards, and mixins for Django's
+compilers.
 """
 
 from __future__ import annotations

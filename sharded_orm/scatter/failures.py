@@ -176,7 +176,7 @@ def concerns_one_shard(error: BaseException) -> bool:
 def is_too_large(error: BaseException) -> bool:
     """Whether a statement may have failed because it reads too many tables at once.
 
-    Statements that each read fewer shards may then succeed.
+    If so, several statements that each read fewer shards may succeed.
     """
     return _sqlstate(error) == _PG_OUT_OF_MEMORY
 

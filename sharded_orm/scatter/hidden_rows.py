@@ -30,7 +30,7 @@ class HiddenRows(Protocol):
 
 
 class VisibleRows(SQLCompiler):
-    """A compiler mixin that leaves out hidden rows of every table."""
+    """A compiler mixin that leaves out the hidden rows of every table."""
 
     def compile(self, node: Any) -> Any:
         if not isinstance(node, BaseTable | Join):

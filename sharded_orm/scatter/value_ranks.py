@@ -60,7 +60,7 @@ _SETTINGS = "".join(
 )
 _DATABASE_VERSION = "pg_database_collation_actual_version(b.oid)"
 # Servers before version 15 have no function for the version of a database's collation. Their
-# databases use collations of the C library.
+# databases use collations of the C library, so read the version of such a collation instead.
 _OLD_DATABASE_VERSION = (
     "(SELECT max(pg_collation_actual_version(o.oid)) FROM pg_collation o"
     " WHERE o.collcollate = b.datcollate AND o.collprovider = 'c')"
@@ -185,8 +185,9 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """Yield a statement for each node, with a branch (the SELECT for one shard) that has not
-        failed.
+        """Yield a statement for each node, with one of its branches that has not failed.
+
+        A branch is the SELECT for one shard.
         """
         nodes: set[str] = set()
         for statement in self._plan.statements:

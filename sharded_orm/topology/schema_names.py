@@ -37,7 +37,7 @@ class SchemaNames:
 
     @classmethod
     def of(cls, template: object, group: str) -> SchemaNames:
-        """Return the names that the schemas of ``group`` have by ``template``.
+        """Return the schema names that ``template`` defines for ``group``.
 
         :param template: the value of ``DATABASE_NAME`` of the group.
         :param group: the name of the group.

@@ -33,7 +33,7 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stu
 
 
 def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
-    """Return the instances of ``reads``, without those whose key has no row.
+    """Return the instances that ``reads`` find. A key without a row has no instance.
 
     :param reads: one prepared read for each primary key, keyed by the key as the caller passed it.
         Each reads one row, and none has been sent yet.

@@ -408,7 +408,7 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def collations_of(model: Any) -> Collations:
-    """Return the object that tells which texts the databases of ``model`` treat as equal.
+    """Return the object that knows which texts the databases of ``model`` treat as equal.
 
     The object is chosen by the ``ENGINE`` in the settings. No database is connected.
     """
@@ -427,7 +427,8 @@ def token_field(field: Any, collations: Collations) -> TokenField:
     Its attribute ``exact`` says whether the database considers two values of the field equal
     exactly when their tokens are equal.
 
-    :param collations: tells which texts are equal in the database that has the field's column.
+    :param collations: the object that knows which texts are equal in the database of the field's
+        column.
     """
     target = target_field(field)
     if isinstance(target, models.CharField | models.TextField):

@@ -20,9 +20,9 @@ from sharded_orm.models.plans.instances import InstanceLoader
 
 
 class ConnectionState:
-    """What the cache needs to know of a database connection.
+    """The facts about a database connection that the cache needs.
 
-    The object tells whether the connection may use the cache now, and makes an
+    The object knows whether the connection may use the cache now, and makes an
     :class:`InstanceFactory` for each model. It also implements
     :class:`~sharded_orm.cache.repair.Sessions`, so it can find out whether database sessions have
     ended. Only the connection's thread may use the object.

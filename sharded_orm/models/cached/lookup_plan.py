@@ -74,8 +74,8 @@ def plan_of(model: Any) -> LookupPlan | None:
     plan = _plans.get(model)
     if plan is None or plan.cached is not cached:
         if model._meta.apps is not cached.model._meta.apps:
-            # If ``model`` is a historical model, as migrations make it, this function has returned
-            # None before: migrations always read from the database.
+            # ``model`` is a historical model of a migration. Migrations always read from the
+            # database.
             return None
         plan = _plans[model] = LookupPlan(model, cached)
     return plan

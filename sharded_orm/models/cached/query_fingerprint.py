@@ -95,7 +95,7 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
 
     equal: dict[str, list[Any]] = {}
     where = query.where
-    # Query.base_table is not used: it is a cached property, and would keep the value None for a
+    # Do not use Query.base_table: it is a cached property, and would keep the value None for a
     # query whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     parts: Any = _Conditions(base, equal).read(where, True) if where.children else ()

@@ -215,7 +215,7 @@ class CachedQuerySet(QuerySet[M]):
         return instance
 
     def _has_no_options(self) -> bool:
-        """Whether this is a queryset of all rows, on which nothing but its model has been set."""
+        """Whether this is a queryset of all rows: only its model has been set."""
         query = self.query
         return not (
             query.where.children

@@ -47,11 +47,11 @@ class CacheObserver:
     def write(
         self, cached: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool
     ) -> Any:
-        """Run a statement inside of a transaction, and note the rows that it affects.
+        """Execute a statement inside of a transaction, and record the rows that it affects.
 
         :param cached: the model whose table is written.
         :param compiler: the compiler of the statement.
-        :param execute: runs the statement and returns its result.
+        :param execute: executes the statement and returns its result.
         :param counted: whether ``execute`` returns the number of rows that matched.
         :returns: the result of the statement.
         """

@@ -486,5 +486,5 @@ class TrackedWrite:
 
 
 # Known implementations of a field's pre_save() that leave the stored value in the attribute of the
-# instance. Any other one may return a value for the column without setting the attribute.
+# instance. Another implementation may return a value for the column without setting the attribute.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

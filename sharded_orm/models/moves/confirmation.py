@@ -26,7 +26,7 @@ _ATTEMPTS = 5
 
 
 def confirmed(group: str, read: Callable[[], R]) -> R:
-    """Return the result of ``read``, and make sure that it comes from the shards that had the keys.
+    """Return the result of ``read``, and make sure that each key was on the shard that was read.
 
     If one of the keys has moved during the call, call ``read`` again. Costs one look at the clock.
     While keys are moving, costs a query to the directory, too.

@@ -32,8 +32,8 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
 
     Return None if keys of the group do not move, or if nothing is known of their moves.
 
-    Costs a look at the clock. Costs a query, too, if the last answer has reached half of its
-    validity, or if a key is moving to this shard.
+    Costs a look at the clock. Costs a query, too, if half of the time is over for which the last
+    answer is valid, or if a key is moving to this shard.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -152,7 +152,7 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """If a transaction is open, store in it which moves its first statement for several shards knew."""
+    """If a transaction is open, store the moves that its first statement for several shards knew."""
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():
         wrapper.transaction_memory.setdefault(_FIRST_SCATTER, Snapshot(poll))

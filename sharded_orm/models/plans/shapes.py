@@ -233,7 +233,7 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
         return None
     if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
         return None  # A lookup of the project may refuse values.
-    # The same condition as in sharded_orm.models.querysets.route.plain_key().
+    # plain_key() in sharded_orm.models.querysets.route uses the same condition.
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)
     )

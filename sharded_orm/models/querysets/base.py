@@ -226,7 +226,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return clone
 
     def using(self, alias: str | None) -> Self:
-        """Return a copy of this queryset that runs on ``alias``.
+        """Return a copy of this queryset whose query runs in the database ``alias``.
 
         The conditions and subqueries of the query see only the rows of that database.
         """
@@ -264,7 +264,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     def _refuse_other_alias(self, *others: Any) -> None:
         # Django runs a combination of querysets on the alias of the left one, whose database does
-        # not have the rows of other shards. So check the other querysets too.
+        # not have the rows of other shards. So check that the other querysets have the same alias.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue

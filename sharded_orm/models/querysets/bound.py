@@ -1,4 +1,4 @@
-"""Querysets under a bound key, see :class:`sharded_orm.models.sharding.bound_key.bound`."""
+"""Querysets that filter by the bound key, see :class:`sharded_orm.models.sharding.bound_key.bound`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return keyed
 
     def _check_against(self, key: BoundKey) -> None:
-        """Raise an error if this queryset has, or reads by a relation, rows without ``key``."""
+        """Raise an error if this queryset has rows of another key, or reads them through a relation.
+
+        :param key: the bound key.
+        """
         query: Any = self.query
         if isinstance(instance := self._hints.get("instance"), Model):
             refuse_other_key(instance)
@@ -125,8 +128,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # Store the bound key in this queryset, too. It keeps the rows that are read now, so it
-            # must not be usable under another key.
+            # Store the bound key in this queryset, too. The queryset keeps the rows that are read
+            # now, so it must not be usable under another key.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
@@ -218,7 +221,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
                     )
         return lookup if names & lookup.keys() else {**lookup, bound_key.name: bound_key.value}
 
-    # Type checkers do not see the wrapped methods, so that they use the types of the base classes.
+    # Hide the wrapped methods from type checkers, which then use the types of the base classes.
     if not TYPE_CHECKING:
         _prepared = _with_key(ReadingQuerySet._prepared)
         in_bulk = _with_key(ReadingQuerySet.in_bulk)
@@ -263,8 +266,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             refuse_other_key(obj)
             refuse_rows_given_by_id(obj, fields)
         keyed = self._with_bound_key()
-        # Check the keys of related rows now: Django's bulk_update() calls update() with
-        # expressions, in which keys cannot be checked.
+        # The keys of related rows have been checked above. Skip the check in update(): Django's
+        # bulk_update() passes expressions to it, in which keys cannot be checked.
         with related_rows_checked():
             return super(BoundKeyQuerySet, keyed).bulk_update(objs, fields, batch_size)
 
@@ -356,7 +359,7 @@ def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
 
 
 def _refuse_prefetches_of_one_key(rows: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``rows`` prefetches with a queryset that is for one key only.
+    """Raise :exc:`BoundKeyMismatch` if a prefetch of ``rows`` uses a queryset for one key only.
 
     ``rows`` is for all keys. With such a queryset, rows of other keys would get no related rows.
     """

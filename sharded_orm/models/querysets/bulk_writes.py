@@ -31,7 +31,8 @@ from sharded_orm.models.sharding.type_variables import M
 class BulkWritingQuerySet(RoutedQuerySet[M]):
     """A mixin with ``bulk_create()`` and ``bulk_update()`` of a sharded queryset."""
 
-    # For type checkers: without it, the plugin of django-stubs would give each mixin another type.
+    # Declare as_manager() for type checkers, because the plugin of django-stubs would give it
+    # another type in each mixin.
     if TYPE_CHECKING:
 
         @classmethod

@@ -62,7 +62,7 @@ def scoped(alias: str) -> Iterator[None]:
 
 
 def is_scoped() -> bool:
-    """Whether :func:`scoped` is in force."""
+    """Whether the calling code runs inside of a :func:`scoped` block."""
     return _scope.get() is not None
 
 
@@ -353,8 +353,8 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
     shard. While a key moves, two shards may have its rows. Then the query for one of these shards
-    hides the second copy, unless the conditions of ``query`` contain shard keys and it has one
-    shard.
+    hides the second copy. Only a query whose conditions contain shard keys of a single shard needs
+    no such filter.
 
     :param group: the shard group of ``options``.
     """

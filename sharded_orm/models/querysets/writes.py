@@ -38,7 +38,8 @@ from sharded_orm.models.sharding.type_variables import M
 class WritingQuerySet(BulkWritingQuerySet[M]):
     """A mixin with the writing methods of a sharded queryset."""
 
-    # For type checkers: without it, the plugin of django-stubs would give each mixin another type.
+    # Declare as_manager() for type checkers, because the plugin of django-stubs would give it
+    # another type in each mixin.
     if TYPE_CHECKING:
 
         @classmethod
@@ -102,11 +103,11 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, key, values)
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset limited to the shard of the row ``near``; remove ``near`` from
-        ``values``.
+        """Return this queryset limited to the shard of the row ``near``, if ``values`` has ``near``.
 
-        ``values["near"]`` is a row next to which the new row is to be stored. Return the queryset
-        unchanged if ``values`` has no ``near``, or if the model does not generate its shard key.
+        ``values["near"]`` is a row next to which the new row is to be stored; it is removed from
+        ``values``. Return the queryset unchanged if ``values`` has no ``near``, or if the model
+        does not generate its shard key.
         """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:
@@ -221,8 +222,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
 
     def _refuse_ends_of_two_keys(self, values: dict[str, Any]) -> None:
-        # Make the same check for an automatic many-to-many table, whose rows have the shard key of
-        # the two rows that they relate.
+        # Refuse an update that would relate rows of two keys by an automatic many-to-many table. A
+        # row of this table has the shard key of the two rows that it relates.
         options = self._options
         instances = {name: value for name, value in values.items() if isinstance(value, Model)}
         if not instances or not relates_one_key(options):

@@ -165,9 +165,7 @@ class FromOutside(RelatedRows):
         )
 
     def _relation_and_change(self) -> tuple[str, str]:
-        """Return the name of this manager, and the queryset call that removes all rows from the
-        relation.
-        """
+        """Return the name of this manager, and the queryset call that removes all of its rows."""
         return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
 
 

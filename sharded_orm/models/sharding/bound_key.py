@@ -1,8 +1,9 @@
 """The bound key: the shard key that all queries and new rows use inside a ``with`` block.
 
-The binding that is in force is stored in a context variable. So it holds in the current thread or
-task, and in code that is started with a copy of the context: by ``sync_to_async()``, by
-``asyncio.to_thread()``, or as a new task. A new thread begins without a binding.
+A binding, the shard keys that are bound and their values, is stored in a context variable. So it
+holds in the current thread or task, and in code that is started with a copy of the context: by
+``sync_to_async()``, by ``asyncio.to_thread()``, or as a new task. A new thread begins without a
+binding.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ class bound(_Block):  # used like a function
 class unbound(_Block):  # used like a function
     """Within the ``with`` or ``async with`` block, no key is bound; see :class:`bound`.
 
-    Also a decorator of functions. A queryset that was built inside ``bound()`` keeps its key.
+    It can also decorate a function. A queryset that was built inside ``bound()`` keeps its key.
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
@@ -292,9 +293,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run each step of ``generator`` inside ``block``; its caller uses the items outside of the
-    block.
-    """
+    """Run each step of ``generator`` inside ``block``, but the code that uses its items outside."""
     step, argument = generator.send, None
     while True:
         with block:
@@ -334,9 +333,7 @@ async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
 
 
 def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield ``items``. Each is computed inside ``block``, and the caller uses it outside of the
-    block.
-    """
+    """Yield ``items``, each of them computed inside ``block`` but used outside of it."""
     return _each_step(block, (item for item in items))
 
 

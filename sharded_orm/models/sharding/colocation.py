@@ -259,7 +259,7 @@ class Colocation:
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
         """Whether ``inner`` has a condition that only rows on the outer row's shard can meet.
 
-        For example, ``ref=OuterRef("pk")``. ``inner`` may also have a GROUP BY or a slice, because
+        An example is ``ref=OuterRef("pk")``. ``inner`` may also have a GROUP BY or a slice, because
         they are applied after the condition.
         """
         for lookup in required_conditions(inner.where):

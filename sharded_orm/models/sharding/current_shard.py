@@ -93,7 +93,7 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
 
 
 def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
-    """Whether the reason for an UPDATE that found no row is that the row has another shard key.
+    """Whether an UPDATE found no row because the stored row has another shard key.
 
     Sends at most two queries.
 

@@ -31,7 +31,8 @@ class KeptShard:
         self._is_open = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # As a result, a deep copy or a pickle of the row remembers no shard.
+        # Reduce the object to None, so that a deep copy or a pickle of the row remembers no shard.
+        return type(None), ()
 
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]

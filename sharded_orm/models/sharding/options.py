@@ -252,7 +252,10 @@ class ShardOptions:
         return shard or runtime.shard(group, self._place_new([key])[key])
 
     def place_keys(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Return the shard number of each key, keyed by key. Like :meth:`place_key`, for many keys."""
+        """Return the shard number of each key, keyed by key.
+
+        If a key has no shard yet, a shard is chosen and recorded, as in :meth:`place_key`.
+        """
         numbers = runtime.strategy(self.group).locate_many(keys)
         placed = {key: number for key, number in numbers.items() if number is not None}
         return placed | self._place_new([key for key in numbers if key not in placed])

@@ -40,8 +40,8 @@ class StoredKeyValidator:
 
     def __call__(self, value: Any, serializer_field: Any = None) -> None:
         serializer = getattr(serializer_field, "parent", None)
-        # With many=True, ``instance`` is a list of rows. It is not checked here, but by save() of
-        # each row.
+        # With many=True, ``instance`` is a list of rows. These rows are not checked here, but by
+        # their save().
         row = getattr(serializer, "instance", None)
         is_stored = isinstance(row, Model) and not row._state.adding
         model = (
@@ -77,7 +77,7 @@ def install_stored_key(model: type[Model]) -> None:
                 key.validators = [*key.validators, StoredKeyValidator()]
             else:
                 # Do not read ``validators`` here, because integer fields use the default database
-                # to compute it.
+                # to compute the list.
                 key.default_validators = [*key.default_validators, StoredKeyValidator()]
             key.save_form_data = partial(_save_form_data, key)
 

@@ -8,7 +8,7 @@ from django.db import models
 
 
 class TicketSequence(models.Model):
-    """The state of one sequence of ids on one ticket server: which ids were handed out.
+    """The state of one sequence of ids on one ticket server: how far its ids have advanced.
 
     Read-only; query it with ``using()`` and the alias of a ticket server. ``manage.py tickets
     create`` creates the table. Django does not manage the model. Otherwise the flush after a test
