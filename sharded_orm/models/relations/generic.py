@@ -262,7 +262,8 @@ class ShardedGenericRelation(GenericRelation):
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
         # Overrides GenericRelation.bulk_related_objects(). Django deletes the returned rows in the
-        # database of ``objs``, so rows of another group must not be returned.
+        # database of ``objs``. Rows of another group are in other databases, so refuse the deletion
+        # if there are any.
         model: Any = self.remote_field.model
         group = group_of(model)
         if group == group_of(self.model):

@@ -401,8 +401,8 @@ def _runs_event_loop() -> bool:
 def _without_warning() -> Iterator[None]:
     """Silence Django's warning about queries while applications are loaded (CursorWrapper._execute).
 
-    The topology is needed at that time. Only the thread that loads the applications needs this, and
-    the filters of warnings apply to all threads.
+    The topology is needed at that time. The filters of warnings apply to all threads, so the
+    watching thread waits until the applications are loaded.
     """
     if apps.ready:
         yield
