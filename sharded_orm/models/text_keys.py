@@ -1,9 +1,9 @@
 """Checks that the database compares text shard keys as exactly as the router does.
 
 For the router, ``Ada``, ``ada`` and ``Ada `` are three keys, which may be on three shards. If the
-collation of a key column considers them equal, a query for one key returns rows of the other keys
-on the same shard, and misses their rows on other shards. A table with such a column is refused at
-its first use in a process, before any statement on the table is sent.
+collation of a key column considers them equal, a query for one key returns rows of the other keys,
+but only those on the same shard. A table with such a column is refused at its first use in a
+process, before any statement on the table is sent.
 """
 
 from __future__ import annotations

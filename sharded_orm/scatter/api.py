@@ -62,7 +62,7 @@ def fetch(
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to leave the rows on the servers until they are read; ignored if the
         query has a limit. Each streamed statement, for up to 1024 shards, occupies a database
-        session until its rows are read, and a server drops a reader that pauses for longer than
+        session until its rows are read. A server drops a reader that pauses for longer than
         ``net_write_timeout`` (60 seconds).
     :raises ScatterNotSupported: the results cannot be merged exactly.
     :raises ScatterError: a shard does not answer, and ``partial`` is false.

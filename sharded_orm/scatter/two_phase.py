@@ -1,7 +1,7 @@
 """Reads the first rows of a query over many shards in two phases.
 
-The first phase reads only the primary keys and the ORDER BY values of each shard's first rows (the
-candidates), and chooses the first rows of all shards together (the winners). The second phase reads
+The first phase reads only the primary keys and the ORDER BY values of each shard's first rows, the
+candidates. It chooses the first rows of all shards together, the winners. The second phase reads
 the complete rows of the winners.
 """
 

@@ -179,8 +179,8 @@ def is_weight(value: object) -> bool:
 def problems(topology: Topology) -> list[str]:
     """Return everything that is wrong with ``topology``, as sentences; empty if it is valid.
 
-    Among other things, each shard of a group must be in exactly one range, each node in a range
-    must exist, and no two groups may have a schema in common on a database server.
+    Among other things, each shard of a group must be in exactly one range, and each node in a range
+    must exist. No two groups may have a schema in common on a database server.
 
     Time and memory do not depend on the number of shards in a range.
     """

@@ -32,10 +32,10 @@ class EmbeddedShardMixin:
     attname: str
     name: str
 
-    #: If a model has several fields with generated ids, their ``insert_rows()`` methods call
-    #: each other in turn. True if the method of this field must be called first, because it opens a
-    #: transaction, and the other methods may repeat the insert in it after an error. False if the
-    #: order does not matter.
+    #: If a model has several fields with generated ids, their ``insert_rows()`` methods call each
+    #: other in turn. True if the method of this field must be called first: it opens a transaction,
+    #: in which the other methods may repeat the insert after an error. False if the order does not
+    #: matter.
     outermost = False
 
     @property

@@ -43,11 +43,11 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     :param editable: True if serializers of Django REST framework should accept an id.
 
     On MySQL, MariaDB and SQLite, this field generates the id when the row is inserted. On
-    PostgreSQL the column's default generates it. In a group whose strategy is ``"embedded"`` with
-    the same SHIFT and BITS, a query by the id goes to the shard whose number is in the id. In any
-    other group the id is unique over all shards, but does not route queries. If a row has an id
-    already, it keeps the id. If ids route queries, this id must contain the number of the row's
-    shard; otherwise the insert raises :exc:`CrossShardRelation`.
+    PostgreSQL the column's default generates it. If the group's strategy is ``"embedded"`` with the
+    same SHIFT and BITS, the id routes queries: a query by the id goes to the shard whose number is
+    in the id. In any other group the id is unique over all shards, but does not route queries. If a
+    row has an id already, it keeps the id. If ids route queries, this id must contain the number of
+    the row's shard; otherwise the insert raises :exc:`CrossShardRelation`.
 
     Cost of a new row: one INSERT. On PostgreSQL, the first INSERT of a process on a shard has BEGIN
     and COMMIT around it. If another process has generated the same id, one more query finds the

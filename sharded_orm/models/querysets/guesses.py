@@ -1,8 +1,9 @@
 """Reads a row at a guessed shard: the shard that a source of keys remembers for a value of the row.
 
-If at most one row of all shards can have the value, and the guessed shard returns a row with it,
-this is the row, and no query to the source is needed. If the shard has no such row, the guess may
-be out of date. Then the read is repeated with the shard that the source returns now.
+This is done only if at most one row of all shards can have the value. If the guessed shard returns
+a row with the value, this is the row, and the source need not be queried. If the shard has no such
+row, the guess may be out of date. Then the read is repeated with the shard that the source returns
+now.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An upsert is ``bulk_create(update_conflicts=True)``. The database looks for a st
 conflict with a new row by a unique constraint. The stored row may have another shard key. A query
 before the insert cannot exclude this, because another transaction may store such a row after the
 query. So each unique constraint must contain the shard key, or a field in which the new row has
-NULL or a new id, which cannot be equal to a stored value.
+NULL or a new id. NULL and a new id are never equal to a stored value.
 """
 
 from __future__ import annotations

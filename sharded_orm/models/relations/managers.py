@@ -102,8 +102,8 @@ def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
 class Beside(RelatedRows):
     """The manager of ``album.photos``, whose related rows are on the shard of the album.
 
-    It refuses rows of other shards, because Django compares only primary keys, and a row of another
-    shard may have the same primary key as a row of this shard.
+    It refuses rows of other shards. Django compares only primary keys, and a row of another shard
+    may have the same primary key as a row of this shard.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:

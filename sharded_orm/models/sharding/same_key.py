@@ -6,8 +6,8 @@ are tenants must not show one tenant's rows to another. So a row may refer only 
 key. ``ShardMeta.same_key = False`` also allows rows of other keys on the same shard.
 
 In a group whose keys contain their shard (strategy ``embedded``), each row may have a key of its
-own, and rows of different keys are stored next to each other on purpose. Relations in such a group
-may join different keys.
+own. Rows of different keys are stored next to each other on purpose. Relations in such a group may
+join different keys.
 
 A stored row may have been read without its shard key (``only("name")``). A write, a form, and the
 other side of a one-to-one field then load the key with one query (``load=True``). Other reads do
