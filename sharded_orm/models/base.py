@@ -49,9 +49,9 @@ from sharded_orm.topology.model import Shard
 class ShardedModelBase(ModelBase):
     """The metaclass of sharded models.
 
-    It gives the relations and the automatic many-to-many tables of a model the descriptors and
-    managers of this library, instead of Django's. Forms and serializers of the model report a
-    changed shard key.
+    It installs this library's descriptors and managers, instead of Django's, for the relations and
+    the automatic many-to-many tables of a model. It also makes forms and serializers of the model
+    report a changed shard key.
     """
 
     def __new__(
@@ -59,7 +59,7 @@ class ShardedModelBase(ModelBase):
     ) -> Any:
         if "ShardMeta" in attrs:
             for config in apps.get_app_configs():
-                # An app may give fields to a class, because of its ShardMeta.
+                # An installed app may add fields to the class because of its ShardMeta.
                 if (fields_of := getattr(config, "fields_of_sharded_model", None)) is not None:
                     attrs = {**attrs, **fields_of(name, attrs)}
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
@@ -85,9 +85,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 group = "photos"
                 shard_key = "user_id"
 
-    ``ShardMeta`` is inherited like ``Meta``. The value of the shard key decides on which shard a row
-    is, even if Django would have chosen another alias. ``save()`` never changes the key of a stored
-    row (:exc:`ShardKeyChanged`).
+    ``ShardMeta`` is inherited like ``Meta``. The value of the shard key determines the shard of a
+    row, even if Django would choose another alias. ``save()`` never changes the key of a stored row
+    (:exc:`ShardKeyChanged`).
     """
 
     _is_sharded: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
         repeated(self._shard_options().group, write)
 
-    save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    save.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     @classmethod
     def _shard_options(cls) -> ShardOptions:
@@ -160,7 +160,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
         return repeated(options.group, write, nothing_written=lambda counts: not counts[0])
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _write_alias(self, options: ShardOptions, using: str | None) -> str:
         if using is not None and using != options.group:
@@ -176,7 +176,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         self, options: ShardOptions, using: str, update_fields: Any
     ) -> None:
         # Check the relations before the save, too. Django asks the router about a relation only
-        # when a row is assigned to it, and the shard key may have been set after that.
+        # when a row is assigned, and the shard key may have been set after that.
         refuse_related_of_other_key(self, update_fields)
         related: dict[str, Any] = self._state.fields_cache
         for name, other in related.items():
@@ -197,8 +197,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
         # near=row puts a new row that has no shard key on the shard of ``row``. If the new row has
-        # an explicit key, it must go to the shard of that key. This may be another shard than the
-        # shard of ``row``.
+        # an explicit key, it must go to the shard of that key, which may be another one.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:
@@ -208,7 +207,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             )
 
     def _refuse_other_shard(self, alias: str) -> None:
-        """Raise an error unless the shard key of this instance belongs on the shard ``alias``.
+        """Raise an error if the shard key of this instance does not belong on the shard ``alias``.
 
         :raises ShardKeyChanged: the key belongs on another shard, and the row is stored already.
         :raises CrossShardRelation: the row is new, and its key belongs on another shard. If the key
@@ -221,7 +220,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             and alias == self._state.db
             and key.attname in self.get_deferred_fields()
         ):
-            return  # A key that was never loaded cannot have changed.
+            return  # The key was never loaded, so it cannot have changed.
         home = runtime.topology().resolve(alias)
         if home is None and database_settings.template_group(alias) == options.group:
             return
@@ -249,7 +248,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def _refuse_wrong_shard_of_new_id(self, alias: str, required: Shard | None) -> None:
         # The shard key is generated for the shard that stores the row, so the key does not require
-        # a certain shard. Only near= or a relation can require one.
+        # a certain shard. Only near= or a relation can require a shard.
         if required is None or required.group != self._shard_options().group:
             raise CrossShardRelation(
                 f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
@@ -306,15 +305,16 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         forced_update: Any,
         *returning_fields: Any,
     ) -> Any:
-        # Overrides Model._do_update(). Use the shard key as a condition of the UPDATE, and do not
-        # write it. If the key was changed in memory, the UPDATE then finds no row, and no row ends
-        # up on the wrong shard. The result is that of Model._do_update(), which is true if a row was
-        # updated. Since Django 6.0 it has the values of ``returning_fields``.
+        # Overrides Model._do_update(). Add the shard key to the conditions of the UPDATE, and do
+        # not write it. If the key was changed in memory, the UPDATE then finds no row, and no row
+        # ends up on the wrong shard. The result is that of Model._do_update(), which is true if a
+        # row was updated. Since Django 6.0 it contains the values of ``returning_fields``.
         options = self._shard_options()
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # Skip the condition: the table of a parent model may have no column for the shard key.
+            # Add no condition on the key: the table of a parent model may have no column for the
+            # shard key.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
@@ -323,8 +323,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if key.attname not in self.get_deferred_fields():
             same_key = base_qs.filter(**{key.attname: options.key_of(self)})
         if values and not others:
-            # The shard key is the only field to be saved, and the key is never written. Django
-            # would report success without a query; check instead that the row exists.
+            # Only the shard key would be saved, and the key is never written. Django would report
+            # success without a query, so check that the row exists.
             updated = compat.update_result(same_key.filter(pk=pk_val).exists())
         else:
             updated = update(
@@ -352,11 +352,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             refuse_other_key(self)
 
         def read() -> None:
-            # A queryset of the caller that names no shard is sent to this row's shard.
+            # Send a queryset of the caller that has no alias to the shard of this row.
             alias, on_shard = current_alias(options, self), using
             if from_queryset is not None and using is None and from_queryset._db is None:
                 on_shard = alias if runtime.topology().resolve(str(alias)) is not None else None
-            # The project's base manager might read through the cache, or filter by the bound key.
+            # Turn off the cache and the bound key, because the project's base manager might read
+            # through the cache or filter by the bound key.
             with request_cache.uncached(), unbound():
                 super(ShardedModel, self).refresh_from_db(
                     using=on_shard, fields=fields, from_queryset=from_queryset
@@ -365,9 +366,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         confirmed(options.group, read)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
-        # get_next_by_FOO() and get_previous_by_FOO() call this method of Model, whose query goes to
-        # this row's shard. That shard has all rows with this row's shard key, but not all rows with
-        # other keys. So the caller must pass this row's key as a condition.
+        # get_next_by_FOO() and get_previous_by_FOO() call this method of Model, whose query is sent
+        # to this row's shard. That shard has all rows with this row's shard key, but not all rows
+        # with other keys. So the caller must pass this row's key as a condition.
         refuse_other_key(self)
         if (bound_key := key_in_force(type(self))) is not None:
             kwargs.setdefault(bound_key.name, bound_key.value)
@@ -386,11 +387,11 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     # -- Validation ------------------------------------------------------------
 
     def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields(): each row that a foreign key refers to must be looked up on
-        # the right shard. A row of the same group is looked up on this row's shard; if this row has
-        # no shard yet, no such row can exist. If the row referred to needs the same shard key, it
-        # is looked up with that key. A row of another group is looked up on the shard that the
-        # foreign key's value names.
+        # Overrides Model.clean_fields(), because the row to which a foreign key refers must be
+        # looked up on the right shard. A row of the same group is looked up on this row's shard; if
+        # this row has no shard yet, no such row can exist. If the other row needs the same shard
+        # key, the key is a condition of the look-up. A row of another group is looked up on the
+        # shard that the foreign key's value determines.
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()
@@ -414,7 +415,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         alias = self._validation_alias()
         if alias is not None:
             unplaced = []
-        # For each foreign key: the shard on which to look, or None if the value names the shard.
+        # The shard on which to look up the row of each foreign key, keyed by field. None if the
+        # foreign key's value determines the shard.
         looked_up = {
             field: alias if group == options.group else None
             for field, group in references
@@ -441,13 +443,14 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             raise ValidationError(errors)
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
-        # Overrides Model._perform_unique_checks(). Values must be unique only on this row's shard. If
-        # the shard key has no shard yet, no row has this key, so nothing can be a duplicate.
+        # Overrides Model._perform_unique_checks(). Values must be unique only on this row's shard.
+        # If the shard key has no shard yet, no row has the key, so nothing can be a duplicate.
         alias = self._validation_alias()
         if alias is None:
             return {}
         check_insert(colocation_on(self._shard_options(), alias), [self])
-        # A unique value must differ from those in rows of other keys, too. So look at all keys.
+        # Look at the rows of all keys, because a unique value must also differ from the values in
+        # rows of other keys.
         with scoped(alias), unbound():
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
@@ -460,7 +463,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def validate_constraints(self, exclude: Any = None) -> None:
         # Overrides Model.validate_constraints(), which asks the router for an alias. The router
-        # would record a shard for the key.
+        # would choose a shard for the key and record it.
         for _, constraints in self.get_constraints():
             for constraint in constraints:
                 check_constraint(constraint)
@@ -470,8 +473,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             with unbound():
                 super().validate_constraints(exclude)
             return
-        # The row has no shard yet, so nothing can be a duplicate. Check constraints read no other
-        # rows, so any shard can evaluate them.
+        # The row has no shard yet, so nothing can be a duplicate. Evaluate check constraints on any
+        # shard, because they read no other rows.
         errors: dict[str, Any] = {}
         using = runtime.shard(self._shard_options().group, 0).alias
         for model, constraints in self.get_constraints():
@@ -485,10 +488,10 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             raise ValidationError(errors)
 
     def _validation_alias(self) -> str | None:
-        """Return the alias of the shard on which this row is compared with others.
+        """Return the alias of the shard on which this row is compared with other rows.
 
-        None if no other row has to be read: the key has no shard yet, or the row cannot be saved
-        because another key is bound.
+        Return None if no other row has to be read: either the key has no shard yet, or the row
+        cannot be saved because another key is bound.
         """
         options = self._shard_options()
         try:
@@ -502,5 +505,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 return None
             shard = options.locate(self)
         except (ShardKeyRequired, TypeError, ValueError, ValidationError):
-            return None  # The value cannot be a key; the validation of its field reports that.
+            # The value cannot be a key. Ignore this here, because the validation of its field
+            # reports it.
+            return None
         return shard.alias if shard is not None else None

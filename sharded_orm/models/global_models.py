@@ -60,7 +60,7 @@ class GlobalQuerySet(CachedQuerySet[M]):
         return f"the global database, alias {self.db!r}"
 
     async def aexplain_routing(self) -> str:
-        """Do what :meth:`explain_routing` does. Sends no query."""
+        """Return what :meth:`explain_routing` returns. Sends no query."""
         return self.explain_routing()
 
 
@@ -88,13 +88,13 @@ class GlobalModel(models.Model):
         with writing(self):
             super().save_base(*args, **kwargs)
 
-    save_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    save_base.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         with writing(self):
             return super().delete(*args, **kwargs)
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None

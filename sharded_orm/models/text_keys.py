@@ -1,9 +1,9 @@
 """Checks that the database compares text shard keys as exactly as the router does.
 
-For the router ``Ada``, ``ada`` and ``Ada `` are three keys, which may be on three shards. If the
-collation of a key column considers them equal, a query for one key returns rows of the other keys
-on the same shard, and misses their rows on other shards. A table with such a column is refused at
-its first use in a process, before any statement on the table is sent.
+For the router, ``Ada``, ``ada`` and ``Ada `` are three keys, which may be on three shards. If the
+collation of a key column considers them equal, a query for one key returns rows of the other keys,
+but only those on the same shard. A table with such a column is refused at its first use in a
+process, before any statement on the table is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Fields whose values every database compares exactly, unlike text. UUIDs are among them: some
+# Fields whose values every database compares exactly, unlike text. UUIDs are included: some
 # databases store a UUID as text, but Django writes each UUID in only one way.
 _COMPARED_BY_VALUE = (
     models.IntegerField,
@@ -43,14 +43,14 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-# The types of text that compare by nothing but their collation.
+# The column types of text for which only the collation determines which values are equal.
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A text column whose values name the shard, in a sharded model's own table.
+    """A text column of a sharded model's own table whose values determine the shard.
 
     :param target: the field at the end of the chain of foreign keys that begins with ``field``;
         ``field`` itself if it is not a foreign key.
@@ -85,7 +85,7 @@ class KeyColumn:
     def declared_collation(self, connection: Any) -> str | None:
         """Return the collation that the model declares; None for the table's default collation.
 
-        Sends no query, except perhaps one for the server's version.
+        Sends no query, except one for the server's version if it is not known yet.
         """
         parameters = self.field.db_parameters(connection)
         if collation := parameters.get("collation"):
@@ -96,8 +96,7 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class InexactKey:
-    """A text key column on one shard, where the database compares keys less exactly than the
-    router.
+    """A text key column on one shard whose database compares keys less exactly than the router.
 
     :param what: the end of a sentence about the column, such as "has the collation …".
     :param remedy: what the operator has to do, in sentences.
@@ -110,8 +109,7 @@ class InexactKey:
 
 
 def text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    """Return the text columns whose values name the shard, for all models of ``group``, keyed by
-    table.
+    """Return the text columns that determine the shard, for all models of ``group``, keyed by table.
 
     Sends no query. The result is empty until Django has loaded all models.
     """
@@ -129,7 +127,7 @@ def _text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
 
 
 def key_columns(model: Any) -> tuple[KeyColumn, ...]:
-    """Return the columns of a sharded model's own table that are text and name the shard.
+    """Return the text columns of a sharded model's own table that determine the shard.
 
     Sends no query.
     """
@@ -147,8 +145,8 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
     """Return the collation that the models declare for ``key``, if it certainly compares inexactly.
 
-    A collation compares inexactly if it treats different keys as equal. Return None if that is not
-    certain; the column in the database must then be checked.
+    A collation compares inexactly if it treats different keys as equal. Return None if this is not
+    certain; then the column in the database must be checked.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -160,11 +158,10 @@ def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | 
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
-    """Yield an :class:`InexactKey` for each text key column and shard where the database compares
-    inexactly.
+    """Yield an :class:`InexactKey` for each text key column that a shard compares inexactly.
 
     All of ``shards`` must be of one group and on one node. Tables that do not exist are skipped.
-    Sends one query per 500 shards. Sends no query for a group without text keys, nor on SQLite,
+    Sends one query per 500 shards. Sends no query for a group without text keys, or on SQLite,
     where the collations that the models declare are checked instead.
 
     :param connection: a connection to the node.
@@ -217,8 +214,8 @@ def _inexact_key(
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
     if column is not None and not key.is_colocated_with_target:
-        # The foreign key refers to another group or to the global database. The migrations of its
-        # target do not run on these shards, so the operator must change this column with RunSQL.
+        # The foreign key refers to another group or to the global database, whose migrations do not
+        # run on these shards. So the operator must change this column with RunSQL.
         change = features_of(connection).collations.exact_column_sql(
             key.table, key.field.column, column.definition, collation or ""
         )
@@ -244,8 +241,8 @@ def describe_inexact(key: KeyColumn, what: str) -> str:
     )
 
 
-#: The columns with text keys, keyed by table. Each column is paired with its type in the database;
-#: on SQLite, the type is None.
+#: The text key columns, keyed by table. Each column is paired with its type in the database; on
+#: SQLite, the type is None.
 _Tables = Mapping[str, tuple[tuple[KeyColumn, ColumnType | None], ...]]
 
 
@@ -266,11 +263,11 @@ class TextKeyGuard:
     Thread-safe.
 
     A process sends one query for all such tables of a shard, or of several shards on one node. It
-    sends no query for groups without text keys, nor on SQLite. A failed check is not remembered:
-    the table is checked again at its next use, and can be used once its column is changed.
+    sends no query for groups without text keys, or on SQLite. A failed check is not remembered: the
+    table is checked again at its next use, so it can be used after its column was changed.
 
-    While a schema editor is open on the shard, no table is refused: the migration that repairs a
-    column may run after a migration that fills the column's table.
+    While a schema editor is open on the shard, no table is refused, because the migration that
+    repairs a column may run after a migration that fills the column's table.
     """
 
     def __init__(self) -> None:
@@ -282,8 +279,7 @@ class TextKeyGuard:
         self._verified = {}
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Check the text keys of ``tables`` on ``shards``. Leaves out tables that this process has
-        checked before.
+        """Check the text keys of ``tables`` on ``shards``, except tables that were checked before.
 
         Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check`.
 
@@ -297,8 +293,8 @@ class TextKeyGuard:
         if not checked or connection.open_editors:
             return
         if connection.shard is shards[0] and connection._generation != relocation.generation:
-            # The topology has changed since this connection object got its settings. Move the
-            # connection to the node that has the shard now.
+            # The topology has changed since this connection object got its settings. Reconnect it
+            # to the node that has the shard now.
             relocation.follow(connection)
             shards = (connection.shard,)
         unverified = [shard for shard in shards if not self._is_verified(shard, checked)]
@@ -310,8 +306,8 @@ class TextKeyGuard:
 
         Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
 
-        :raises InvalidShardKey: a key is too long. The database would store a part of it, which is
-            another key.
+        :raises InvalidShardKey: a key is too long. The database would store only a part of it,
+            which is another key.
         """
         known = self._verified.get(shard.alias)
         columns = () if known is None else known.tables.get(query.get_meta().db_table, ())
@@ -369,9 +365,9 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # Most shards have the same tables. To save memory, their entries share one mapping of
-            # tables. Two threads may check the same shard at the same time. So replace the entry of
-            # a shard as a whole; both threads store the same result.
+            # Most shards have the same tables, so their entries share one mapping of tables to save
+            # memory. Replace the entry of a shard as a whole, because two threads may check the
+            # shard at the same time; both store the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

@@ -1,8 +1,9 @@
 """The base class of routing strategies: a strategy maps a shard key to a shard number.
 
 A group of shards has one strategy. Some strategies compute the shard of a key. Others must *place*
-a key before its first row is written: choose and record the shard of the key. The setting
-``STRATEGY`` names a built-in strategy, or the dotted path of a subclass of :class:`Strategy`.
+a key before its first row is written: they choose the key's shard and record it. The setting
+``STRATEGY`` is the name of a built-in strategy, or the dotted path of a subclass of
+:class:`Strategy`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ BUILT_IN = {
     "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
 }
 
-# The random numbers of the operating system, which have no seed: two processes must not draw the
-# same shards in the same order.
+# Use the random numbers of the operating system, which have no seed, so that two processes do not
+# draw the same shards in the same order.
 _random = random.SystemRandom()
 
 
@@ -48,10 +49,10 @@ class Strategy(ABC):
     #: shard.
     places: ClassVar[bool] = False
     #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
-    #: if keys do not hold a shard number.
+    #: if keys do not contain a shard number.
     embedded: tuple[int, int] | None = None
-    #: Says what determines the shard of a key. A change of the group's topology is allowed only if
-    #: every key stays on its shard, so the allowed changes depend on this attribute. The default is
+    #: What determines the shard of a key. A change of the group's topology is allowed only if every
+    #: key stays on its shard, so the allowed changes depend on this attribute. The default is
     #: ``PLACED`` if ``places`` is true, else ``EMBEDDED`` if a subclass sets the class attribute
     #: ``embedded``, else ``COMPUTED``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
@@ -67,8 +68,8 @@ class Strategy(ABC):
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
         self.options = options
-        #: A function that returns the error if the node of a shard is known to be down, otherwise
-        #: None. Set by ``runtime``.
+        #: A function that returns an exception if the node of a shard is known to be down,
+        #: otherwise None. Set by ``runtime``.
         self.node_failure: Callable[[Shard], Exception | None] = lambda shard: None
         problems = [
             f"group {group.name!r}: unknown strategy option {name!r}; {group.strategy!r} takes"
@@ -92,24 +93,22 @@ class Strategy(ABC):
     def locate(self, key: Any) -> int | None:
         """Return the number of the shard of ``key``; None if the key has no shard. Never writes.
 
-        None means that the key is not placed yet, or that :meth:`place` refuses the key, such as a
-        negative id. In both cases no row has the key, so a query for it finds nothing, as it would
+        None means either that the key is not placed yet, or that :meth:`place` refuses the key, for
+        example a negative id. In both cases no row has the key, so a query for it finds nothing, as
         in an unsharded database.
 
         :raises InvalidShardKey: the key is of a type that the strategy does not accept.
         """
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        """Return the results of :meth:`locate` for many keys, as a dict from key to shard number or
-        None.
+        """Return the results of :meth:`locate` for many keys: a dict from key to shard number or None.
 
         A strategy that uses a database looks up hundreds of keys with one query.
         """
         return {key: self.locate(key) for key in keys}
 
     def place(self, key: Any) -> int:
-        """Return the number of the shard of ``key``. If the key has no shard yet, choose and record
-        one.
+        """Return the number of the shard of ``key``; if it has none yet, choose and record a shard.
 
         May be called concurrently, by threads and by processes.
 
@@ -132,23 +131,24 @@ class Strategy(ABC):
         return numbers
 
     def place_new(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Return the results of :meth:`place_many` for keys of which :meth:`locate` has returned None.
+        """Return the results of :meth:`place_many` for keys that have no shard yet.
 
-        A strategy that uses a database then need not look the keys up once more.
+        :meth:`locate` has returned None for each of ``keys``. So a strategy that uses a database
+        need not look them up once more.
         """
         return self.place_many(keys)
 
     def moved_to(self, key: Any) -> int | None:
-        """Return the number of the shard of ``key`` if the key has ever moved; else None.
+        """Return the number of the shard of ``key`` if the key has ever moved; otherwise None.
 
-        Return None inside Django's ``TestCase``, too, because no key moves there.
+        Also return None inside Django's ``TestCase``, where no key moves.
         """
         return None
 
     def has_moved_keys(self) -> bool:
         """Whether any key may ever have moved to another shard.
 
-        In an event loop, this method sends no query, and answers from what the process remembers.
+        In an event loop, this method sends no query, and uses only what the process remembers.
         """
         return False
 
@@ -178,7 +178,8 @@ class Strategy(ABC):
             weights = [r.weight * (r.last - r.first + 1) for r in ranges]
             chosen = _random.choices(ranges, weights=weights)[0]
             number = _random.randint(chosen.first, chosen.last)
-            # Ask only for the node that was drawn, because the answer may take an attempt to connect.
+            # Ask only about the node that was drawn, because node_failure() may try to connect to
+            # it.
             failure = self.node_failure(self.group.shard(number))
             if failure is None:
                 return number
@@ -187,16 +188,14 @@ class Strategy(ABC):
         raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over the state of ``former``, the strategy that the group had before the topology
-        changed.
-        """
+        """Take over the state of ``former``, the group's strategy before the topology changed."""
 
     def explain(self, key: Any) -> str:
-        """Return the reason why ``key`` is on its shard, as text for people."""
+        """Return the reason why ``key`` is on its shard, as text to be read by people."""
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error for the write of a row whose ``key`` has no shard.
+        """Return the error to raise when a row is written whose ``key`` has no shard.
 
         :meth:`locate` has returned None for ``key``, and the strategy does not place keys.
         """
@@ -213,9 +212,9 @@ class Strategy(ABC):
 def exact_text(key: str, strategy: Strategy) -> str:
     """Return ``key`` if every database driver sends the same text for it.
 
-    :raises InvalidShardKey: ``str(key)`` is another text than the characters of ``key``, for
-        example if ``key`` is an instance of ``class Kind(str, Enum)``. The drivers of MariaDB and
-        MySQL would send ``str(key)``; the driver of SQLite would send the characters.
+    :raises InvalidShardKey: ``str(key)`` differs from the characters of ``key``, for example if
+        ``key`` is an instance of ``class Kind(str, Enum)``. The drivers of MariaDB and MySQL would
+        send ``str(key)``; the driver of SQLite would send the characters.
     """
     if type(key) is not str and str(key) != key:
         raise strategy.invalid(
@@ -272,6 +271,6 @@ def key_routing_of(group: ShardGroup) -> KeyRouting:
 
     The attribute says what determines the shard of a key. No instance of the class is created.
 
-    :raises InvalidConfiguration: the settings of ``group`` do not name a strategy class.
+    :raises InvalidConfiguration: the settings of ``group`` do not contain a valid strategy class.
     """
     return strategy_class(group).key_routing

@@ -19,15 +19,15 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.transaction_uses import check_use
 from sharded_orm.topology.model import ShardGroup
 
-#: A pattern for the keys that the directory stores unchanged. The directory stores a digest of
-#: every other key, so that no collation of the global database confuses two keys, such as "alice"
-#: and "Alice", or keys that differ by trailing spaces.
+#: The pattern of the keys that the directory stores unchanged. Every other key is stored as a
+#: digest, so that no collation of the global database confuses two keys, such as "alice" and
+#: "Alice", or keys that differ by trailing spaces.
 _LONGEST_PLAIN = 64
 _PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 
 
 class StoredPlacement(NamedTuple):
-    """A row of the directory: the shard of a key, and how often the key has moved."""
+    """A row of the directory: the shard of a key, and the number of the key's last move."""
 
     shard: int
     #: Whether the row is committed. Inside Django's ``TestCase`` it may be rolled back.
@@ -37,42 +37,42 @@ class StoredPlacement(NamedTuple):
 
 
 class DirectoryStore(MoveStore, Protocol):
-    """A store of placements. A placement is a key, as text, with the number of its shard.
+    """A store of placements. A placement is a shard key, as text, with the number of its shard.
 
     The implementation is in ``models/tables/placement.py``.
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
-        """Return the placements of the given keys, by key; a key without a placement is left out."""
+        """Return the placements of ``keys``, keyed by key; a key without a placement is left out."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
-        """Store the given shard number for each key that has no placement yet.
+        """Store the shard number in ``placements`` for each key that has no placement yet.
 
         A key that was placed before keeps its shard. The caller's transaction can neither hide nor
         roll back the placements.
 
-        :return: the placements of all the given keys, in the form that :meth:`find` returns.
+        :return: the placements of all keys in ``placements``, in the form that :meth:`find`
+            returns.
         """
 
 
 class DirectoryStrategy(Strategy):
-    """A strategy that places each new key on a random open shard, and looks up the shard of any
-    other key.
+    """A strategy that places each new key on a random open shard, and looks up all other keys.
 
-    The placements (the shards of keys) are in the directory, a table in the global database.
+    The placements (the shards of keys) are stored in the directory, a table in the global database.
 
     - If a key has no placement, :meth:`locate` returns None and stores nothing.
     - A placement is committed before the key's first row is written, and outside of the caller's
       transaction. So a rollback of the caller never moves a key that has rows. If two processes
-      place the same key at once, the first insert wins, and both processes get its shard.
-    - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option;
-      100,000 by default). It may do so only under a lease, see
+      place the same key at the same time, the first insert wins, and both processes use its shard.
+    - Each process remembers committed placements, at most as many as the option ``CACHE_SIZE`` says
+      (100,000 by default). It may do so only under a lease, see
       :mod:`sharded_orm.routing.placement_lease`. A key that is moving to another shard is looked up
       each time.
 
-    Cost: remembered keys cost no query. Up to 500 other keys cost one query. If some of these keys
-    are new, placing them costs two more round trips. To renew the lease costs one query per
-    process, twice in ``PLACEMENT_LEASE`` seconds.
+    Cost: a remembered key costs no query. Up to 500 other keys cost one query. If some of them are
+    new, placing them costs two more round trips. To renew the lease, each process sends two queries
+    in ``PLACEMENT_LEASE`` seconds.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
@@ -90,8 +90,8 @@ class DirectoryStrategy(Strategy):
                 [f"group {group.name!r}: CACHE_SIZE must be 0 or more, not {size!r}"]
             )
         self._cache_size = size
-        # Used without a lock, because single operations of a dict are atomic, and because a fork
-        # could copy a lock while it is held.
+        # Use the dict without a lock. Single operations of a dict are atomic, and a fork could copy
+        # a lock while it is held.
         self._placements: OrderedDict[str, KnownPlacement] = OrderedDict()
 
     @property
@@ -155,8 +155,8 @@ class DirectoryStrategy(Strategy):
     def _moved(self, key: Any) -> KnownPlacement | None:
         text = self.entry(key)
         if _in_event_loop():
-            # A queryset is being built in an event loop, where no query may be sent. The queryset
-            # looks up the shard again when another thread evaluates it.
+            # A queryset is being built in an event loop, where no query may be sent. The shard is
+            # looked up again when another thread evaluates the queryset.
             known = self._remembered(text, self.lease.valid())
             return known if known is not None and known.version else None
         poll = self.lease.current()
@@ -186,9 +186,9 @@ class DirectoryStrategy(Strategy):
             self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Keep the remembered placements: they do not depend on the topology. Share the dict with
-        # the former strategy: if this strategy forgets a placement, threads that still use the
-        # former strategy forget it, too.
+        # Keep the remembered placements, because they do not depend on the topology. Share the dict
+        # with the former strategy, so that threads that still use the former strategy forget a
+        # placement, too, if this strategy does.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -203,11 +203,11 @@ class DirectoryStrategy(Strategy):
         return f"the directory places {key!r} on shard {number}"
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
-        """Whether all keys have been on the same shards since their ``placements`` were looked up.
+        """Whether all keys have stayed on the same shards since ``placements`` were looked up.
 
         Sends nothing for keys that cannot have moved under the lease. Other keys, such as keys that
         are moving, are looked up again. The version shows whether a key has moved away and come
-        back meanwhile.
+        back.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [
@@ -230,19 +230,19 @@ class DirectoryStrategy(Strategy):
         return known
 
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
-        """Ask the directory for the placements of ``texts``.
+        """Look up the placements of ``texts`` in the directory.
 
-        :param poll: the last poll (answer about moving keys), as it was before this look-up. The
-            placements are recorded with this poll even if a newer one arrives meanwhile, because
-            they may be older than the newer one.
+        :param poll: the last poll (the query for moving keys) before this look-up. The placements
+            are recorded with this poll even if a newer poll arrives during the look-up, because
+            they may be older than the newer poll.
         """
         return self._remember(self.store.find(self.group.name, texts), poll)
 
     def _remember(
         self, stored: Mapping[str, StoredPlacement], poll: Poll | None
     ) -> dict[str, KnownPlacement]:
-        # Invariant: _placements holds only committed placements. An uncommitted placement may be
-        # rolled back with the caller's transaction, and its key would then have no shard.
+        # Invariant: _placements contains only committed placements. An uncommitted placement may be
+        # rolled back with the caller's transaction; then its key would have no shard.
         placements = {}
         for text, (shard, committed, version) in stored.items():
             known = KnownPlacement(shard, version, 0 if poll is None else poll.number)
@@ -253,14 +253,14 @@ class DirectoryStrategy(Strategy):
             if poll is not None and self._cache_size:
                 self._placements[text] = known
         while len(self._placements) > self._cache_size:
-            with suppress(KeyError):  # Another thread may have emptied the dict.
+            with suppress(KeyError):  # Ignore the error: another thread may have emptied the dict.
                 self._placements.popitem(last=False)
         return placements
 
     def _use(self, text: str, known: KnownPlacement) -> None:
-        """Record that the current operation relies on a placement.
+        """Record that the current operation relies on the placement of a key.
 
-        An open transaction records it, too.
+        If a transaction is open, the transaction records the placement, too.
         """
         if (uses := current_uses()) is not None:
             uses.record(self, text, known)
@@ -273,9 +273,9 @@ class DirectoryStrategy(Strategy):
         return None if known is None else known.shard
 
     def entry(self, key: Any) -> str:
-        """Return the text under which the directory stores ``key``. Equal keys give equal texts.
+        """Return the text under which the directory stores ``key``. Equal keys have equal texts.
 
-        The key's type does not matter: the integer 7 and the text "7" give the same text.
+        The key's type does not matter: the integer 7 and the text "7" have the same text.
 
         :raises InvalidShardKey: the value of ``key`` cannot be a shard key.
         """
@@ -297,7 +297,7 @@ class DirectoryStrategy(Strategy):
 
 
 def _in_event_loop() -> bool:
-    """Whether an event loop runs in this thread, in which Django refuses queries."""
+    """Whether an event loop runs in this thread. In an event loop, Django refuses queries."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -17,8 +17,8 @@ class EmbeddedStrategy(Strategy):
     """A strategy that reads the shard number from bits of the key.
 
     The shard is ``(key >> SHIFT) & (2**BITS - 1)``; by default bits 46 to 61 (P1). The shard key is
-    an id that carries its shard, or a foreign key to such an id. The strategy needs no query, and a
-    row never moves to another shard. Example: 241294492511762325 is on shard 3429.
+    an id that contains its shard number, or a foreign key to such an id. The strategy needs no
+    query, and a row never moves to another shard. Example: 241294492511762325 is on shard 3429.
     """
 
     option_names = frozenset({"SHIFT", "BITS"})
@@ -54,10 +54,9 @@ class EmbeddedStrategy(Strategy):
         return self.invalid(key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}")
 
     def _embedded_in(self, key: int) -> int | None:
-        """Return the shard number in ``key``, whether or not there is such a shard; None if ``key``
-        is not an id.
+        """Return the shard number in ``key``; None if ``key`` is not an id.
 
-        An id is an integer from 0 to 2**63 - 1.
+        An id is an integer from 0 to 2**63 - 1. A shard with the number need not exist.
         """
         if not 0 <= key < 1 << 63:
             return None

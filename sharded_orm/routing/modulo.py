@@ -1,4 +1,4 @@
-"""The modulo strategy (Instagram, I4). It hashes text with md5 (Pinterest's mod shard, P11)."""
+"""The modulo strategy (Instagram, I4). Text is hashed with md5 (Pinterest's mod shard, P11)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from sharded_orm.routing.base import Strategy, utf8_bytes
 
 
 class ModuloStrategy(Strategy):
-    """A strategy that computes the shard as the remainder of the key divided by the number of
-    shards.
+    """A strategy that divides the key by the number of shards; the remainder is the shard.
 
     The shard is ``key % shards`` for integers, and ``md5(key) % shards`` for text, bytes and UUIDs.
     The strategy stores nothing and sends no query. The number of shards can never change, because

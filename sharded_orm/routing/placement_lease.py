@@ -1,11 +1,11 @@
 """The lease under which a process remembers the shards of keys (docs/decisions/0028-key-moves.md).
 
-A placement says on which shard a key is. Before a key moves to another shard, every process must
-stop remembering its placement, even a process that nobody can reach. So a process may remember
-placements only under a lease. It renews the lease with one small query: which keys are *in flight*?
-A key is in flight from the announcement of its move to the end of the move. After the announcement
-is committed, a move waits for longer than a lease lasts. By then each process knows of the move, or
-has no lease.
+The placement of a key is the shard that has its rows. Before a key moves to another shard, every
+process must stop using the placement that it remembers, even a process that cannot be reached. So a
+process may remember placements only under a lease, which is valid for a short time. To renew the
+lease, it queries which keys are *in flight*: keys whose move has been announced and has not ended.
+After the announcement is committed, a move waits for longer than a lease is valid. Then each
+process either knows of the move or has no lease.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# A series of polls remembers which keys were in flight, but at most this many. With more keys, the
-# process forgets all placements once.
+# The maximum number of keys for which a series of polls (queries of the keys in flight) remembers
+# that they were in flight. If there are more, the process forgets all placements once.
 _MOST_SEEN = 10_000
-#: The id of a clock that also counts the time for which the machine is suspended; None if there is
-#: none.
+#: The id of a clock that also counts the time while the machine is suspended; None if the system
+#: has no such clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now() -> float:
-    """Return seconds by a clock that never goes back and, on Linux, runs while the machine is
-    suspended.
+    """Return the time of a clock that never goes back, in seconds.
+
+    On Linux, the clock also runs while the machine is suspended.
     """
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
@@ -41,9 +42,11 @@ class KeyInFlight(NamedTuple):
     group: str
     #: The text under which the directory stores the key.
     key: str
-    #: The key itself, as text. The directory stores a digest of some keys.
+    #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
+    #: as a digest.
     value: str
-    #: The number of the move, and the numbers of the shards from which and to which the key moves.
+    #: The number of the move, and the numbers of the shard that the key leaves and of its new
+    #: shard.
     number: int
     source: int
     target: int
@@ -51,12 +54,12 @@ class KeyInFlight(NamedTuple):
 
 
 class MoveList(NamedTuple):
-    """What the directory has recorded about moves of keys."""
+    """A list of moves of keys, as recorded in the directory."""
 
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
     last: int
-    #: Some of the moves that have ended. :meth:`MoveStore.moves` says which.
+    #: Some of the moves that have ended, as selected by the call of :meth:`MoveStore.moves`.
     ended: tuple[KeyInFlight, ...] = ()
 
 
@@ -64,31 +67,33 @@ class MoveStore(Protocol):
     """A store that knows which keys are in flight."""
 
     def moves(self, since: int | None = None) -> MoveList | None:
-        """Return which keys are in flight. One query, which is not logged.
+        """Return which keys are in flight: their move was announced and has not ended.
 
-        Return None inside Django's ``TestCase``, whose transaction hides what other processes do.
+        Sends one query, which is not logged. Return None inside Django's ``TestCase``, whose
+        transaction hides what other processes do.
 
-        :param since: the number of a move. The result then also has the later moves that have
-            ended. With None, it has only the move that was announced last, if that move has ended.
+        :param since: the number of a move. The result then also contains the later moves that have
+            ended. With None, it contains only the move that was announced last, if that move has
+            ended.
         """
 
 
 @dataclass(frozen=True)
 class Poll:
-    """An answer of the directory to the question which keys are in flight. Immutable.
+    """The result of one query for the keys in flight (keys that are moving). Immutable.
 
-    ``since`` is the number of the first poll in an unbroken series. In such a series, each poll
-    arrived before the lease from the poll before it was over. A move cannot begin and end between
-    two polls of such a series, so the series has seen each move.
+    ``since`` is the number of the first poll in an unbroken series. In such a series, each poll was
+    received before the lease of the previous poll ended. A move takes longer than a lease, so it
+    cannot begin and end between two polls: the series has seen every move.
     """
 
     number: int
     since: int
-    #: The time from which the process renews the lease, and the time at which the lease is over.
+    #: The time from which the process renews the lease, and the time at which the lease ends.
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: For each group and key: the number of the last poll in the series that has seen the key in
+    #: Keyed by group and key: the number of the last poll in the series in which the key was in
     #: flight.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
@@ -100,16 +105,17 @@ class Poll:
         return latest
 
     def is_quiet(self, group: str, number: int) -> bool:
-        """Whether no key of ``group`` has been in flight from poll ``number`` to this one.
+        """Whether no key of ``group`` was in flight from poll ``number`` to this poll.
 
-        Correct only if the lease of this poll is not over.
+        Correct only while the lease of this poll is valid.
         """
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
-        """Whether a placement of ``key`` that was looked up during poll ``number`` still holds.
+        """Whether a placement of ``key`` that was looked up during poll ``number`` is still correct.
 
-        False for a key in flight. Correct only if the lease of this poll is not over.
+        False for a key in flight. The result is reliable only while the lease of this poll is
+        valid.
         """
         return number >= self.since and self.seen.get((group, key), 0) < number
 
@@ -117,13 +123,13 @@ class Poll:
 class PlacementLease:
     """The right of this process to remember placements for some seconds. Thread-safe.
 
-    No background thread renews the lease. Instead, the first operation after half of the time does
-    so. This costs one query per process in each half of a lease. If the directory does not answer,
-    the process goes on until the lease is over. After that, each look-up raises the error of the
-    directory.
+    No background thread renews the lease. Instead, the first operation after half of its time
+    renews it. This costs one query per process in each half of a lease. If the directory does not
+    answer, the process continues until the lease ends. After that, each look-up raises the error of
+    the directory.
 
     :param store: the object that knows which keys are in flight.
-    :param seconds: how long a lease is valid, counted from the sending of the query.
+    :param seconds: how long a lease is valid, counted from the time at which the query is sent.
     """
 
     _instances: WeakSet[PlacementLease] = WeakSet()
@@ -132,7 +138,7 @@ class PlacementLease:
         self._store = store
         self.seconds = seconds
         self._poll: Poll | None = None
-        #: Whether the last question was asked inside Django's ``TestCase``, so no key moves.
+        #: Whether the last query was sent inside Django's ``TestCase``, where no key moves.
         self.is_suspended = False
         # The lock is reentrant, because a receiver of connection_created may use sharded models
         # while the connection of the directory is being opened.
@@ -140,42 +146,44 @@ class PlacementLease:
         self._instances.add(self)
 
     def current(self) -> Poll | None:
-        """Return the poll of a lease that is valid now. Renew the lease if half of it is over.
+        """Return the poll of a lease that is valid now. If half of its time is over, renew the lease.
 
         Return None if the process must not remember anything: inside Django's ``TestCase``, or if
-        the answer took longer than the lease.
+        the query took longer than a lease is valid.
 
-        :raises django.db.Error: the lease is over, and the directory does not answer.
+        :raises django.db.Error: the lease has ended, and the directory does not answer.
         """
         poll = self._poll
         return poll if poll is not None and now() < poll.renew_at else self._renew()
 
     def valid(self) -> Poll | None:
-        """Return the poll of a lease that is valid now, or None. Sends nothing."""
+        """Return the poll of the lease if it is valid now; otherwise None. Sends nothing."""
         poll = self._poll
         return poll if poll is not None and now() < poll.valid_until else None
 
     def renew(self) -> Poll | None:
-        """Ask which keys are in flight now, and return the answer as :meth:`current` does."""
+        """Query which keys are in flight now, and return the poll; None as for :meth:`current`."""
         with self._lock:
             return self._ask()
 
     def _renew(self) -> Poll | None:
         poll = self.valid()
-        # While one thread asks, the other threads go on if the lease is still valid. Otherwise they
-        # wait.
+        # While one thread sends the query, the other threads continue if the lease is still valid.
+        # Otherwise they wait for the lock.
         if not self._lock.acquire(blocking=poll is None):
             return poll
         try:
             known = self.valid()
             if known is not None and now() < known.renew_at:
-                return known  # Another thread has asked meanwhile.
+                return known  # Another thread has renewed the lease in the meantime.
             try:
                 return self._ask()
-            except Exception:  # Of any driver. Raised only if the lease is over.
+            # Catch the exceptions of every driver. Raise the exception only if the lease has ended.
+            except Exception:
                 if (known := self.valid()) is None:
                     raise
-                # Ask again a little later, so that not every operation waits for the directory.
+                # Send the next query a little later, so that not every operation waits for the
+                # directory.
                 self._poll = replace(known, renew_at=now() + self.seconds / 10)
                 return known
         finally:
@@ -192,8 +200,8 @@ class PlacementLease:
         since = None
         if before is not None:
             number = before.number + 1
-            # Compare with the time at which the answer arrived. If the former lease was over by
-            # then, a whole move may have happened unseen, so a new series begins.
+            # Use the time at which the answer arrived. If the former lease had ended by then, a
+            # whole move may have happened unseen, so a new series begins.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:
@@ -210,8 +218,8 @@ class PlacementLease:
 
     @classmethod
     def _after_fork(cls) -> None:
-        # At the fork, another thread of the parent may have held the lock. The lease itself is as
-        # valid in the child as in the parent.
+        # At the fork, another thread of the parent may have held the lock, so replace the lock. The
+        # lease is as valid in the child as in the parent.
         for lease in list(cls._instances):
             lease._lock = threading.RLock()
 

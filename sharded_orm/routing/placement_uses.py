@@ -1,8 +1,8 @@
-"""The placements (shards of keys) on which an operation relies, and whether they are still true.
+"""The placements (shards of keys) on which an operation relies, and whether they are still correct.
 
 An operation looks keys up, sends its statements, and then checks whether the keys are still on the
 same shards. The routing strategy records each key that it looks up in the context of the operation.
-So the code in between need not pass the keys on.
+So the keys need not be passed through all functions of the operation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class KnownPlacement(NamedTuple):
-    """The shard of a key, as the directory has answered."""
+    """The placement (the shard) of a key, as read from the directory."""
 
     shard: int
     #: The number of the last move of the key; 0 if the key has never moved.
     version: int
-    #: The number of the poll under whose lease the directory was asked; 0 without a lease.
+    #: The number of the poll whose lease was valid at the look-up in the directory; 0 without a
+    #: lease.
     poll: int
 
 
@@ -31,21 +32,22 @@ class PlacementSource(Protocol):
     def group(self) -> ShardGroup:
         """The group whose keys the strategy places.
 
-        Two groups may store the same text for different keys.
+        Keys of two groups may have the same text, so a key is identified by its group and its text.
         """
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have been on the same shards since the placements were looked up.
 
-        :param placements: by the text under which the directory stores the key.
+        :param placements: the placements, keyed by the text under which the directory stores the
+            key.
         """
 
 
 class WatchedMoves(Protocol):
-    """What a statement for several shards knew of moves, to be checked at its end."""
+    """The moves that a statement for several shards knew at its beginning, to be checked at its end."""
 
     def holds(self) -> bool:
-        """Whether no move has disturbed the statement."""
+        """Whether no move has changed the result of the statement."""
 
 
 class PlacementUses:
@@ -65,13 +67,13 @@ class PlacementUses:
         placements = self.placements.setdefault(source, {})
         known = placements.setdefault(key, placement)
         # If the key has moved since the operation began, a part of the operation relies on the old
-        # shard. If only the poll differs, keep the earlier poll, because to hold since then is the
-        # stricter condition.
+        # shard. If only the poll differs, keep the earlier poll, because the placement must have
+        # been correct since then.
         if known[:2] != placement[:2]:
             self._changed = True
 
     def watch(self, moves: WatchedMoves) -> None:
-        """Also rely on ``moves``, what a statement for several shards knew of moves."""
+        """Also rely on ``moves``, the moves that a statement for several shards knew."""
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
@@ -86,7 +88,8 @@ class PlacementUses:
         """
         if self._changed:
             return False
-        # No generator, because each write and read comes here. Hardly one has watched moves.
+        # Do not use a generator here: every read and write calls this method, and few have watched
+        # moves.
         for source, placements in self.placements.items():
             if not source.holds(placements):
                 return False
@@ -97,15 +100,15 @@ _uses: ContextVar[PlacementUses | None] = ContextVar("sharded_orm_placement_uses
 
 
 def current_uses() -> PlacementUses | None:
-    """Return the record of placements of the current operation; None outside of operations."""
+    """Return the object that records the placements of the current operation; None if there is none."""
     return _uses.get()
 
 
 class recorded_uses:
-    """Within the ``with`` block, record in ``uses`` the placements that are looked up in this
-    context.
+    """Within the ``with`` block, record in ``uses`` the placements that this context looks up.
 
-    A class, because a generator takes three times as long, and each write and read comes here.
+    It is a class and not a generator function, because every read and write uses it, and a
+    generator takes three times as long.
     """
 
     __slots__ = ("_token", "_uses")

@@ -1,4 +1,4 @@
-"""The range strategy: each shard holds a range of keys."""
+"""The range strategy: each shard has the rows of one range of keys."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 class RangeStrategy(Strategy):
-    """A strategy in which each shard holds one range of keys, set by the option ``BOUNDS`` or
-    ``SIZE``.
+    """A strategy in which each shard has the rows of one range of keys.
 
-    ``BOUNDS`` lists the lower bound of each shard, ascending. Shard *n* holds the keys from
-    ``BOUNDS[n]`` up to, but not including, ``BOUNDS[n + 1]``; the last shard has no upper bound.
-    With ``SIZE``, shard *n* holds the integers from ``n * SIZE`` up to, but not including, ``(n +
-    1) * SIZE``. A key outside of all ranges is refused.
+    The option ``BOUNDS`` lists the lower bound of each shard, ascending. Shard *n* has the keys
+    from ``BOUNDS[n]`` up to, but not including, ``BOUNDS[n + 1]``; the last shard has no upper
+    bound. With the option ``SIZE`` instead, shard *n* has the integers from ``n * SIZE`` up to, but
+    not including, ``(n + 1) * SIZE``. A key outside of all ranges is refused.
     """
 
     option_names = frozenset({"BOUNDS", "SIZE"})
@@ -46,7 +45,9 @@ class RangeStrategy(Strategy):
             try:
                 self._bounds = tuple(options["BOUNDS"])
                 ascending = all(a < b for a, b in zip(self._bounds, self._bounds[1:], strict=False))
-            except TypeError:  # BOUNDS is not iterable, or its values cannot be compared.
+            # BOUNDS is not iterable, or its values cannot be compared. The check below refuses this
+            # value.
+            except TypeError:
                 self._bounds, ascending = (options["BOUNDS"],), False
             if len(self._bounds) != group.count or not ascending:
                 raise InvalidConfiguration(

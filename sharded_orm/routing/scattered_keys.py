@@ -1,9 +1,9 @@
-"""Let statements for several shards see each row once, even while keys move.
+"""Makes statements for several shards see each row once, even while keys move.
 
-Two servers cannot switch at the same moment. From the publication of the copy to the removal of the
-old rows, the tables of both shards have the rows of a key. So a statement for several shards takes
-the rows of such a key only from the shard that the directory names for the key, its placement. At
-its end, the statement checks that the placement was the same all the time. See
+Two servers cannot switch a key at the same moment. From the publication of the copied rows to the
+removal of the old rows, the tables of both shards have the rows of the key. So a statement for
+several shards reads the rows of such a key only on its placement, the shard that the directory has
+recorded. At its end, the statement checks that the placement has not changed. See
 docs/decisions/0028-key-moves.md.
 """
 
@@ -14,29 +14,29 @@ from typing import NamedTuple, Protocol
 
 from sharded_orm.routing.placement_lease import KeyInFlight, MoveList, MoveStore, Poll
 
-#: Phases of a move in which the placement is still the source, but the target may have a copy of
-#: the rows. An aborted move is in flight until its copy is removed.
+#: Phases of a move in which the key's placement is still the source, but the target may have a copy
+#: of the rows. An aborted move is in flight until its copy is removed.
 _AT_SOURCE = frozenset({"switching", "aborted"})
-#: Phases of a move in which the placement is the target, but the source may still have the old
-#: rows.
+#: Phases of a move in which the key's placement is the target, but the source may still have the
+#: old rows.
 _AT_TARGET = frozenset({"switched", "settled"})
 
 
 def has_switched(move: KeyInFlight) -> bool:
-    """Whether the move has come so far that the placement of the key is its target."""
+    """Whether the placement of the key has been switched to the target of the move."""
     return move.phase in _AT_TARGET
 
 
 def keys_to_leave_out(
     group: str, used: MoveList, starts: Iterable[MoveList], *, announced: bool = False
 ) -> dict[int, tuple[KeyInFlight, ...]]:
-    """Return the keys whose rows a statement must not see on a shard, by the number of the shard.
+    """Return the keys whose rows a statement must not see on a shard, keyed by shard number.
 
     :param used: the moves that the directory reported before the statement was sent.
     :param starts: the moves that were known when the snapshots of open transactions were taken. A
-        snapshot may still have rows of a move that has ended.
-    :param announced: whether to leave out, on the targets, also the keys of moves that have not
-        begun to switch.
+        snapshot may still contain rows of a move that has ended.
+    :param announced: whether keys of moves that have not begun to switch are also left out, on the
+        targets.
     """
     moves = {move.number: move for start in starts for move in start.in_flight}
     moves = {number: move for number, move in moves.items() if move.phase in _KEPT_IN_SNAPSHOTS}
@@ -60,19 +60,20 @@ def is_exact(
 ) -> bool:
     """Whether a statement has seen each row of ``group`` exactly once.
 
-    That is true if each key was on the same shard from ``start`` to ``end``, and if no shard got a
-    second copy of a key's rows without the statement leaving them out.
+    True if each key was on the same shard from ``start`` to ``end``, and if the statement has left
+    out every second copy of a key's rows.
 
     :param start: the moves that were known before the oldest snapshot of the statement was taken.
     :param used: the moves with which :func:`keys_to_leave_out` was called.
-    :param end: the moves after the last answer, with the moves that have ended since ``start``.
+    :param end: the moves after the last shard has answered, with the moves that have ended since
+        ``start``.
     :param shard: the number of the shard that took the oldest snapshot; None if it may be any
         shard.
     """
     before, known, after = (_moves(group, moves.in_flight) for moves in (start, used, end))
     ended = _moves(group, end.ended).keys()
     if ended - known.keys() - before.keys():
-        return False  # A whole move began and ended meanwhile.
+        return False  # A whole move began and ended during the statement.
     return all(
         _stays(before.get(number), known.get(number), after.get(number), shard)
         for number in before.keys() | known.keys() | after.keys()
@@ -85,10 +86,10 @@ def _stays(
     after: KeyInFlight | None,
     shard: int | None,
 ) -> bool:
-    """Whether one move has not disturbed the statement.
+    """Whether one move has not changed the result of the statement.
 
-    The arguments are the move as it was in ``start``, ``used`` and ``end`` of :func:`is_exact`.
-    Each is None if the move was not in flight then.
+    The arguments are the move as it was in ``start``, ``used`` and ``end`` of :func:`is_exact`. An
+    argument is None if the move was not in flight then.
     """
     phase = None if after is None else after.phase
     if known is None:
@@ -98,12 +99,12 @@ def _stays(
     if known.phase in _AT_SOURCE:
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
-        # The snapshot of the target must contain the published rows. The old rows on the source are
-        # left out.
+        # The statement has left out the old rows on the source. So the target's snapshot must
+        # contain the published copy.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # The move had not begun to switch before the statement. If it has not begun now either, no rows
-    # have come to the target.
+    # The move had not begun to switch before the statement. If it has not begun yet, the target has
+    # no rows of the key.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 
@@ -116,21 +117,21 @@ class _Lease(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """The moves that were known before a shard took the snapshot of a transaction."""
+    """A snapshot of a transaction: which moves were known before a shard took it."""
 
     poll: Poll
-    #: The number of the shard that took the snapshot; None if it may be any.
+    #: The number of the shard that took the snapshot; None if it may be any shard.
     shard: int | None = None
 
 
 class ScatterMoves:
-    """What a statement for several shards knew of moves, to be checked at its end.
+    """The moves that a statement for several shards knew at its beginning, to be checked at its end.
 
     Used by one thread at a time.
 
     :param used: the moves that the directory reported before the first statement.
     :param snapshots: the snapshots of the open transactions in which the statement takes part. If
-        ``used`` comes from a poll, that poll is one of them.
+        ``used`` comes from a poll, that poll is included.
     :param is_quiet: whether no key of the group is in flight in ``used``.
     """
 
@@ -149,10 +150,10 @@ class ScatterMoves:
         self._snapshots, self._is_quiet = list(snapshots), is_quiet
 
     def holds(self) -> bool:
-        """Whether everything that the statement has read until now is exact.
+        """Whether the statement has seen each row exactly once until now.
 
-        Sends no query while the lease shows that no key of the group was in flight. Otherwise sends
-        one.
+        Sends no query while the lease shows that no key of the group was in flight; otherwise sends
+        one query.
         """
         poll = self._lease.valid()
         if (

@@ -1,7 +1,7 @@
 """The check that a transaction does not use the same key on two shards.
 
-The routing strategy makes the check for each key that it looks up. The code that knows transactions
-is in a higher layer, so the app provides the check as a function.
+The routing strategy calls the check for each key that it looks up. The code that knows transactions
+is in a higher layer, so the Django app of this package sets the check as a function.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds the shards on which the rows of a query may be, by reading its where tree.
 
 The result is a *bound*: a set of shards that contains every row that can match. Equality and
-``__in`` on a shard key give a bound. AND intersects the bounds of its conditions, OR unites them.
-Negations, and conditions that the library does not know, give no bound. A query without a bound is
+``__in`` on a shard key have a bound. AND intersects the bounds of its conditions, OR unites them.
+Negations, and conditions that are unknown to the library, have no bound. A query without a bound is
 sent to every shard if the query has ``scatter()``; otherwise the caller refuses the query. Shards
 are never guessed.
 """
@@ -24,11 +24,11 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
 @dataclass(frozen=True)
 class ShardKey:
-    """The group of a model, and the columns whose values name the shard of a row.
+    """The group of a model, and the columns whose values determine the shard of a row.
 
-    There are two kinds of such columns. The first kind holds shard keys: ``columns`` maps its name
-    to None. The second kind holds ids, in which some bits are the shard number: ``columns`` maps
-    its name to ``(shift, bits)``, the position of these bits. A foreign key to such a column is a
+    There are two kinds of such columns. If a column contains shard keys, ``columns`` maps its name
+    to None. If a column contains ids in which some bits are the shard number, ``columns`` maps its
+    name to ``(shift, bits)``, the position of these bits. A foreign key to such a column is a
     column of the same kind.
     """
 
@@ -36,8 +36,8 @@ class ShardKey:
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# A pattern for the names of those methods of lookups and expressions that write SQL. If a class of
-# a project overrides such a method, the SQL of this class is unknown.
+# The pattern of the names of methods of lookups and expressions that generate SQL. If a class of a
+# project overrides such a method, its SQL is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
     r"|resolve_expression_parameter|get_bilateral_transforms)$"
@@ -45,7 +45,7 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether the body of the class ``cls`` defines a method that writes SQL.
+    """Whether the body of the class ``cls`` defines a method that generates SQL.
 
     False for each class of Django and of this library, because the SQL of these classes is known.
     """
@@ -83,11 +83,12 @@ def is_equality(lookup: Any) -> bool:
 
 #: A function that returns the :class:`ShardKey` of a model, or None if the model has no such key.
 KeyOf = Callable[[type[Model]], ShardKey | None]
-#: A function that takes the name of a group and a list of shard keys. It returns a dict with the
-#: shard number of each key. Keys that have no shard yet are left out.
+#: A function that receives the name of a group and a list of shard keys. It returns the shard
+#: number of each key, as a dict. Keys that have no shard yet are left out.
 Locate = Callable[[str, list[Any]], dict[Any, int]]
-#: A function that takes a model, a field and a list of plain values. It returns shard keys, among them
-#: those of all rows with one of these values, or None if it does not know them.
+#: A function that receives a model, a field and a list of plain values. It returns the shard keys
+#: of all rows with one of these values, perhaps with other keys, or None if it may not know them
+#: all.
 KeysOfRows = Callable[[type[Model], Any, list[Any]], Sequence[Any] | None]
 
 
@@ -95,8 +96,8 @@ class OnShard(Expression):
     """A condition that limits a query to the shard ``alias``.
 
     For example, the library adds it to a comparison with an instance (``album=album``), because the
-    primary key in the SQL does not name the instance's shard. In the SQL for the shard ``alias``
-    the condition is always true. In the SQL for any other shard the condition is always false,
+    primary key in the SQL does not determine the instance's shard. In the SQL for the shard
+    ``alias``, the condition is always true. In the SQL for any other shard, it is always false,
     because another row there may have the same id.
     """
 
@@ -121,9 +122,9 @@ class OnShard(Expression):
 
 
 def is_from_django(expression: Any) -> bool:
-    """Whether the class of ``expression`` is Django's own, so its SQL is known.
+    """Whether the class of ``expression`` is Django's own, so that its SQL is known.
 
-    A project's class may derive from ``Exact`` or ``In`` and still write ``<>`` or ``NOT IN``.
+    A project's class may derive from ``Exact`` or ``In`` and still generate ``<>`` or ``NOT IN``.
     """
     return type(expression).__module__.startswith("django.")
 
@@ -138,7 +139,8 @@ def _boolean() -> Any:
 class Bound:
     """The numbers of the shards on which rows may match a condition.
 
-    ``reason`` is a text that says why no other shard can have such rows: ``Photo.user_id = 7``.
+    ``reason`` is a text such as ``Photo.user_id = 7``, which says why no other shard can have
+    matching rows.
     """
 
     shards: frozenset[int]
@@ -154,8 +156,8 @@ class WhereReader:
         not in the group.
     :param embedded: ``(shift, bits)`` of the shard number in a key if the group's strategy reads
         the shard from the key; otherwise None.
-    :param keys_of_rows: a function that knows the shard keys of rows by other columns of the query's
-        own table; None (the default) if such columns do not count.
+    :param keys_of_rows: a function that returns the shard keys of rows with certain values in
+        another column of the query's own table; None (the default) if such columns are ignored.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class WhereReader:
         keys_of_rows: KeysOfRows | None = None,
     ) -> None:
         self._keys_of_rows = keys_of_rows
-        #: How many conditions the function has answered.
+        #: For how many conditions ``keys_of_rows`` has returned the shard keys.
         self._answered = 0
         self._query = query
         self._group = group
@@ -179,7 +181,7 @@ class WhereReader:
         self._embedded = embedded
 
     def bound(self) -> Bound | None:
-        """Return the shards that may have rows of the query; None if any shard may have some."""
+        """Return the shards that may have rows of the query; None if any shard may have rows."""
         return self._node(self._query.where)
 
     def _node(self, node: Any) -> Bound | None:
@@ -206,14 +208,17 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                self._answered = answered  # The answers are not needed.
+                # The bounds from ``keys_of_rows`` are not needed, because other conditions
+                # determine the shards.
+                self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                # Between two answers, a row may go from the values of one condition to those of the
-                # other, and neither answer would contain its key.
+                # Two calls of ``keys_of_rows`` are not consistent: between them, the value of a row
+                # may change so that it matches the other condition, and neither result would
+                # contain the row's key.
                 if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)
@@ -233,8 +238,7 @@ class WhereReader:
             return Bound(frozenset(), "a list of values is empty")
         if isinstance(lookup, IsNull):
             # Django turns "= None" into IS NULL. A shard key is never NULL, so no row matches. But
-            # a nullable foreign key may name the shard too: rows with NULL there may be on any
-            # shard.
+            # if the column is a nullable foreign key, rows with NULL may be on any shard.
             is_never_null = (
                 self.is_key(lookup.lhs)
                 and lookup.lhs.alias == self._query.base_table
@@ -280,11 +284,10 @@ class WhereReader:
         return Bound(frozenset(numbers.values()), f"the keys of rows by {name} are known")
 
     def lists_keys(self, lookup: Any) -> bool:
-        """Whether ``lookup`` is ``key IN (…)``: a column that names the shard, and a list of plain
-        values.
+        """Whether ``lookup`` is ``key IN (…)`` with a list of plain values.
 
-        If so, the list for each shard can be cut down to the keys of that shard. Plain values are
-        those that :func:`plain_values` accepts.
+        ``key`` is a column that determines the shard. For each shard, the list can be reduced to
+        the keys of that shard. Plain values are those that :func:`plain_values` accepts.
         """
         return (
             compares_as(In, lookup)
@@ -295,13 +298,13 @@ class WhereReader:
         )
 
     def is_key(self, lhs: Any) -> bool:
-        """Whether ``lhs`` is a column whose values name a shard of this query's group.
+        """Whether ``lhs`` is a column whose values determine a shard of this query's group.
 
-        The column may be in a joined table. Joined rows are on the same shard as the query's row.
-        So the key of a joined row gives the shard of the query's row, too.
+        The column may be in a joined table, because joined rows are on the same shard as the
+        query's row. So the key of a joined row determines the shard of the query's row, too.
         """
-        # In a subquery, a condition on a column of the outer query does not name the shard of the
-        # subquery's rows.
+        # In a subquery, a condition on a column of the outer query does not determine the shard of
+        # the subquery's rows.
         if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model
@@ -318,8 +321,8 @@ class WhereReader:
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
     """Return a pair for each column that ``lookup`` compares: the column, and the compared values.
 
-    A composite primary key gives one pair for each of its columns. The result is empty if the
-    values come from a subquery, and ``lookup`` is an ``__in`` or compares a composite key.
+    For a composite primary key, there is one pair for each of its columns. The result is empty if
+    the values come from a subquery and ``lookup`` is an ``__in`` or compares a composite key.
 
     :param lookup: an equality or an ``__in``, for which :func:`is_equality` is true.
     """
@@ -342,8 +345,8 @@ def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
 def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     """Return ``values`` without duplicates; None if a value is not a plain value.
 
-    Plain values have the type that ``field`` stores; an expression, for example, is not plain. An
-    item of ``values`` that is None is left out, because no row is equal to NULL.
+    Plain values have the type that ``field`` stores; an expression, for example, is not plain. None
+    is left out, because no row is equal to NULL.
     """
     plain = []
     for value in values:
@@ -366,10 +369,10 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
 
 
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
-    """Whether ``values`` already have the types that ``prepare`` would convert them to.
+    """Whether ``values`` already have the types to which ``prepare`` would convert them.
 
-    They may have other types, because Django does not convert the values of some lookups, such as
-    ``In(F("owner"), ["1"])``.
+    They may have other types, because Django does not convert the values of some lookups, for
+    example those of ``In(F("owner"), ["1"])``.
 
     :param prepare: the method ``get_prep_value()`` of the field with which the values are compared.
     """
@@ -378,7 +381,9 @@ def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
             if type(prepare(value)) is not kind:
                 return False
         except (TypeError, ValueError, ValidationError):
-            continue  # A field of a project may be unable to prepare a value that came from the database.
+            # Ignore the error: a field of a project may be unable to prepare a value that came from
+            # the database.
+            continue
     return True
 
 

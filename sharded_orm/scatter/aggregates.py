@@ -1,5 +1,6 @@
-"""``aggregate()`` over many shards: each shard returns one row of partial aggregates, and the rows
-are merged.
+"""``aggregate()`` over many shards: each shard returns partial aggregates, which are merged.
+
+The partial aggregates of a shard are one row.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised to leave Django's ``get_aggregation()`` as soon as its query is ready to compile."""
+    """Raised to leave Django's ``get_aggregation()`` as soon as its query is ready to be compiled."""
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty
 
 
 class _Alias:
-    """Stands for a database alias in a call of ``get_aggregation()``. Raises an error if its truth
-    value is tested.
+    """Passed to ``get_aggregation()`` instead of a database alias. Its truth value raises an error.
 
     Django tests the truth value only for an aggregate that needs a subquery. A scatter refuses such
     an aggregate.
@@ -55,9 +55,9 @@ class _Alias:
 class Summary:
     """A query whose annotations are the aggregates to compute, as resolved by Django.
 
-    ``elide_empty`` is the flag of Django's compilers. If true, a query that certainly has no rows
-    is not sent. If false, such a query is sent too, because only the database knows what an
-    aggregate returns when there are no rows.
+    ``elide_empty`` is a flag of Django's compilers. If true, a query that certainly has no rows is
+    not sent. If false, such a query is sent, too, because only the database knows what an aggregate
+    returns if there are no rows.
     """
 
     query: Query
@@ -65,9 +65,9 @@ class Summary:
 
 
 def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
-    """Return the query that Django would run for ``aggregates``.
+    """Return the query that Django would send for ``aggregates``.
 
-    Raises the errors that Django would raise.
+    Raises the same errors as Django.
     """
     query = query.clone()
 
@@ -80,7 +80,8 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     except _Resolved as resolved:
         del query.get_compiler
         return Summary(query, resolved.elide_empty)
-    return Summary(query, True)  # get_aggregation() compiles nothing if there are no aggregates.
+    # This line is reached only without aggregates, for which get_aggregation() compiles nothing.
+    return Summary(query, True)
 
 
 def aggregate(
@@ -89,9 +90,7 @@ def aggregate(
     aggregates: Mapping[str, Any],
     failures: Failures,
 ) -> dict[str, Any]:
-    """Return the values of ``aggregates``, keyed by name, with the types that a single database
-    would return.
-    """
+    """Return the values of ``aggregates``, keyed by name, with the types that one database returns."""
     if not aggregates:
         return {}
     summaries: dict[int, Summary] = {}
@@ -180,7 +179,7 @@ def _distinct_value(
 ) -> Any:
     """Return the value of an aggregate with ``distinct=True``.
 
-    Read the distinct values of every shard, remove duplicates among shards, and aggregate the
+    Read the distinct values of every shard, remove the duplicates between shards, and aggregate the
     remaining values in Python.
     """
     aggregate = _without_default(expression)

@@ -1,5 +1,6 @@
-"""The functions that querysets call to fetch, count or aggregate rows of many shards, or to check
-whether any exist.
+"""The functions with which querysets fetch, count or aggregate the rows of many shards.
+
+:func:`exists` checks whether there are any rows.
 """
 
 from __future__ import annotations
@@ -54,20 +55,20 @@ def fetch(
     :param targets: the shards, each with the query to send to it.
     :param partial: what to do if a shard does not answer. True yields the rows of the other shards;
         False raises :exc:`ScatterError`.
-    :param on_failure: a function to call with a :exc:`ScatterError` after the last row, if
+    :param on_failure: a function that is called with a :exc:`ScatterError` after the last row, if
         ``partial`` is true and a shard did not answer.
-    :param local_columns: the columns of the shard key. If GROUP BY has all of these columns, each
-        group has all its rows on one shard.
+    :param local_columns: the columns of the shard key. If GROUP BY contains all of these columns,
+        all rows of each group are on one shard.
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to leave the rows on the servers until they are read; ignored if the
         query has a limit. Each streamed statement, for up to 1024 shards, occupies a database
-        session until its rows are read, and a server drops a reader that pauses for longer than
+        session until its rows are read. A server drops a reader that pauses for longer than
         ``net_write_timeout`` (60 seconds).
     :raises ScatterNotSupported: the results cannot be merged exactly.
     :raises ScatterError: a shard does not answer, and ``partial`` is false.
 
-    The returned iterator must be used in the calling thread. The scatter asks the nodes (database
-    servers) in parallel, in threads of this package.
+    The returned iterator must be used in the calling thread. The scatter queries the nodes
+    (database servers) in parallel, in threads of this package.
     """
     failures = Failures(len(targets), partial=partial, report=on_failure)
     try:
@@ -149,9 +150,9 @@ def aggregate(
     *,
     on_failure: OnFailure | None = None,
 ) -> dict[str, Any]:
-    """Return the values that ``queryset.aggregate(**aggregates)`` would return for the rows of all
-    ``targets`` (shards) together.
+    """Return the values of ``aggregates`` for the rows of ``queryset`` on all ``targets`` (shards).
 
+    They are what ``queryset.aggregate(**aggregates)`` would return if one database had all rows.
     For the other parameters and the errors, see :func:`fetch`.
     """
     failures = Failures(len(targets), partial=partial, report=on_failure)
@@ -191,9 +192,7 @@ def _rows(
 def _count_rows(
     targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
 ) -> int:
-    """Return the number of rows of a query with DISTINCT or GROUP BY; its OFFSET and LIMIT are
-    ignored.
-    """
+    """Return the number of rows of a query with DISTINCT or GROUP BY, without its OFFSET and LIMIT."""
     unlimited = _transformed(targets, _without_limits)
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template
@@ -208,8 +207,8 @@ def _count_rows(
 def _without_limits(query: Query) -> Query:
     query = query.clone()
     # Remove the ORDER BY in the same cases as Django's count(). With force=False, a sliced query
-    # keeps its ORDER BY. This affects the count, because DISTINCT compares the columns of ORDER BY
-    # too.
+    # keeps its ORDER BY. This matters for the count, because DISTINCT also compares the columns of
+    # ORDER BY.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query
@@ -218,7 +217,7 @@ def _without_limits(query: Query) -> Query:
 def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
     """Return ``targets`` with each query replaced by ``change(query)``.
 
-    ``change`` is called once per query: targets that share a query share the changed query too.
+    ``change`` is called once per query: targets that share a query also share the changed query.
     """
     changed_queries: dict[int, Query] = {}
     changed_targets = []

@@ -12,8 +12,8 @@ from typing import Any
 from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.refusals import refuse
 
-# The number of decimal places that MariaDB and MySQL add to a quotient: the default of their
-# setting div_precision_increment.
+# The number of decimal places that MariaDB and MySQL add to a quotient (the default of their
+# setting div_precision_increment).
 _QUOTIENT_SCALE = 4
 # PostgreSQL computes a quotient with at least 16 significant digits and at most 1000 decimal
 # places. Its source calls these limits NUMERIC_MIN_SIG_DIGITS and NUMERIC_MAX_DISPLAY_SCALE.
@@ -23,7 +23,8 @@ _LARGEST_SCALE = 1000
 _DIGITS = 4
 
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
-# A number of PostgreSQL has up to 131072 digits before the decimal point and 16383 after it.
+# Precise enough for every sum: a number of PostgreSQL has up to 131072 digits before the decimal
+# point and 16383 after it.
 _SUMS = decimal.Context(prec=150_000, rounding=decimal.ROUND_HALF_UP)
 
 Divide = Callable[[Any, int], Any]
@@ -31,9 +32,10 @@ Divide = Callable[[Any, int], Any]
 
 
 def add(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums; None is the sum of no values.
+    """Return the sum of two partial sums. None is the sum of no values.
 
-    :raises ScatterNotSupported: the values are not numbers, or their sum is an error of the database.
+    :raises ScatterNotSupported: the values are not numbers, or the database would raise an error
+        for their sum.
     """
     if left is None or right is None:
         return right if left is None else left
@@ -65,12 +67,12 @@ def quotient(total: Any, count: int) -> Any:
 
 
 def exact_quotient(total: Any, count: int) -> Any:
-    """Return ``total / count`` as :func:`quotient` does, but for an integer return a Decimal, too."""
+    """Return ``total / count`` like :func:`quotient`, but as a Decimal if ``total`` is an integer."""
     return quotient(Decimal(total) if type(total) is int else total, count)
 
 
 def rounded_quotient(total: Any, count: int) -> int:
-    """Return ``total / count``, rounded to an integer."""
+    """Return ``total / count``, rounded to the nearest integer."""
     value = _EXACT.divide(Decimal(total), count)
     return int(value.to_integral_value(decimal.ROUND_HALF_UP))
 
@@ -86,7 +88,8 @@ def significant_quotient(total: Any, count: int) -> Any:
     total = Decimal(total)
     if not total.is_finite():
         return total
-    # The following computes the same as select_div_scale() and div_var() in PostgreSQL's numeric.c.
+    # The following lines compute the same as select_div_scale() and div_var() in PostgreSQL's
+    # numeric.c.
     scale = max(0, -int(total.as_tuple().exponent))
     weight, first = _leading_group(abs(int(total.scaleb(scale, _SUMS))), scale)
     count_weight, count_first = _leading_group(count, 0)
@@ -102,8 +105,8 @@ def significant_quotient(total: Any, count: int) -> Any:
 def _leading_group(number: int, scale: int) -> tuple[int, int]:
     """Return the position and the value of the first group of digits of ``number / 10**scale``.
 
-    Digits are counted from the decimal point, in groups of four. The group before the point has the
-    position 0, and the group after it has -1.
+    Digits are grouped by four, starting at the decimal point. The group before the point has
+    position 0, and the group after it has position -1.
     """
     # Append zeros until the digits after the decimal point fill whole groups.
     padding = -scale % _DIGITS
@@ -123,14 +126,14 @@ def duration_quotient(days: int, microseconds: int, count: int) -> datetime.time
     :param microseconds: the sum of the microseconds, without the days.
     :param count: the number of durations.
     """
-    # As interval_div() in PostgreSQL's timestamp.c, with the same roundings.
+    # Do the same as interval_div() in PostgreSQL's timestamp.c, with the same roundings.
     whole = int(days / count)
     rest = round((days / count - whole) * 86400 * 1e6) / 1e6
     return datetime.timedelta(days=whole, microseconds=round(microseconds / count + rest * 1e6))
 
 
 def divider(features: type[ShardFeatures], *, duration: bool = False) -> Divide:
-    """Return the function that divides as ``AVG`` of a database does.
+    """Return the function that computes averages, from a sum and a count, as ``AVG`` of a database does.
 
     :param duration: whether the values are durations.
     """

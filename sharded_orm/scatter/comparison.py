@@ -4,8 +4,8 @@ Rows of several shards are merged by the values that the database sent, before D
 All databases compare numbers and dates in the same way, but text in different ways:
 
 - SQLite compares UTF-8 bytes. Columns with another collation than BINARY are refused.
-- PostgreSQL compares by a collation, too, and has no sort weights. A server ranks the texts; see
-  :mod:`sharded_orm.scatter.ranked_comparison`.
+- PostgreSQL compares by a collation, but it returns no sort weights. So a server ranks the texts;
+  see :mod:`sharded_orm.scatter.ranked_comparison`.
 - MariaDB and MySQL compare by a collation. So, for each compared text column, the query selects
   three more values: the text's sort weight (``WEIGHT_STRING``), the weight of a blank, and the
   collation's name. A ``PAD SPACE`` collation compares as if the shorter text continued with blanks.
@@ -31,14 +31,14 @@ from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
 
-# Number of leading bytes of a sort weight by which every server sorts. A server sorts by the first
-# max_sort_length (1024) bytes only. Some servers apply this limit to the bytes of the characters,
-# others to the bytes of the weights. A character has at most 4 bytes, and its weight at least 2. So
-# 1024 bytes of characters have at least 512 bytes of weight.
+# The number of leading bytes of a sort weight by which every server sorts. A server sorts only by
+# the first max_sort_length (1024) bytes. Some servers apply this limit to the bytes of the
+# characters, others to the bytes of the weights. A character has at most 4 bytes, and its weight at
+# least 2. So 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
 # Prefixes of collation names. If a collation has such a prefix and only one level of sort weights,
-# the order of the texts is the order of their sort weights.
+# texts have the same order as their sort weights.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -56,7 +56,7 @@ _PLAIN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A selected column, with the properties that decide how its values are compared."""
+    """A selected column, with the properties that determine how its values are compared."""
 
     # ``alias`` is the alias of the table in the query, and ``name`` is the column's name. Both are
     # None if the selected column is a computed expression.
@@ -65,15 +65,15 @@ class Column:
     # The kind of the values: "plain" for numbers and dates, which Python compares as every database
     # does; "uuid" for UUIDs; "text" for all other values.
     kind: str
-    # The collation set by the query or by the field. None means the table's default collation.
+    # The collation set by the query or by the field. None means the default collation of the table.
     collation: str | None = None
-    # The field that says how Django reads the values; None if that is not known.
+    # The field that determines how Django converts the values; None if it is unknown.
     field: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderKey:
-    """An entry of ORDER BY: the number of its column, its direction, and where NULLs are placed."""
+    """An entry of ORDER BY: the number of its column, its direction, and whether NULLs come first."""
 
     column: int
     descending: bool
@@ -121,9 +121,9 @@ def _collation_of(expression: Any) -> str | None:
 
 
 class ComparedText:
-    """The sort weight of a text. Sort weights compare as the texts do in the server's collation.
+    """The sort weight of a text. Sort weights sort like the texts in the server's collation.
 
-    ``<`` raises :exc:`ScatterNotSupported` if the texts differ only beyond the length by which
+    ``<`` raises :exc:`ScatterNotSupported` if two texts differ only beyond the length by which
     servers sort.
     """
 
@@ -200,15 +200,15 @@ class _Reversed:
 
 
 class Comparison:
-    """Base class of the comparisons. A comparison compares rows of several shards as one database
-    would.
+    """The base class of the comparisons, which compare rows of several shards as one database would.
 
     :param columns: the selected columns.
     :param compared: the numbers of the columns whose values will be compared.
 
-    :attr:`weights` has the SQL of more values that the outer SELECT must select, after the shard's
-    index, such as sort weights. :attr:`ranked` has the numbers of the columns whose values a server
-    ranks after they were read (:mod:`sharded_orm.scatter.value_ranks`).
+    :attr:`weights` contains SQL for values that the outer SELECT must select in addition, such as
+    sort weights; they come after the shard's index. :attr:`ranked` contains the numbers of the
+    columns whose values a server ranks after they were read
+    (:mod:`sharded_orm.scatter.value_ranks`).
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
@@ -221,25 +221,24 @@ class Comparison:
         self.ranked: frozenset[int] = frozenset()
 
     def normal(self, row: Row, column: int) -> Any:
-        """Return the value of column number ``column`` of ``row``, converted for comparing; None
-        for NULL.
+        """Return the value in column number ``column`` of ``row``, converted for comparing.
 
-        ``==``, ``hash()`` and ``<`` of the returned values agree with the database.
+        None stands for NULL. ``==``, ``hash()`` and ``<`` of the returned values agree with the
+        database.
         """
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """Return the value of column number ``column`` of ``row``, converted for sorting; None for
-        NULL.
+        """Return the value in column number ``column`` of ``row``, converted for sorting.
 
-        ``<`` of the returned values agrees with ORDER BY of the database.
+        None stands for NULL. ``<`` of the returned values agrees with ORDER BY of the database.
         """
         return self.normal(row, column)
 
     def identity(self, columns: Sequence[int]) -> Callable[[Row], tuple[Any, ...]]:
         """Return a function that maps a row to a hashable key.
 
-        Two rows get equal keys if the database considers their values in ``columns`` equal.
+        Two rows have equal keys if the database considers their values in ``columns`` equal.
         """
         normal = self.normal
         return lambda row: tuple([normal(row, column) for column in columns])
@@ -247,7 +246,7 @@ class Comparison:
     def order(self, keys: Sequence[OrderKey]) -> Callable[[Row], tuple[Any, ...]]:
         """Return a key function that sorts rows as ORDER BY does.
 
-        Rows that ORDER BY does not distinguish are sorted by shard, so that merging is deterministic.
+        Rows that are equal for ORDER BY are sorted by shard, so that merging is deterministic.
         """
 
         def key(row: Row) -> tuple[Any, ...]:
@@ -265,17 +264,17 @@ class Comparison:
         return key
 
     def check_extremes(self, column: int) -> None:
-        """Check that Python can find the same minimum and maximum of ``column`` as the server's MIN
-        and MAX.
+        """Raise an error if Python may find another minimum or maximum of ``column`` than the server.
 
-        Python compares by :meth:`ordered`, which uses the order of ORDER BY.
+        Python compares by :meth:`ordered`, which has the order of ORDER BY.
 
         :raises ScatterNotSupported: the server's MIN and MAX may use another order.
         """
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
-        """Copy the value of column number ``column``, and the sort weights of this value, from the
-        row ``source`` to the row ``target``.
+        """Copy the value in column number ``column``, with its sort weights, from one row to another.
+
+        :param source: the row to copy from; ``target`` is the row to copy to.
         """
         target[column] = source[column]
 
@@ -284,21 +283,20 @@ class Comparison:
         row[target] = row[source]
 
     def add(self, column: int, source: Row, target: list[Any]) -> None:
-        """Add the sum in column number ``column`` of the row ``source`` to that of the row ``target``."""
+        """Add the sum in column ``column`` of the row ``source`` to that of the row ``target``."""
         target[column] = add(target[column], source[column])
 
     def average(self, row: list[Any], total: int, count: int, target: int, divide: Divide) -> None:
         """Write the average of ``count`` values to column number ``target`` of ``row``.
 
-        :param total: the number of the column with their sum.
-        :param divide: computes the average of numbers.
+        :param total: the number of the column that contains the sum of the values.
+        :param divide: computes an average from a sum and a count.
         """
         row[target] = divide(row[total], count)
 
 
 class SQLiteComparison(Comparison):
-    """Compares values as SQLite does: first by storage class (NULL, numbers, text, blobs), then by
-    value.
+    """Compares values as SQLite does: by storage class (NULL, numbers, text, blobs), then by value.
 
     :raises ScatterNotSupported: a compared column has another collation than BINARY.
     """
@@ -324,15 +322,14 @@ class SQLiteComparison(Comparison):
         if isinstance(value, bytes):
             return (3, value)
         if isinstance(value, datetime.date | datetime.time):
-            # SQLite has stored the value as text, and compares that text. The driver has parsed it,
-            # so convert the value to text again.
+            # SQLite stores the value as text, and compares the text. The driver has parsed it, so
+            # convert the value back to text.
             return (2, str(value))
         raise refuse(f"a comparison of values of type {type(value).__name__!r}", "ask one shard")
 
 
 class MySQLComparison(Comparison):
-    """Compares values as MariaDB and MySQL do: text by its sort weights, all other values as in
-    Python.
+    """Compares values as MariaDB and MySQL do: text by its sort weights, other values as Python does.
 
     :param uuid_version: the version of a server that has a native type for UUIDs; None for other
         servers.
@@ -422,9 +419,9 @@ def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
     """Return the bytes by which MariaDB sorts a native UUID; None for NULL.
 
     MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their clock sequence, then by
-    their time, most significant part first. It sorts UUIDs from version 6 on as they are written.
-    Servers without the fix MDEV-29959 sort the UUIDs of all versions by node, clock sequence and
-    time. This function does not support such servers.
+    their time, most significant part first. UUIDs of version 6 and later are sorted in the order of
+    their bytes. Servers without the fix MDEV-29959 sort the UUIDs of all versions by node, clock
+    sequence and time. This function does not support such servers.
 
     :param version: the server's version.
     :raises ScatterNotSupported: the server lacks the fix.

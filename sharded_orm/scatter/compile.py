@@ -2,7 +2,7 @@
 
 The SQL comes from subclasses of Django's compilers, with three changes:
 
-- A placeholder for the shard's schema stands in front of each table's name.
+- A placeholder for the shard's schema is put before each table's name.
 - The expressions of ORDER BY and GROUP BY are selected as extra columns, for the merge.
 - A query is refused if any part of it has a feature whose results cannot be merged exactly.
 
@@ -48,25 +48,25 @@ if TYPE_CHECKING:
 class Template:
     """The template of a SELECT for one shard: its SQL, and a description of its columns.
 
-    The SQL has placeholders for what differs between shards. All shards of a node (a database
-    server) share one template, so the template is immutable.
+    The SQL has placeholders for everything that differs between shards. All shards of a node (a
+    database server) share one template, so it is immutable.
     """
 
     sql: str
     params: tuple[Any, ...]
     compiler: Any
-    # The number of columns that the queryset itself selects. Later columns are selected only for
-    # the merge.
+    # The number of columns that the queryset itself selects. The columns after them are selected
+    # only for the merge.
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
     # The numbers of the columns by which the merge compares rows: ``distinct`` for DISTINCT,
-    # ``groups`` for GROUP BY. A tuple is empty if the merge need not compare rows for that clause.
+    # ``groups`` for GROUP BY. Empty if the merge need not compare rows for the clause.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
-    # Whether one group of GROUP BY may have rows on several shards. If so, the partial results of
-    # the group are merged.
+    # Whether the rows of one group of GROUP BY may be on several shards, so that the partial
+    # results of the group must be merged.
     merges_groups: bool = False
     pk: int | None = None
     tables: frozenset[str] = frozenset()
@@ -97,16 +97,16 @@ class CompileOptions:
     by_pk: bool = False
     # Whether to select the primary key as an extra column.
     with_pk: bool = False
-    # The columns of the shard key. If GROUP BY contains all of them, each group has all its rows on
+    # The columns of the shard key. If GROUP BY contains all of them, all rows of each group are on
     # one shard.
     local_columns: frozenset[str] = field(default_factory=frozenset)
-    # Whether the query only asks if any row exists. The groups of GROUP BY then need no merge.
+    # Whether the query only checks if any row exists. Then the groups of GROUP BY need no merge.
     existence: bool = False
-    # Whether the query selects one row of aggregates, for aggregate().
+    # Whether the query selects one row of aggregates, as aggregate() does.
     summary: bool = False
     # The flag ``elide_empty`` of Django's compilers. If true, a query that certainly has no rows is
-    # not sent. If false, such a query is sent too, because only the database knows what an
-    # aggregate returns when there are no rows.
+    # not sent. If false, such a query is sent, too, because only the database knows what an
+    # aggregate returns if there are no rows.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -123,8 +123,8 @@ def compile_query(
     """Compile a copy of ``query`` for all shards on the same node (database server).
 
     :param wrapper: the connection object of one of these shards.
-    :param qualify: whether to write a placeholder for the schema in front of each table's name.
-    :param hidden: the rows of these shards that the query must not see; None to see all.
+    :param qualify: whether to put a placeholder for the schema before each table's name.
+    :param hidden: the rows of these shards that the query must not read; None to read all rows.
     :raises EmptyResultSet: the query can have no rows.
     :raises ScatterNotSupported: the results of the query cannot be merged exactly.
     """
@@ -133,7 +133,7 @@ def compile_query(
     if options.by_pk:
         # A WhereNode accepts a _PkAmong as a child, because _PkAmong has all the attributes that a
         # WhereNode uses. The type is ignored, because mypy expects a subclass of Django's Node.
-        query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
+        query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # it has the attributes of a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify, hidden=hidden)
     compiler = facade.root(_Root, query)
@@ -168,10 +168,10 @@ def _count_sql(sql: str, qualify: bool) -> str:
 
 
 class _PkAmong:
-    """The condition ``pk IN (…)`` by which the second of two phases reads the chosen rows.
+    """The condition ``pk IN (…)`` with which the second of two phases reads the chosen rows.
 
-    The SQL of the condition has a placeholder for the keys. The condition is the last one, so the
-    keys are the last parameters of the statement.
+    The SQL of the condition has a placeholder for the keys. The condition is the last one in the
+    statement, so the keys are its last parameters.
     """
 
     contains_aggregate = False
@@ -210,7 +210,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # As in Django, Meta.ordering does not apply to a query with GROUP BY.
+        # Meta.ordering does not apply to a query with GROUP BY, as in Django.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
@@ -232,33 +232,33 @@ class _Root(SQLCompiler):
                 _refuse_time_and_chance(expression)
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
-            # mypy does not know that Django has resolved every entry of ORDER BY to an OrderBy by
-            # now. So the type is ignored.
+            # mypy does not know that Django has resolved each entry of ORDER BY to an OrderBy. So
+            # ignore the type.
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.query.distinct_fields and not self.options.existence:
             self._set_up_distinct_on()
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # If SELECTs are joined by UNION ALL, an outer SELECT orders all their rows. So each SELECT
-        # keeps its own ORDER BY only if it has a LIMIT. A statement for one shard (marks_rows is
-        # False) has no outer SELECT, so it keeps its ORDER BY too. DISTINCT ON keeps the first row in
-        # the order, so it needs the order. No ORDER BY is kept if the merge combines groups, because
-        # the merge then sorts them.
+        # If SELECTs are joined by UNION ALL, an outer SELECT sorts all their rows. So each SELECT
+        # keeps its own ORDER BY only if it has a LIMIT, or DISTINCT ON, which keeps the first row
+        # in the order. A statement for one shard (marks_rows is False) has no outer SELECT, so it
+        # keeps its ORDER BY, too. No ORDER BY is kept if the merge combines groups, because the
+        # merge then sorts the groups.
         keep_order = (
             self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups
         if self.marks_rows and not self.options.counted:
-            # The shard's index must be the last column, because ORDER BY and GROUP BY may name columns
-            # by position.
+            # The shard's index must be the last column, because ORDER BY and GROUP BY may refer to
+            # columns by position.
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
         return self._added, (ordered if keep_order else []), group_by
 
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django's method selects the whole SQL of an ORDER BY entry. Where NULLS FIRST or NULLS LAST
-        is emulated, that SQL is two columns: whether the expression is NULL, and the expression.
-        This method selects only the expression. DISTINCT then finds the same rows, because the
+        Django's method selects the whole SQL of an ORDER BY entry. If NULLS FIRST or NULLS LAST is
+        emulated, this SQL has two columns: whether the expression is NULL, and the expression. This
+        method selects only the expression. DISTINCT then finds the same rows, because the
         expression determines the other column.
         """
         if not self.query.distinct or self.query.distinct_fields:
@@ -286,8 +286,8 @@ class _Root(SQLCompiler):
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
             columns += [column_of(part) for part in parts]
         if len(columns) != len(self.select) + len(extra):
-            # Keep the SQL of each column separately: a composite primary key is one expression with
-            # several columns.
+            # Store the SQL of each column separately, because a composite primary key is one
+            # expression with several columns.
             self._sql = []
             for expression, sql, _ in [*self.select, *extra]:
                 if isinstance(expression, ColPairs):
@@ -314,11 +314,11 @@ class _Root(SQLCompiler):
         return len(self.columns) - 1
 
     def _compile_selected(self, expression: Any) -> Any:
-        """Return the SQL of an expression of the select list, as ``SQLCompiler.get_select()`` does.
+        """Return the SQL of an expression in the select list, as ``SQLCompiler.get_select()`` does.
 
-        The expression may be a subquery of which Django knows that it has no rows (EmptyResultSet).
-        The result is then the SQL of the value that Django uses instead, such as 0 for a count,
-        because the whole query may still have rows.
+        If the expression is a subquery that certainly has no rows, Django raises EmptyResultSet.
+        Then return the SQL of the value that Django uses instead, such as 0 for a count, because
+        the whole query may still have rows.
         """
         try:
             return self.compile(expression)
@@ -341,7 +341,8 @@ class _Root(SQLCompiler):
         parts: list[Any] = [expression]
         if isinstance(expression, ColPairs):
             parts = expression.get_cols()
-        # If the query does not say where NULLs are placed, place them as the database does.
+        # If the query does not say whether NULLs come first or last, do as the database does by
+        # default.
         nulls_first = order.descending != self.connection.features.order_by_nulls_first
         for part in parts:
             column = self._column(part)
@@ -362,12 +363,12 @@ class _Root(SQLCompiler):
     def _set_up_distinct_on(self) -> None:
         """Set the columns of DISTINCT ON.
 
-        Among rows that are equal in these columns, the database keeps the first row. It demands that
-        the query's order begins with these columns. So the merge keeps the first row, too.
+        Among rows that are equal in these columns, the database keeps the first row. The query's
+        order must begin with these columns. So the merge can keep the first row, too.
         """
-        # get_distinct() returns the SQL of each field, and a list of parameters for each field that has
-        # any. The same field may come twice. The order begins with as many columns as there are
-        # different fields.
+        # get_distinct() returns the SQL of each field, and a list of parameters for each field that
+        # has parameters. A field may occur twice. The order begins with as many columns as there
+        # are different fields.
         texts, params_of_fields = self.get_distinct()
         params = iter([param for params in params_of_fields for param in params])
         fields = len({
@@ -401,9 +402,9 @@ class _Root(SQLCompiler):
         return selected == pks
 
     def _groups_are_local(self) -> bool:
-        """Whether each group of GROUP BY has all its rows on one shard.
+        """Whether all rows of each group of GROUP BY are on one shard.
 
-        That is so if GROUP BY contains the primary key or the shard key.
+        This is true if GROUP BY contains the primary key or the shard key.
         """
         pks = {f.column for f in self.query.model._meta.pk_fields}
         names = {
@@ -457,7 +458,7 @@ class _Root(SQLCompiler):
 def _refuse_time_and_chance(expression: Any) -> None:
     """Refuse ``Now()``, ``Random()`` and random UUIDs in GROUP BY and DISTINCT.
 
-    Their values differ from statement to statement, so rows of two statements cannot be compared.
+    Each statement computes other values for them, so rows of two statements cannot be compared.
     """
     if any(
         isinstance(part, (*compat.TIME_FUNCTIONS, *compat.RANDOM_FUNCTIONS))
@@ -470,9 +471,7 @@ def _refuse_time_and_chance(expression: Any) -> None:
 
 
 def _parts(expression: Any) -> list[Any]:
-    """Return ``expression`` and its source expressions at any depth, but not those inside
-    subqueries.
-    """
+    """Return ``expression`` and all expressions in it, except those inside subqueries."""
     parts, pending = [], [expression]
     while pending:
         part = pending.pop()

@@ -1,5 +1,6 @@
-"""Sends the statements of a plan: to different nodes (database servers) in parallel, to the same
-node one after another.
+"""Sends the statements of a plan to the nodes (database servers).
+
+Different nodes are queried in parallel. The statements for one node are sent one after another.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The largest number of shards whose rows are read on demand at the same time. Each of these shards
-# needs a separate open connection.
+# The maximum number of shards whose rows are read on demand at the same time. Each of these shards
+# needs its own open connection.
 _MOST_OPEN = 100
 
 
@@ -48,7 +49,7 @@ def _refuse_mismatch(error: DatabaseError) -> Exception:
 def _node_wrapper(shard: Shard) -> Any:
     """Return a connection object to the node on which ``shard`` was when the scatter was planned.
 
-    Must be called in the thread that runs the scatter.
+    Call this function in the thread that runs the scatter.
     """
     wrapper: Any = connections[shard.alias]
     relocation.follow(wrapper)
@@ -56,21 +57,21 @@ def _node_wrapper(shard: Shard) -> Any:
         wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
-    # The thread's connection object is for another node than the plan: a transaction keeps it on
-    # the former node, or the shard has moved since the plan was made. Use a copy that connects to
-    # the plan's node.
+    # The thread's connection object is connected to another node than the plan's: either a
+    # transaction keeps it on the former node, or the shard has moved since the plan was made. Use a
+    # copy that connects to the plan's node.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
 
 class Executor:
-    """Runs the statements of a plan for the calling thread; not to be shared between threads.
+    """Executes the statements of a plan for the calling thread. Not thread-safe.
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
     :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
-        allowed, the error is raised only in one case: no shard has answered, and a wrong query may
-        be the cause. The error is then raised instead of an empty result.
+        allowed, the error is raised only if no shard has answered and a wrong query may be the
+        cause. Then it replaces an empty result.
     """
 
     def __init__(
@@ -82,25 +83,25 @@ class Executor:
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
-        # _doubt is an error that a wrong query may have caused; None without such an error.
+        # _doubt is an exception that a wrong query may have caused; None without such an exception.
         # _answered says whether a shard has answered. _unsettled is the number of statements that
         # have neither been answered nor failed. If _doubt is set and all statements have failed,
-        # ScatterError must be raised before the caller gets a row or learns that there are no rows.
-        # The threads that ask the nodes may set _doubt and _answered, but not _unsettled.
+        # ScatterError must be raised before the caller receives a row or the end of the rows. The
+        # threads that query the nodes may set _doubt and _answered, but not _unsettled.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
-            # connect() makes the connection object of the shard group ready. It also raises
-            # Django's error in a test case whose ``databases`` does not list the shard group.
+            # connect() prepares the connection object of the shard group. In a test case whose
+            # ``databases`` does not contain the group, it raises Django's error.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
-            # Make all connection objects now, in the calling thread: Django keeps connections per
-            # thread, so the threads that ask the nodes could not find them.
+            # Create all connection objects now, in the calling thread. Django stores connections
+            # per thread, so the threads that query the nodes could not find them.
             self._wrappers: dict[str, Any] = {
                 s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
@@ -109,7 +110,7 @@ class Executor:
         """Return one iterator over rows for each statement, in the order of the statements.
 
         Each iterator yields its rows in the order of the query. The rows of a union (a statement
-        for many shards) are read all at once, unless the executor was made with ``stream=True``.
+        for many shards) are read all at once, unless the executor was created with ``stream=True``.
         """
         rows_of = self._run_all([s for s in self._statements if s.union])
         return [
@@ -118,10 +119,10 @@ class Executor:
         ]
 
     def chained(self) -> Iterator[Row]:
-        """Yield the rows of all statements: first all rows of one statement, then those of another.
+        """Yield the rows of all statements, one statement after another.
 
-        So the rows are not in the order of the query. Works in rounds: each round runs one
-        statement of every node (database server).
+        So the rows are not in the order of the query. The statements are executed in rounds: each
+        round executes one statement on every node (database server).
         """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
@@ -137,8 +138,8 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now, for one of two reasons. A query with a LIMIT has few rows. Without
-            # a LIMIT, reading on demand would keep the databases of too many shards open at once.
+            # Read all rows now, for one of two reasons: a query with a LIMIT has few rows, or
+            # reading on demand would keep the connections of too many shards open at the same time.
             return iter(list(rows))
         self._open.append(rows)
         return rows
@@ -180,7 +181,7 @@ class Executor:
         return rows_of
 
     def _settle(self, statements: int) -> None:
-        """Record that some statements have ended: each has been answered or has failed.
+        """Record that some statements have ended: each was answered or has failed.
 
         :param statements: the number of these statements.
         :raises ScatterError: all statements of the plan have failed, and a wrong query may be the
@@ -221,7 +222,7 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement; yield None once the server has executed it, then yield its rows."""
+        """Execute the statement; yield None when the server has executed it, and then its rows."""
         sql, params = statement.sql()
         started = False
         try:
@@ -268,7 +269,7 @@ class Executor:
         return rows
 
     def read(self, statement: ShardStatement, sql: str, params: Sequence[Any]) -> list[Row]:
-        """Run the query ``sql`` where ``statement`` runs, and return its rows."""
+        """Execute ``sql`` on the connection of ``statement``, and return its rows."""
         if statement.alias is not None:
             with connections[statement.alias].cursor() as cursor:
                 cursor.execute(sql, params)
@@ -282,13 +283,16 @@ class Executor:
     ) -> list[Row]:
         """Read the rows of a shard that has moved to another node since the plan was made.
 
-        :param error: the shard's tables were not found. It is raised if the shard has not moved.
+        :param error: the exception that the shard's tables were not found. It is raised if the
+            shard has not moved.
         """
         shard = branch.shard
         place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
         wrapper = self._wrappers[statement.node]
         if place is None or statement.alias is not None:
-            raise error  # The cursor of an alias follows its shard by itself.
+            # The statement uses the connection of the shard's alias, whose cursor follows the shard
+            # by itself.
+            raise error
         wait = PlaceWait(
             wrapper,
             lambda: database_settings.settings_as_planned(runtime.shard(shard.group, shard.number)),
@@ -297,7 +301,8 @@ class Executor:
             place = wait.next_place(place)
             if place is None:
                 raise error
-            # The SQL contains the name of the schema, which is the same on every node.
+            # The same SQL can be used on the new node, because the schema in it has the same name
+            # on every node.
             sql, params = statement.sql([branch])
             copy = relocation.separate_copy(wrapper, place)
             try:
@@ -323,10 +328,9 @@ class Executor:
     # -- Statements for one shard
 
     def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
-        """Yield the rows of a statement for one shard; read them on demand, and close the cursor at
-        the end.
+        """Yield the rows of a statement for one shard, with the shard's index appended to each row.
 
-        The shard's index is appended to each row.
+        The rows are read on demand, and the cursor is closed at the end.
         """
         (branch,) = statement.branches
         assert statement.alias is not None

@@ -1,5 +1,7 @@
-"""Compiles the SQL of a scatter once for many shards: a stand-in for their connections, and mixins
-for Django's compilers.
+"""Compiles the SQL of a scatter once for many shards.
+
+This module contains a substitute for the connections of the shards, and mixins for Django's
+compilers.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 # Placeholders in the compiled SQL: for the shard's schema, for the primary keys of the rows to read
 # (in the second of two phases), and for the shard's index among the targets. For each shard, they
-# are replaced by the shard's values. They contain a random number that each process draws, so that
-# no identifier or literal contains them.
+# are replaced by its values. They contain a random number that each process draws, so that they are
+# different from all identifiers and literals.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -32,22 +34,21 @@ SHARD_MARK = f"`{_NONCE}shard`"
 
 
 class Facade:
-    """Holds :attr:`connection`, a copy of a shard's connection object that is used only to compile
-    a query.
+    """Holds :attr:`connection`, a copy of a shard's connection object that only compiles a query.
 
     The ``ops`` of the copy return this package's compilers. The copy is shallow, never connects,
     and does not affect other queries of the thread.
 
     :param wrapper: the connection object of one of the shards.
-    :param qualify: whether to write a placeholder for the schema in front of each table's name.
-    :param hidden: the rows that the query must not see; None to see all.
+    :param qualify: whether to put a placeholder for the schema before each table's name.
+    :param hidden: the rows that the query must not read; None to read all rows.
     """
 
     def __init__(
         self, wrapper: BaseDatabaseWrapper, *, qualify: bool, hidden: HiddenRows | None = None
     ) -> None:
         # The copy that is made below never connects, so it cannot read the server's data (MySQL).
-        # Make ``wrapper`` read and cache the data now. The copy gets the cached data.
+        # Make ``wrapper`` read and cache the data now, so that the copy contains it.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
         # The copy of the connection object must neither use the driver's connection nor keep it
@@ -55,20 +56,19 @@ class Facade:
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
         # Tell the compilers that the SQL is for many shards, and not for the shard of ``wrapper``.
-        self.connection.stands_for_many = True  # type: ignore[attr-defined]  # of our compilers
+        self.connection.stands_for_many = True  # type: ignore[attr-defined]  # read by our compilers
         #: Names of the tables that the query reads; complete only after the query is compiled.
         self.tables: set[str] = set()
-        self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers
+        self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # read by our compilers
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, CheckedSQL) if qualify else (CheckedSQL,)
-        # Compilers and expressions write this text in front of each table's name.
-        self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # of our compilers
+        # Compilers and expressions put this text before each table's name.
+        self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # read by our compilers
         if hidden is not None:
             self._mixins = (VisibleRows, *self._mixins)
-            self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # of our compilers
-            # The query reads a derived table instead of each table with hidden rows. Because a
-            # derived table has no primary key, GROUP BY must have all columns, and not only the
-            # key.
+            self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # read by our compilers
+            # Instead of each table with hidden rows, the query reads a derived table. A derived
+            # table has no primary key, so GROUP BY must contain all columns instead of the key.
             self.connection.features = copy.copy(wrapper.features)
             self.connection.features.allows_group_by_selected_pks = False
         self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query
@@ -78,7 +78,7 @@ class Facade:
         return _subclass(self._mixins, base)
 
     def root(self, mixin: type, query: Query) -> Any:
-        """Return a compiler for ``query``, which is the outermost query.
+        """Return a compiler for ``query``, the outermost query.
 
         :param mixin: the first base class of the compiler's class.
         """
@@ -116,7 +116,7 @@ class CheckedSQL(SQLCompiler):
 
 
 class Qualified(SQLCompiler):
-    """A compiler mixin that writes the schema's placeholder in front of the name of every table."""
+    """A compiler mixin that puts the schema's placeholder before the name of every table."""
 
     def compile(self, node: Any) -> Any:
         sql, params = super().compile(node)

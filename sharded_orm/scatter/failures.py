@@ -5,8 +5,8 @@ A scatter distinguishes three kinds of database errors:
 - The *shard* is the cause: its connection, the state of its server, its schema or its file. The
   shard counts as not answering; see :func:`is_failure`.
 - The *shard or the query* is the cause: a table, a column or a privilege is missing. The shard
-  counts as not answering in this case too. An answer of another shard proves that the query is
-  right; see :func:`may_be_the_query`.
+  counts as not answering in this case, too. If another shard answers, the query is right; see
+  :func:`may_be_the_query`.
 - The *query* is the cause of all other errors. They are raised unchanged.
 """
 
@@ -24,16 +24,16 @@ from sharded_orm.mysql_flavor import FLAVORS
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# MySQL's error codes for a schema that does not exist, is forbidden or is broken. The query cannot
-# be the cause of these errors.
+# MySQL's error codes for a schema that does not exist, is forbidden or is broken. A wrong query
+# cannot cause these errors.
 _SCHEMA = frozenset({1044, 1049, 1932})
-# MySQL's error codes for a missing table or column, or a missing privilege on it. Either the schema
-# was not migrated, or the query is wrong.
+# MySQL's error codes for a missing table or column, or a missing privilege on it. The cause is a
+# schema that was not migrated, or a wrong query.
 _SCHEMA_OR_QUERY = frozenset({1054, 1142, 1143, 1146})
 # MySQL's error codes for a failed connection. After such an error, no more statements are sent to
 # the node (database server).
 _NODE_GONE = frozenset({1040, 1045, 1053, 1129, 1130, 1203})
-# MySQL's error codes for a state of the server: full, locked, killed, read-only.
+# MySQL's error codes for a bad state of the server: full, locked, killed, read-only.
 _STATE = frozenset(
     {1016, 1020, 1021, 1030, 1033, 1034, 1035, 1037, 1038, 1041, 1114, 1135, 1194, 1195, 1205, 1213}
     | {1290, 1317, 1412, 1836}
@@ -41,8 +41,8 @@ _STATE = frozenset(
     | {flavor.session_ended for flavor in FLAVORS}
     | {flavor.statement_timeout for flavor in FLAVORS}
 )
-# SQLite's error codes for a bad state of the file. SQLITE_ERROR is not among them, because it is an
-# error in the statement.
+# SQLite's error codes for a bad state of the file. SQLITE_ERROR is not included, because it means
+# an error in the statement.
 _SQLITE_STATE = frozenset({
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT,
@@ -50,8 +50,8 @@ _SQLITE_STATE = frozenset({
     sqlite3.SQLITE_NOTADB,
 })  # fmt: skip
 # PostgreSQL's error codes (SQLSTATE) for a schema that does not exist, and for a missing table or
-# column, or a missing privilege. To a statement that names the schema of each table, a missing schema
-# is a missing table.
+# column, or a missing privilege. If a statement contains the schema before each table's name, a
+# missing schema is reported as a missing table.
 _PG_SCHEMA = frozenset({"3F000"})
 _PG_SCHEMA_OR_QUERY = frozenset({"42P01", "42703", "42501"})
 # Beginnings of PostgreSQL's error codes for a failed connection: the connection is lost, the
@@ -68,15 +68,15 @@ _PG_OUT_OF_MEMORY = "53200"
 # Beginnings of SQLite's messages for a missing table or column. SQLite has no separate error codes
 # for these errors.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
-# If partial results are not allowed, one failed shard is enough to make the scatter fail. But the
-# scatter stops only after this many failed shards, so that its error can name several of them.
+# The number of failed shards after which the scatter stops if partial results are not allowed. One
+# failed shard makes the scatter fail, but the message should list several of them.
 _ENOUGH = 8
 
 
 class Failures:
     """Records which shards did not answer in one scatter.
 
-    :param asked: the number of shards that were asked.
+    :param asked: the number of shards that were queried.
     :param partial: whether the caller wants the rows of the other shards if a shard fails. If
         False, :meth:`check` raises :exc:`ScatterError` after a failure.
     :param report: a function that is called once after the scatter, with a :exc:`ScatterError`, if
@@ -117,7 +117,7 @@ class Failures:
 
 
 def is_failure(error: Exception) -> bool:
-    """Whether the shard may be the cause of ``error``; False if the query certainly is."""
+    """Whether the shard may be the cause of ``error``; False if the query is certainly the cause."""
     if may_be_the_query(error):
         return True
     if (cause := _sqlite_error(error)) is not None:
@@ -127,14 +127,14 @@ def is_failure(error: Exception) -> bool:
     code = _code(error)
     if not isinstance(code, int):
         # The error has no MySQL code. So it is an error of this package, such as
-        # ShardDatabaseMissing, or of a driver whose errors have no numbers. The class of the error
-        # decides then.
+        # ShardDatabaseMissing, or of a driver whose errors have no codes. Then the class of the
+        # error decides.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 
 
 def may_be_the_query(error: BaseException) -> bool:
-    """Whether ``error`` may be caused by a wrong query, but may also be caused by the shard.
+    """Whether either a wrong query or the shard may be the cause of ``error``.
 
     If another shard answers the same query, the query is right, and the failing shard is the cause.
     """
@@ -160,9 +160,9 @@ def _code(error: BaseException) -> Any:
 
 
 def concerns_one_shard(error: BaseException) -> bool:
-    """Whether ``error`` concerns one shard only.
+    """Whether ``error`` concerns only one shard.
 
-    The other shards of the same statement may then still answer.
+    If so, the other shards of the same statement may still answer.
     """
     code, state = _code(error), _sqlstate(error)
     return (
@@ -176,7 +176,7 @@ def concerns_one_shard(error: BaseException) -> bool:
 def is_too_large(error: BaseException) -> bool:
     """Whether a statement may have failed because it reads too many tables at once.
 
-    Statements that each read fewer shards may then succeed.
+    If so, several statements that each read fewer shards may succeed.
     """
     return _sqlstate(error) == _PG_OUT_OF_MEMORY
 
@@ -184,8 +184,8 @@ def is_too_large(error: BaseException) -> bool:
 def is_mismatch(error: BaseException) -> bool:
     """Whether a UNION of shards has failed because a column has different types or collations.
 
-    Each shard's schema may contain its own type or collation of the same name. PostgreSQL treats
-    them as different ones.
+    Each shard's schema may contain its own type or collation with the same name, which PostgreSQL
+    treats as different.
     """
     # datatype_mismatch and indeterminate_collation
     return _sqlstate(error) in ("42804", "42P22")

@@ -1,9 +1,9 @@
 """Hides rows of a shard from statements that read several shards.
 
 While a shard key moves, two shards may have its rows, and a statement must see them only once. So
-on the other shard, the statement reads a derived table without the hidden rows instead of the table
-itself. The result is the same as if the hidden rows did not exist, whatever joins, subqueries or
-groups the statement has.
+on one of these shards the rows are hidden: instead of each table, the statement reads a derived
+table without the hidden rows. With any joins, subqueries or groups, the result is the same as if
+the hidden rows did not exist.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from sharded_orm.scatter.refusals import refuse
 
 
 class HiddenRows(Protocol):
-    """Says which rows of a shard are hidden. Implemented by a layer that knows the models."""
+    """Determines which rows of a shard are hidden. Implemented by a layer that knows the models."""
 
     def condition(self, table: str, alias: str) -> Any:
         """Return a condition that is true for the hidden rows of ``table``; None if there are none.
 
         :param table: the name of the table in the database.
         :param alias: the name by which the condition refers to the table.
-        :raises RoutingError: no condition can tell the hidden rows from other rows.
+        :raises RoutingError: no condition can distinguish the hidden rows from other rows.
         """
 
 
 class VisibleRows(SQLCompiler):
-    """A compiler mixin that leaves out hidden rows of every table."""
+    """A compiler mixin that leaves out the hidden rows of every table."""
 
     def compile(self, node: Any) -> Any:
         if not isinstance(node, BaseTable | Join):
@@ -47,7 +47,7 @@ class VisibleRows(SQLCompiler):
         if not sql.startswith(start):
             raise refuse(f"the table {sql!r}", "ask one shard")
         hidden, hidden_params = self.compile(condition)
-        # A derived table needs a name. If the statement gives the table no alias, use the table's
+        # A derived table needs a name. If the statement has no alias for the table, use the table's
         # own name.
         alias = f" {quoted}" if node.table_alias == table else ""
         derived = f"(SELECT * FROM {name} WHERE NOT ({hidden})){alias}{sql[len(start) :]}"

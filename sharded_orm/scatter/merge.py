@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
-# A server ranks the values of up to this many rows of each stream at a time.
+# The number of rows of each stream whose values a server ranks at a time.
 ROUND = 5000
 
 
 def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
-    """Return an iterator over the rows of all shards, in the order in which one database would
-    return them.
+    """Return an iterator over the rows of all shards, in the order of one database.
 
-    DISTINCT and GROUP BY are applied to the rows; OFFSET and LIMIT are not.
+    DISTINCT and GROUP BY have been applied to the rows; OFFSET and LIMIT have not.
     """
     template = plan.template
     if template is None:
@@ -54,10 +53,10 @@ def _merged_by_ranks(
     columns: Sequence[int],
     ranking: Ranking,
 ) -> Iterator[Row]:
-    """Merge sorted streams whose order only a server knows.
+    """Merge sorted streams of rows if only a server can compare the values.
 
-    This is done in rounds. A round reads the next rows of each stream, and a server ranks their
-    values. Then the round yields rows until it has no more rows of one of the streams.
+    Works in rounds. Each round reads the next rows of every stream, and a server ranks their
+    values. Then the round yields rows until the rows of one stream are used up.
 
     :param columns: the numbers of the columns that ``key`` reads.
     """
@@ -93,13 +92,13 @@ def _merged_by_ranks(
 def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
     """Return the rows from number ``low`` up to, but not including, ``high``: OFFSET and LIMIT.
 
-    Rows are counted from 0; None for ``high`` means all rows to the end.
+    Rows are counted from 0. If ``high`` is None, all rows to the end are returned.
     """
     return islice(rows, low, high)
 
 
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
-    """Return ``rows`` after the first row was read: each node has answered a statement, or has failed."""
+    """Return ``rows`` after the first row was read. By then, each node has answered or failed."""
     iterator = iter(rows)
     first = list(islice(iterator, 1))
     return chain(first, iterator)
@@ -124,7 +123,7 @@ def _distinct(plan: ScatterPlan, ranking: Ranking, rows: Iterator[Row]) -> Itera
 def _groups(plan: ScatterPlan, ranking: Ranking, rows: Iterable[Row]) -> list[Row]:
     """Return one merged row for each group of GROUP BY, in the query's order.
 
-    Holds all merged rows in memory. Holds the rows of all shards if a server ranks their values.
+    Keeps all merged rows in memory, and the rows of all shards if a server ranks their values.
     """
     template, comparison = plan.template, plan.comparison
     assert template is not None

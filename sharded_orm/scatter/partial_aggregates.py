@@ -21,8 +21,8 @@ from sharded_orm.scatter.refusals import refuse
 Combine = Callable[[Any, Any], Any]
 """A function that returns the aggregate of all rows, given the aggregates of two parts of the rows."""
 
-#: The aggregates of PostgreSQL whose values are combined without a loss. They are known by name, because
-#: their module can be imported only if psycopg is installed.
+#: The aggregates of PostgreSQL whose partial results can be combined exactly, keyed by module and
+#: class name: the module can be imported only if psycopg is installed.
 _COMBINED: Mapping[tuple[str, str], Combine] = {
     ("django.contrib.postgres.aggregates.general", name): combine
     for name, combine in {
@@ -39,9 +39,9 @@ _COMBINED: Mapping[tuple[str, str], Combine] = {
 class Partial:
     """An aggregate in column number ``column`` of the select list, and how to merge its values.
 
-    ``kind`` is "count", "sum", "min", "max", "avg" or "combined". ``parts`` are the numbers of the columns to
-    merge over the shards. For avg, these are a column with the sum and one with the count;
-    otherwise, one column with the aggregate itself. If the merged value is NULL, the result is the
+    ``kind`` is "count", "sum", "min", "max", "avg" or "combined". ``parts`` are the numbers of the
+    columns to merge over the shards: for "avg", a column with the sum and a column with the count;
+    otherwise one column with the aggregate itself. If the merged value is NULL, the result is the
     value that a shard sent in ``column``, such as the default of ``Sum(..., default=0)``.
     ``divide`` computes an average. ``combine`` merges two values of the kind "combined".
     """
@@ -58,7 +58,7 @@ class Partial:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The numbers of the columns with sums, which are added."""
+        """The numbers of the columns that contain sums, which the merge adds."""
         return self.parts[:1] if self.kind in ("sum", "avg") else ()
 
 
@@ -107,7 +107,7 @@ def _refuse(expression: Any) -> Exception:
 
 
 class Merger:
-    """Merges the rows that several shards return for one group of GROUP BY."""
+    """Merges the rows that several shards return for the same group of GROUP BY."""
 
     def __init__(self, partials: Sequence[Partial], comparison: Comparison) -> None:
         self._partials = partials
@@ -149,7 +149,7 @@ class Merger:
         value = row[part]
         if value is None:
             return
-        # Values of the type bit are texts.
+        # Refuse other values: PostgreSQL returns values of its type bit as text.
         if not isinstance(value, int):
             raise refuse(f"such an aggregate of {value!r}", "aggregate integers or booleans")
         whole[part] = value if whole[part] is None else combine(whole[part], value)
@@ -172,7 +172,7 @@ class Merger:
 
 
 def total_of(values: Iterable[Any]) -> tuple[Any, int]:
-    """Return the sum of ``values``, and how many values there are.
+    """Return the sum of ``values`` and the number of values.
 
     Values that are not numbers are counted, but not added. The sum is None if there are no numbers.
     """

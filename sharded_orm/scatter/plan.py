@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.hidden_rows import HiddenRows
     from sharded_orm.topology.model import Shard
 
-# The largest number of branches (SELECTs for one shard) in a UNION ALL that is not streamed. The
-# cost of a statement grows faster than linearly above some 2048 branches. A statement of 256
+# The maximum number of branches (SELECTs for one shard) in a UNION ALL that is not streamed. Above
+# some 2048 branches, the cost of a statement grows faster than linearly. A statement of 256
 # branches is cheap enough to be repeated after a failure.
 BATCH = 256
-# The largest number of branches (SELECTs for one shard) in a streamed UNION ALL. It is higher than
-# BATCH, because each streamed statement occupies a database session until its last row is read.
-# Larger statements need fewer sessions.
+# The maximum number of branches (SELECTs for one shard) in a streamed UNION ALL. It is higher than
+# BATCH, because each streamed statement occupies a database session until its last row is read, and
+# larger statements need fewer sessions.
 STREAM_BATCH = 1024
-# The largest number of parameters of one statement. Each branch repeats the query's parameters, so
+# The maximum number of parameters of one statement. Each branch repeats the query's parameters, so
 # an __in with thousands of keys soon reaches this number.
 MAX_PARAMETERS = 60_000
 
@@ -51,13 +51,13 @@ MAX_PARAMETERS = 60_000
 class Target:
     """A shard, and the query to send to it.
 
-    The query is that of the queryset. If that query lists keys (``__in``), the query of the target
-    may be a copy that lists only the keys of this shard.
+    The query is that of the queryset. If it contains a list of keys (``__in``), the target may have
+    a copy with only the keys of this shard.
     """
 
     shard: Shard
     query: Query
-    #: The rows of the shard that the query must not see; None to see all.
+    #: The rows of the shard that the query must not read; None to read all rows.
     hidden: HiddenRows | None = None
 
 
@@ -81,18 +81,17 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """A statement that runs one or more branches (SELECTs for one shard each) on a node (a database
-    server).
+    """A statement that executes branches (SELECTs for one shard each) on a node (a database server).
 
     If ``union`` is true, the branches are joined by UNION ALL. If false, there is only one branch,
-    on the separate connection of its shard.
+    which uses the connection of its shard.
     """
 
     node: str
     branches: tuple[Branch, ...]
     # The alias of the shard whose connection must be used; None for a connection to the node. An
-    # alias is given in two cases: the shard's connection is in an open transaction, which may have
-    # written rows, or each shard has a separate connection (SQLite).
+    # alias is needed in two cases: the shard's connection is in an open transaction, which may have
+    # written rows, or each shard has its own connection (SQLite).
     alias: str | None
     union: bool
     outer: Outer
@@ -112,13 +111,12 @@ class ShardStatement:
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer SELECT around a UNION ALL. It orders and limits the rows, and adds sort weights of
-    texts.
+    """The outer SELECT around a UNION ALL. It sorts and limits the rows, and adds sort weights.
 
     ``columns`` is the number of columns of a branch (the SELECT for one shard), without the column
-    of the shard's index. ``weights`` is the SQL of what is selected in addition, such as sort
-    weights. ``nulls_smallest`` is true if the database sorts NULL before all values; if false, it
-    sorts NULL after them and has NULLS FIRST and NULLS LAST.
+    of the shard's index. ``weights`` is SQL for additional columns, such as the sort weights of
+    texts. ``nulls_smallest`` is true if the database sorts NULL before all values; if false, it
+    sorts NULL after them and supports NULLS FIRST and NULLS LAST.
     """
 
     columns: int
@@ -153,10 +151,10 @@ def column_names(columns: int) -> str:
 
 
 def named_union(union: str, columns: int) -> str:
-    """Return a SELECT that gives names to the columns of a union."""
-    # The WITH clause names the columns. It stands inside a SELECT, because the database backend takes
-    # a statement that begins with WITH for a possible write. The backend repeats only reads after a
-    # lost connection.
+    """Return a SELECT that reads a union, and in which the columns of the union have names."""
+    # The WITH clause names the columns. It is inside a SELECT, because the database backend assumes
+    # that a statement which begins with WITH may write, and repeats only reads after a lost
+    # connection.
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
 
 
@@ -188,8 +186,7 @@ def _fill(branch: Branch, schema: str | None) -> str:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """The statements to send, in the order of their first shards, and what is needed to merge their
-    rows.
+    """The statements to send, in the order of their first shards, and the data to merge their rows.
 
     ``comparison`` compares values as the databases do. ``template`` is the compiled query of the
     first branch; None if there is nothing to send. ``shards`` maps the index of each target to its
@@ -222,9 +219,9 @@ def make_plan(
     for the node.
 
     :param pks: the primary keys to read from each target, keyed by the target's index; a target
-        without keys is not asked. None means to read all rows of the query.
-    :param batch: the largest number of branches (SELECTs for one shard each) in one statement; None
-        means :data:`BATCH`. The database may limit the tables of a statement, and so its branches.
+        without keys is not queried. None means to read all rows of the query.
+    :param batch: the maximum number of branches (SELECTs for one shard each) in one statement; None
+        means :data:`BATCH`. A database that limits the tables of a statement may lower it.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
@@ -273,8 +270,8 @@ def _outer(template: Template, comparison: Comparison, options: CompileOptions) 
     width, weights = len(template.columns), comparison.weights
     if template.merges_groups:
         return Outer(width, weights)
-    # With DISTINCT, the server must not apply the limit. Equal rows of two shards are removed only
-    # later, by the merge, so the server would count them twice.
+    # With DISTINCT, the server must not apply the limit: it would count equal rows of two shards
+    # twice, because only the merge removes them later.
     limit = None if template.distinct else options.limit
     nulls_smallest = template.compiler.connection.features.order_by_nulls_first
     return Outer(width, weights, template.order, limit, nulls_smallest)
@@ -298,7 +295,7 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
 
-    Return None if the check succeeds. Return the database's error if the node does not answer.
+    Return None after the check, or the database's error if the node does not answer.
 
     :raises InexactShardKey: the node compares text keys less exactly than the router.
     """

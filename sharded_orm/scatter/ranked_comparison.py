@@ -1,8 +1,8 @@
 """Compares values as PostgreSQL does.
 
 Python can compare numbers, dates, UUIDs and bytes. It cannot compare texts, because their order
-depends on a collation, and PostgreSQL has no function that returns sort keys. It cannot compare
-JSON, arrays, ranges and other types either. So a server returns *ranks* of such values
+depends on a collation, and PostgreSQL has no function that returns sort keys. Python cannot compare
+JSON, arrays, ranges and other types, either. So a server returns *ranks* of such values
 (:mod:`sharded_orm.scatter.value_ranks`). Equal values have the same rank, and a greater value has a
 higher rank.
 """
@@ -22,8 +22,8 @@ from sharded_orm.scatter.arithmetic import Divide, duration_quotient
 from sharded_orm.scatter.comparison import Column, Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
-# For these fields, the driver returns a value as the text that the server writes. For all other
-# ranked fields, the outer SELECT returns that text in an additional column.
+# For these fields, the driver returns a value as text, in the form in which the server writes it.
+# For all other ranked fields, the outer SELECT returns this text in an additional column.
 _WRITTEN_AS_TEXT: Final = (
     models.CharField,
     models.TextField,
@@ -33,12 +33,12 @@ _WRITTEN_AS_TEXT: Final = (
 )
 
 #: The ranks of a column's values, keyed by the texts of the values. None if ranks are not needed,
-#: because Python compares the texts as the server compares the values.
+#: because Python compares the texts in the same way as the server.
 Ranks = Mapping[str, int] | None
 
 
 class _NotANumber:
-    """NaN as PostgreSQL compares it: equal to itself, and greater than all numbers."""
+    """NaN (not a number), compared as in PostgreSQL: equal to itself, and greater than all numbers."""
 
     def __hash__(self) -> int:
         return 1
@@ -59,15 +59,14 @@ _DAY: Final = 86_400_000_000
 
 
 class RankedComparison(Comparison):
-    """Compares values as PostgreSQL does: those of :attr:`ranked` columns by their ranks, all other
-    values as in Python.
+    """Compares values as PostgreSQL does: in :attr:`ranked` columns by ranks, otherwise as Python does.
 
     Set the ranks of a row's values in ``equality_ranks`` or ``order_ranks`` before the row is
     compared.
 
-    :param summed: the numbers of the columns with sums, which the merge adds.
+    :param summed: the numbers of the columns that contain sums, which the merge adds.
     :param reads_utc: whether the driver returns all times in UTC. In other time zones, an hour is
-        repeated when clocks are set back, and Python takes the two hours for equal.
+        repeated when clocks are set back, and Python considers the two hours equal.
     """
 
     def __init__(
@@ -79,9 +78,9 @@ class RankedComparison(Comparison):
         reads_utc: bool,
     ) -> None:
         super().__init__(columns, compared)
-        #: The ranks that say which values of a column are equal, keyed by column number.
+        #: The ranks that determine which values of a column are equal, keyed by column number.
         self.equality_ranks: dict[int, Ranks] = {}
-        #: The ranks that say in which order the values of a column are, keyed by column number.
+        #: The ranks that determine the order of a column's values, keyed by column number.
         self.order_ranks: dict[int, Ranks] = {}
         weights: list[str] = []
         self._durations: dict[int, int] = {}
@@ -99,15 +98,16 @@ class RankedComparison(Comparison):
                 ranked.append(index)
                 if not isinstance(column.field, _WRITTEN_AS_TEXT):
                     self._texts[index] = first + len(weights)
-                    # Without AS, PostgreSQL would name the column as the one in the CAST.
+                    # Name the column with AS; otherwise PostgreSQL would name it like the column in
+                    # the CAST.
                     weights.append(f"CAST(c{index} AS text) AS w{index}")
         self.weights = tuple(weights)
         self.ranked = frozenset(ranked)
-        #: Whether values are compared whose texts depend on settings of the server's session.
+        #: Whether values are compared whose text depends on settings of the server's session.
         self.depends_on_settings = bool(self._texts)
 
     def text(self, row: Row, column: int) -> str | None:
-        """Return the value of a ranked column as the server writes it; None for NULL."""
+        """Return the value of a ranked column as text in the form of the server; None for NULL."""
         value = row[self._texts.get(column, column)]
         if value is not None and not isinstance(value, str):
             raise _unexpected(value)
@@ -173,7 +173,7 @@ class RankedComparison(Comparison):
 
 
 def _is_plain(column: Column, reads_utc: bool) -> bool:
-    """Whether values of ``column`` are compared in Python."""
+    """Whether Python can compare the values of ``column`` in the same way as PostgreSQL."""
     if isinstance(column.field, models.DateTimeField):
         return reads_utc
     return column.kind in ("plain", "uuid") or isinstance(column.field, models.BinaryField)
@@ -181,8 +181,8 @@ def _is_plain(column: Column, reads_utc: bool) -> bool:
 
 def _compares_as_in_python(value: Any) -> bool:
     if isinstance(value, datetime.time):
-        # PostgreSQL compares two times with time zones by their moments, and then by their zones.
-        # Python compares the moments only.
+        # PostgreSQL compares two times with time zones first by their moments, and then by their
+        # zones. Python compares only the moments.
         return value.tzinfo is None
     return isinstance(value, int | bytes | datetime.date | uuid.UUID)
 

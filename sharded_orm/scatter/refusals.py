@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def refuse(feature: str, remedy: str) -> ScatterNotSupported:
-    """Return the error for a query that uses ``feature``. A scatter (a query of many shards)
-    refuses such a query, because the merged result might be wrong.
+    """Return the error for a query of many shards that uses ``feature``.
+
+    Such a query (a scatter) is refused, because the merged result might be wrong.
 
     :param feature: the feature in words, for the text of the error.
     :param remedy: what the developer can do instead.
@@ -24,11 +25,10 @@ def refuse(feature: str, remedy: str) -> ScatterNotSupported:
 
 
 def check(query: Query) -> None:
-    """Raise an error if ``query`` uses a feature that a scatter (a query of many shards) cannot
-    merge.
+    """Raise an error if ``query`` uses a feature that a scatter (a query of many shards) cannot merge.
 
-    Checks only features that are visible before the query is compiled; the compiler checks the
-    others.
+    Only features that can be seen before the query is compiled are checked here; the compiler
+    checks the others.
 
     :raises ScatterNotSupported: the query uses such a feature.
     """

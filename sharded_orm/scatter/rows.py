@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 
 def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
-    """Yield one result of ``queryset`` (an instance, a dict or a tuple) per row, in the order of
-    ``rows``.
+    """Yield one result of ``queryset`` per row of ``rows``, in order: an instance, a dict or a tuple.
 
-    A Django iterable gives all of its instances the same database alias, but neighbouring rows may
-    come from different shards. So there is one iterable per shard, and each row is fed to the
-    iterable of its shard. If the results are not instances, they carry no alias, so one iterable
+    A Django iterable sets the same database alias on all of its instances, but neighbouring rows
+    may come from different shards. So there is one iterable per shard, and each row is passed to
+    the iterable of its shard. If the results are not instances, they have no alias, so one iterable
     converts all rows.
     """
     template = plan.template

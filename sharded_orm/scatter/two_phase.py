@@ -1,7 +1,7 @@
 """Reads the first rows of a query over many shards in two phases.
 
-The first phase reads only the primary keys and the ORDER BY values of each shard's first rows (the
-candidates), and chooses the first rows of all shards together (the winners). The second phase reads
+The first phase reads only the primary keys and the ORDER BY values of each shard's first rows, the
+candidates. It chooses the first rows of all shards together, the winners. The second phase reads
 the complete rows of the winners.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from sharded_orm.scatter.comparison import Row
 
-# Two phases are used only for results of at most this many rows. The statement of the second phase
-# contains the keys of all these rows, so for more rows it would cost too much.
+# Two phases are used only for results of at most this many rows, because the statement of the
+# second phase contains the keys of all these rows. For more rows, it would cost too much.
 MAX_WINNERS = 1000
 # Two phases are used only if the first phase reads at least this many candidates (the first rows of
 # each shard) in total. For fewer candidates, one phase is cheaper.
@@ -33,9 +33,9 @@ MIN_CANDIDATES = 100
 def applies(query: Query, targets: Sequence[Target], limit: int | None, union: bool) -> bool:
     """Whether reading in two phases is possible and worthwhile.
 
-    It is possible only if the primary key identifies each row of ``query`` within a shard.
+    This is possible only if the primary key identifies each row of ``query`` within a shard.
 
-    :param limit: the number of rows to read from each shard, OFFSET included; None means all.
+    :param limit: the number of rows to read from each shard, including OFFSET; None means all rows.
     :param union: whether one statement can read many shards.
     """
     return (
@@ -69,15 +69,16 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """Read in two phases. Return the plan of the last phase that ran, and the rows from number
-    ``low`` up to ``options.limit``, in the order of the query.
+    """Read in two phases; return the plan of the last phase that was executed, and the rows.
 
-    Return None if the second phase lacks a chosen row although no shard has failed: the caller must
-    then read in one phase. The row may have been deleted or changed meanwhile, or an inner join of
-    ``select_related()`` excludes it. If a shard has failed, missing rows are left out instead.
+    The rows are those from number ``low`` up to ``options.limit``, in the order of the query.
+    Return None if the second phase lacks a chosen row although no shard has failed; then the caller
+    must read in one phase. The row may have been deleted or changed after the first phase, or an
+    inner join of ``select_related()`` excludes it. If a shard has failed, missing rows are left out
+    instead.
     """
-    # Change each query once, not once per target. Targets with the same query then share the
-    # changed query, which is compiled once for each node and not for each target.
+    # Change each query once, and not once per target. Then targets with the same query share the
+    # changed query, which is compiled once per node.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
     keys = [replace(target, query=key_queries[id(target.query)]) for target in targets]

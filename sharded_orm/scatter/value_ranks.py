@@ -1,8 +1,8 @@
-"""Asks a server how it orders values that Python cannot compare.
+"""Reads from a server how it orders values that Python cannot compare.
 
 The *rank* of a value is the number of different values that are not greater than it. All values of
-a column are sent to one node (a database server), which returns their ranks. So that server's type
-and collation decide the order, and which values are equal.
+a column are sent to one node (a database server), which returns their ranks. So the type and the
+collation on that server determine the order, and which values are equal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import Branch
 
-# Asks a node for the type and the collation of columns, and for facts that decide their order. The
-# query of the scatter is a part of this query, without any rows, because its expressions decide the
-# types. Nodes with equal facts sort alike. One fact is the version of a locale, because a later
-# version may sort otherwise. A type without a collation may contain texts, as jsonb does. The
-# collation of the database sorts these. The catalogs of PostgreSQL's versions have different
-# columns, and to_jsonb() can read all of them.
+# Reads from a node the type and the collation of columns, and facts that determine their order. The
+# query of the scatter is a part of this query, but returns no rows, because only its expressions
+# are needed: they determine the types. Nodes with equal facts sort in the same way. One fact is the
+# version of a locale, because a later version may sort in another way. A type without a collation
+# may contain texts, as jsonb does; they are sorted by the collation of the database. The catalogs
+# of PostgreSQL's versions have different columns, and to_jsonb() can read all of them.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,
@@ -53,13 +53,14 @@ LEFT JOIN pg_collation k ON k.oid = d.collate_name::regcollation
 LEFT JOIN pg_namespace kn ON kn.oid = k.collnamespace
 """
 _COLUMN = "({0}, pg_typeof(u.c{0})::oid, pg_collation_for(CAST(u.c{0} AS text)))"
-# The settings by which a server writes values that depend on settings.
+# SQL for the server's settings that determine how it writes values as text.
 _SETTINGS = "".join(
     f", current_setting('{name}')"
     for name in ("DateStyle", "IntervalStyle", "TimeZone", "extra_float_digits", "lc_monetary")
 )
 _DATABASE_VERSION = "pg_database_collation_actual_version(b.oid)"
-# Servers before version 15 lack the function. Their databases have collations of the C library.
+# Servers before version 15 have no function for the version of a database's collation. Their
+# databases use collations of the C library, so read the version of such a collation instead.
 _OLD_DATABASE_VERSION = (
     "(SELECT max(pg_collation_actual_version(o.oid)) FROM pg_collation o"
     " WHERE o.collcollate = b.datcollate AND o.collprovider = 'c')"
@@ -71,13 +72,13 @@ _RANKS = (
 
 
 class ValueType(NamedTuple):
-    """The type and the collation of a column's values, as one node has them.
+    """The type and the collation of a column's values, as defined on one node.
 
     :param type: the type's name in SQL.
     :param collation: the collation's name in SQL; None if the type has none.
     :param is_exact: whether values are equal only if their texts are the same.
     :param is_by_bytes: whether Python sorts the texts of values as the node sorts the values.
-    :param facts: JSON with all facts that decide the order of the values.
+    :param facts: JSON with all facts that determine the order of the values.
     """
 
     type: str
@@ -88,9 +89,9 @@ class ValueType(NamedTuple):
 
 
 class Ranking:
-    """Gets the ranks of values for the comparison of a plan. Sends no query for other comparisons.
+    """Reads the ranks of values for the comparison of a plan. Sends no query for other comparisons.
 
-    Used by the calling thread of a scatter only.
+    Used only by the calling thread of a scatter.
     """
 
     def __init__(self, plan: ScatterPlan, executor: Executor) -> None:
@@ -105,9 +106,9 @@ class Ranking:
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether ranks are needed to say which values of ``columns`` are equal.
+        """Whether ranks are needed to determine which values of ``columns`` are equal.
 
-        May ask each node for the types of the columns.
+        May query each node for the types of the columns.
         """
         comparison = self._plan.comparison
         ranked = comparison.ranked.intersection(columns)
@@ -123,10 +124,10 @@ class Ranking:
     ) -> None:
         """Rank the values of ``rows``, so that the plan's comparison can compare them.
 
-        The ranks of an earlier call are forgotten.
+        The ranks of an earlier call are dropped.
 
         :param order: the numbers of the columns by which the rows are sorted.
-        :param equality: the numbers of the columns that decide whether two rows are equal.
+        :param equality: the numbers of the columns that determine whether two rows are equal.
         """
         comparison = self._plan.comparison
         columns = comparison.ranked.intersection({*order, *equality})
@@ -134,7 +135,7 @@ class Ranking:
             return
         types = self._types_of_columns(comparison)
         for column in columns:
-            if column not in types:  # No node has answered, so there is nothing to rank.
+            if column not in types:  # No node has answered, so there are no values to rank.
                 continue
             kind = types[column]
             comparison.order_ranks[column] = comparison.equality_ranks[column] = None
@@ -155,7 +156,7 @@ class Ranking:
         return {text: rank for text, (rank,) in zip(texts, ranks, strict=True)}
 
     def _types_of_columns(self, comparison: RankedComparison) -> dict[int, ValueType]:
-        """Return the types of the ranked columns. Asks each node of the plan at the first call.
+        """Return the types of the ranked columns. The first call queries each node of the plan.
 
         :raises ScatterNotSupported: two nodes order the values differently.
         """
@@ -173,8 +174,8 @@ class Ranking:
             ).replace("{rows}", named_union(rows, width))
             for number, *facts in self._ask(statement, sql, params):
                 kind = ValueType(*facts)
-                # The names are those of the first node, which will be asked. A collation may have
-                # another name on another node if it is the same one.
+                # Keep the names from the first node, which will rank the values. On another node,
+                # the same collation may have another name.
                 first = types.setdefault(number, kind)
                 if (first.type, first.facts) != (kind.type, kind.facts):
                     assert self._statement is not None
@@ -184,7 +185,10 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """Yield a statement of each node, with a branch that has not failed."""
+        """Yield a statement for each node, with one of its branches that has not failed.
+
+        A branch is the SELECT for one shard.
+        """
         nodes: set[str] = set()
         for statement in self._plan.statements:
             for branch in statement.branches:
@@ -209,7 +213,8 @@ class Ranking:
 
 
 def _database_version(branch: Branch) -> str:
-    # Use the connection object of the shard. The compiler has a copy of it, which never connects.
+    # Use the connection object of the shard. The compiler has only a copy of it, which never
+    # connects.
     wrapper: Any = branch.template.compiler.connection.features.connection
     return _DATABASE_VERSION if wrapper.pg_version >= 150000 else _OLD_DATABASE_VERSION
 

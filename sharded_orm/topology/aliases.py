@@ -1,8 +1,8 @@
-"""A mapping for ``DATABASES`` that has an alias for every shard, but does not store these aliases.
+"""A mapping for ``DATABASES`` that has an alias for every shard, without storing these aliases.
 
-Django iterates over all keys of ``DATABASES`` several times per request, so thousands of stored aliases
-would cost milliseconds in each request. This mapping stores only the aliases of the settings and one
-alias per shard group. It makes the settings of a shard's alias when they are looked up.
+Django iterates over all keys of ``DATABASES`` several times per request, so thousands of stored
+aliases would cost milliseconds in each request. This mapping stores only the aliases of the
+settings and one alias per shard group. The settings of a shard's alias are created at each look-up.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 GROUP_ENGINE = "sharded_orm.backends.group"
 
 # The default values that Django's ConnectionHandler.configure_settings() sets for all aliases that
-# are stored in DATABASES. The settings of a shard's alias are not stored, but made at each look-up.
-# So this module sets the defaults in them.
+# are stored in DATABASES. The settings of a shard's alias are not stored, but created at each
+# look-up, so this module adds the defaults.
 _DEFAULTS: Mapping[str, Any] = {
     "ATOMIC_REQUESTS": False,
     "AUTOCOMMIT": True,
@@ -52,12 +52,12 @@ class Resolver(Protocol):
         """Return the database settings of the shard ``alias``; None if there is no such shard."""
 
     def is_shard(self, alias: str) -> bool:
-        """Whether ``alias`` names a shard; cheaper than :meth:`shard_alias`."""
+        """Whether ``alias`` is the alias of a shard. Cheaper than :meth:`shard_alias`."""
 
 
-# The object that looks up groups and shards. It is set once, when the module ``apps`` is loaded.
-# At that time the settings module has already made DATABASES. The models are not loaded yet, so
-# their code can use DATABASES with groups and shards.
+# The object that looks up groups and shards. It is set once, when the module ``apps`` is loaded. By
+# then, the settings module has created DATABASES. The models are loaded later, so their code can
+# use DATABASES with groups and shards.
 _resolver: Resolver | None = None
 
 
@@ -67,7 +67,8 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# Lock that is held while the aliases of groups are added, because two threads may do so at once.
+# The lock that is held while the aliases of groups are added, because two threads may do so at the
+# same time.
 _adding = threading.RLock()
 
 
@@ -80,31 +81,32 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ShardedDatabases(dict[str, dict[str, Any]]):
-    """A mapping for ``DATABASES`` that has an alias for every shard; made by :func:`sharded_databases`.
+    """A mapping for ``DATABASES`` with an alias for every shard; see :func:`sharded_databases`.
 
     Iteration yields the aliases in the settings and one alias per group. It yields no aliases of
     shards, except those that :meth:`expose` has added. So the cost of iteration does not depend on
-    the number of shards. ``in``, ``[]`` and ``get`` know the aliases of all shards. Each look-up of
-    a shard makes a new dict, so memory does not grow with the number of shards used.
+    the number of shards. ``in``, ``[]`` and ``get`` accept the aliases of all shards. Each look-up
+    of a shard creates a new dict, so memory does not grow with the number of shards used.
     """
 
     _groups_added = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The aliases of shards that were given on the command line. Iteration over the mapping
-        # yields these aliases, too; see expose().
+        # The aliases of shards that were given on the command line. Iteration yields them, too; see
+        # expose().
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
-        # Add the aliases of groups when the mapping is used first, and not earlier: SHARDED_ORM may
-        # come after DATABASES in the settings module. At the first use, the settings are complete.
+        # Add the aliases of groups when the mapping is first used, and not when it is created:
+        # SHARDED_ORM may come after DATABASES in the settings module. At the first use, the
+        # settings are complete.
         if not self._groups_added:
             with _adding:
                 if not self._groups_added:
-                    # If there is no topology, go on without aliases of groups, because Django may
-                    # be loading models now. Later, the ready() of this package's AppConfig decides
-                    # whether the process may run without a topology.
+                    # If there is no topology, continue without aliases of groups, because Django
+                    # may be loading models now. Later, the ready() of this package's AppConfig
+                    # decides whether the process may run without a topology.
                     with suppress(TopologyUnavailable):
                         self._add_groups()
         return self
@@ -123,10 +125,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = True
 
     def renew_groups(self) -> None:
-        """Renew the stored settings of aliases from the current topology.
+        """Update the stored settings of aliases from the current topology.
 
         Settings are stored for groups, and for the shards that :meth:`expose` has added. Call this
-        after a change of the topology, because groups and shards may be on other nodes then.
+        method after a change of the topology, because groups and shards may then be on other nodes.
         """
         if _resolver is None:
             return
@@ -134,11 +136,12 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         for alias in self._exposed:
             if settings := _resolver.shard_alias(alias):
                 renewed[alias] = settings
-        # Call complete() for all settings before the update, so that an error changes no settings.
+        # Call complete() for all settings before the update, so that an exception leaves all
+        # settings unchanged.
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Remove the aliases of groups, because the ``SHARDED_ORM`` setting has changed.
+        """Remove the aliases of groups after a change of the setting ``SHARDED_ORM``.
 
         The next use of the mapping adds the aliases of the groups in the new setting.
 
@@ -150,7 +153,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = False
 
     def expose(self, arguments: Sequence[str]) -> None:
-        """Make iteration also yield the shards that are given by ``--database`` in ``arguments``.
+        """Make iteration also yield the shards that follow ``--database`` in ``arguments``.
 
         :param arguments: the arguments of the command line, such as ``sys.argv[1:]``.
         """
@@ -210,7 +213,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
 
 def sharded_databases(databases: Mapping[str, dict[str, Any]]) -> ShardedDatabases:
-    """Return the value for the setting ``DATABASES``, with ``databases`` and an alias for every shard.
+    """Return the value for the setting ``DATABASES``: ``databases``, and an alias for every shard.
 
     ::
 

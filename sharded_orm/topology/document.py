@@ -3,7 +3,7 @@
 This module uses neither Django nor a database driver. A document has the same structure as
 ``NODES`` and ``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there. A
 topology source (Pinterest, P2) publishes the document to all processes. Values that change only
-with a deploy, above all credentials, stay in the settings.
+with a deployment, above all credentials, stay in the settings.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ FORMAT = 1
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# The type of RANGES after it was converted for comparisons: a dict with one item for each entry of
+# The type of RANGES after conversion for comparisons: a dict with one item for each entry of
 # RANGES. The key is the entry's "range" (its shards) as text. The value is the rest of the entry,
 # without the keys that have their default value.
 _Ranges = dict[str, dict[str, Any]]
-# The deepest nesting that a document may have. Correct documents are nested only a few levels deep. A much
-# deeper document is a mistake, on which recursive functions would fail.
+# The maximum depth of a document. Correct documents are nested only a few levels deep. A much
+# deeper document is a mistake, and recursive functions would fail on it.
 _MAX_DEPTH = 32
 _KEYS = {"format", "version", "nodes", "groups"}
-# Names of the keys that hold credentials, in a node's settings and at any depth of its OPTIONS.
+# The names of the keys that contain credentials, in a node's settings and at any depth of its
+# OPTIONS.
 _SECRET = re.compile(
     r"user(name)?|operator|pass(w(or)?d|phrase)?|pwd|.*(password|secret|token|credential).*",
     re.IGNORECASE,
@@ -62,7 +63,8 @@ class Document:
     def from_json(cls, text: str | bytes) -> Document:
         """Return the document that the JSON text ``text`` contains.
 
-        :raises InvalidTopology: ``text`` is not JSON or not a document; the error lists all problems.
+        :raises InvalidTopology: ``text`` is not JSON, or not a document; the message lists all
+            problems.
         """
         twice: list[str] = []
 
@@ -101,16 +103,16 @@ class Document:
 
     @classmethod
     def from_content(cls, content: Any) -> Document:
-        """Return a document with a copy of ``content``, a mapping in the form of JSON.
+        """Return a document with a copy of ``content``, a mapping of values that JSON can represent.
 
         Only the outer structure is checked, not the settings of nodes and groups.
 
-        :raises InvalidTopology: the structure is wrong; the error lists all problems.
+        :raises InvalidTopology: the structure is wrong; the message lists all problems.
         """
         if not isinstance(content, Mapping):
             raise InvalidTopology([f"it must be an object, not {type(content).__name__}"])
-        # Make this check first: the later steps could fail on content that is nested too deep or
-        # that JSON cannot represent.
+        # Make this check first, because the later steps could fail on content that is nested too
+        # deep or that JSON cannot represent.
         if (problem := _problem_in(content)) is not None:
             raise InvalidTopology([problem])
         problems = [
@@ -149,7 +151,7 @@ class Document:
         }
 
     def to_json(self) -> str:
-        """Return the document as JSON, for people and files. Equal documents give the same text.
+        """Return the document as JSON, for people and files. Equal documents have the same text.
 
         :raises TypeError: the document contains a value that JSON cannot represent, such as a date.
         """
@@ -160,7 +162,7 @@ class Document:
         return replace(self, version=version)
 
     def same_content(self, other: Document) -> bool:
-        """Whether this document and ``other`` mean the same, apart from their versions.
+        """Whether this document and ``other`` have the same meaning, apart from their versions.
 
         If so, :meth:`differences` returns no changes.
         """
@@ -183,7 +185,7 @@ class Document:
     def credentials(self) -> list[str]:
         """Return one sentence for each credential in the settings of nodes.
 
-        The sentence names the key of the credential, but does not show the value.
+        The sentence contains the key of the credential, but not its value.
         """
         return [
             f"node {name!r}: {path} does not belong into a topology document; keep credentials in"
@@ -236,9 +238,10 @@ def _problem_in(value: Any, path: str = "", depth: int = 0) -> str | None:
     """Return a sentence that says why ``value`` cannot be in a document; None if it can.
 
     A value is refused if it is nested too deep, or if it contains text or a number that JSON cannot
-    represent. The sentence does not show text of ``value``, because the text may be a credential.
+    represent. The sentence does not contain text of ``value``, because the text may be a
+    credential.
 
-    :param path: the keys that lead to ``value``, to be named in the sentence.
+    :param path: the keys that lead to ``value``, for the sentence.
     :param depth: the number of mappings and lists around ``value``.
     """
     if isinstance(value, str):
@@ -303,7 +306,7 @@ _UNWRITABLE: Any = object()
 
 
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``groups`` in a normal form, in which groups that mean the same are equal.
+    """Return ``groups`` in a normal form, in which groups with the same meaning are equal.
 
     In the normal form, RANGES is a dict, keyed by the shards of each range. A key of a range is
     left out if it has its default value.
@@ -411,5 +414,5 @@ def _value_change(key: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 
 def _number(value: Any) -> str:
-    """Return a number as text for people: a whole number without decimals, such as ``2`` for ``2.0``."""
+    """Return a number as text for people, without decimals if it is whole: ``2`` for ``2.0``."""
     return repr(int(value) if isinstance(value, float) and value.is_integer() else value)

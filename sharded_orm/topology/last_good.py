@@ -18,7 +18,7 @@ from sharded_orm.topology.document import Document
 
 @dataclass(frozen=True)
 class LastGoodCopy:
-    """The file at ``path`` with the last valid topology document.
+    """The file at ``path`` that contains the last valid topology document.
 
     All processes of a machine may share the file and write it at the same time, because each write
     replaces the whole file. Only the file's owner may read it.
@@ -38,7 +38,7 @@ class LastGoodCopy:
             return None
 
     def saved_at(self) -> datetime | None:
-        """Return the time at which the file was last written; None if the file system cannot say."""
+        """Return the time at which the file was last written; None if it is unknown."""
         with contextlib.suppress(OSError):
             return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
         return None
@@ -56,8 +56,8 @@ class LastGoodCopy:
             if saved is not None and (saved == document or saved.version > document.version):
                 return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Write to a temporary file (mode 0600) first. It must be in the same folder, so that os.replace()
-        # can put it in the place of the old file in one step.
+        # First write to a temporary file (mode 0600). It must be in the same folder, so that
+        # os.replace() can replace the old file in one step.
         descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:

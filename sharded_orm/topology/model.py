@@ -1,8 +1,9 @@
 """The topology as an immutable value: groups of shards, ranges of shards, and nodes.
 
-A node is a database server. A shard is a numbered schema on a node. Ranges of shards are mapped to nodes,
-as Pinterest published it (P2). :func:`problems` checks a whole topology before the topology is used. A
-topology is never edited, but replaced by a new one. This module uses neither Django nor a database driver.
+A node is a database server. A shard is a numbered schema on a node. Ranges of shards are mapped to
+nodes, as described by Pinterest (P2). :func:`problems` checks a whole topology before the topology
+is used. A topology is never changed, but replaced by a new one. This module uses neither Django nor
+a database driver.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Any
 from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
 
 ALIAS_DIGITS = 5
-#: The most shards that a group may have. No kind of id has room for larger shard numbers: a packed
-#: id has 16 bits for the number of its shard, and a timestamped id has only 13. The limit also
-#: keeps a mistyped range from filling the memory with shards.
+#: The maximum number of shards of a group. No kind of id has room for larger shard numbers: a
+#: packed id has 16 bits for the number of its shard, and a timestamped id has only 13. The limit
+#: also prevents a mistyped range from filling the memory with shards.
 MAX_SHARDS = 1 << 16
-#: The largest weight of a range (a shard's share of new keys). Even if every shard of the largest
+#: The maximum weight of a range (a shard's share of new keys). Even if every shard of the largest
 #: group has this weight, a float represents the sum of the weights exactly.
 MAX_WEIGHT = 1_000_000
-# The largest number of bytes in a name on PostgreSQL.
+# The maximum length of a name on PostgreSQL, in bytes.
 _POSTGRESQL_NAME = 63
 
 
@@ -49,9 +50,10 @@ class Shard:
 class ShardRange:
     """The shards from ``first`` to ``last`` (both included), which are on the same node (P2).
 
-    ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards take new keys.
-    ``weight`` is the share of new keys that each shard of this range gets, relative to the weights of
-    the group's other ranges. ``pinned`` says that ``shards balance`` leaves the shards where they are.
+    ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards accept new
+    keys. ``weight`` is the share of new keys that each shard of this range receives, relative to
+    the weights of the group's other ranges. ``pinned`` says that ``shards balance`` does not move
+    the shards.
     """
 
     first: int
@@ -120,8 +122,8 @@ class ShardGroup:
 
     @cached_property
     def _shards(self) -> dict[int, Shard]:
-        # The shards that shard() has returned, by number. Every query calls shard(), and formatting a
-        # schema's name is slow.
+        # A cache of the results of shard(), keyed by shard number: every query calls shard(), and
+        # formatting a schema's name is slow.
         return {}
 
     def shards(self) -> Iterator[Shard]:
@@ -133,15 +135,16 @@ class ShardGroup:
 
     @property
     def open_ranges(self) -> tuple[ShardRange, ...]:
-        """The ranges whose shards take new keys: open ranges with a weight above 0 (Y3)."""
+        """The ranges whose shards accept new keys: open ranges with a weight above 0 (Y3)."""
         return tuple(r for r in self.ranges if r.open and r.weight > 0)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A version of the topology.
+    """A version of the topology: the nodes and the shard groups.
 
-    It has the connection settings of all nodes and all shard groups, both keyed by name.
+    ``nodes`` are the connection settings of each node, and ``groups`` are the shard groups, both
+    keyed by name.
     """
 
     # Leave the nodes out of repr(), because their connection settings contain passwords.
@@ -176,8 +179,8 @@ def is_weight(value: object) -> bool:
 def problems(topology: Topology) -> list[str]:
     """Return everything that is wrong with ``topology``, as sentences; empty if it is valid.
 
-    Among other things, each shard of a group must be in exactly one range, each node in a range
-    must exist, and no two groups may have a schema in common on a database server.
+    Among other things, each shard of a group must be in exactly one range, and each node in a range
+    must exist. No two groups may have a schema in common on a database server.
 
     Time and memory do not depend on the number of shards in a range.
     """
@@ -270,7 +273,8 @@ def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str
             f" off after {_POSTGRESQL_NAME}; give the group a shorter DATABASE_NAME"
         )
     if '"' in longest:
-        # Django's quote_name() takes a quoted name as it is, and escapes no quote.
+        # Django's quote_name() neither quotes a name that begins and ends with a quote, nor escapes
+        # a quote inside of a name.
         yield (
             f"group {group.name!r}: the schema {longest!r} has a quote in its name; leave it out of"
             " DATABASE_NAME, because names are quoted in SQL anyway"
@@ -305,8 +309,8 @@ def _collisions(topology: Topology) -> Iterator[str]:
 def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
     """Return which shards of ``group`` have their primary on each database server.
 
-    A key of the dict identifies a server, see :func:`server_of`. The value is an ascending list of
-    (first shard, last shard).
+    Each key of the dict identifies a server, see :func:`server_of`. The value is an ascending list
+    of spans: (first shard, last shard), both included.
     """
     spans: dict[object, list[Span]] = {}
     for r in group.ranges:
@@ -316,10 +320,11 @@ def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
 
 
 def instance_of(node: Mapping[str, Any], name: str) -> object:
-    """Return a value that identifies the server of a node, whichever of its databases the node uses.
+    """Return a value that identifies the server of a node, no matter which database the node uses.
 
-    It differs from the value of :func:`server_of` on PostgreSQL only. A node names one database there,
-    and the server is replicated with all its databases. The parameters are those of :func:`server_of`.
+    The value differs from that of :func:`server_of` only on PostgreSQL, where the settings of a
+    node contain one database, but a server is replicated with all its databases. The parameters are
+    those of :func:`server_of`.
     """
     if str(node.get("ENGINE", "")).endswith("postgresql"):
         return server_of({**node, "NAME": ""}, name)
@@ -342,8 +347,8 @@ def server_of(node: Mapping[str, Any], name: str) -> object:
     port = str(node.get("PORT", "") or (5432 if is_postgresql else 3306))
     options = node.get("OPTIONS", {})
     if is_postgresql:
-        # On PostgreSQL, a server here means one database, because each database has schemas of its
-        # own.
+        # On PostgreSQL, a server here means one database, because each database has its own
+        # schemas.
         return (engine, host, port, str(node.get("NAME", "")), str(options.get("service", "")))
     socket = str(options.get("unix_socket", ""))
     return (engine, host, port, socket) if (host or socket) else name

@@ -1,8 +1,8 @@
 """The schema names of shard groups: checks their templates, and finds names that two groups share.
 
-A template is the DATABASE_NAME of a group, such as ``photos_{shard:05d}``. A schema's name is a text with
-one decimal number in it, the number of the shard. So two groups are compared by their ranges of numbers,
-without visiting each shard. This module uses neither Django nor a database driver.
+A template is the DATABASE_NAME of a group, such as ``photos_{shard:05d}``. A schema's name is a
+text that contains one decimal number, the number of the shard. So two groups are compared by their
+ranges of numbers, and not shard by shard. This module uses neither Django nor a database driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EXPECTED = (
     " braces"
 )
 # The formats that {shard} may have in a template: none, d, 05 or 05d, where 05 stands for any width
-# from 00 to 99. A larger width makes no sense, because no database allows names of 100 characters.
+# from 00 to 99. A larger width is useless, because no database allows names of 100 characters.
 _WIDTH = re.compile(r"(?:0([0-9]{1,2}))?d?")
 
 
@@ -37,7 +37,7 @@ class SchemaNames:
 
     @classmethod
     def of(cls, template: object, group: str) -> SchemaNames:
-        """Return the schema names that ``template`` gives to the shards of ``group``.
+        """Return the schema names that ``template`` defines for ``group``.
 
         :param template: the value of ``DATABASE_NAME`` of the group.
         :param group: the name of the group.
@@ -79,14 +79,14 @@ class SchemaNames:
 def shared_number(
     one: SchemaNames, one_spans: Sequence[Span], other: SchemaNames, other_spans: Sequence[Span]
 ) -> int | None:
-    """Find a schema name that shards of two groups share. Return the second group's shard number.
+    """Find a schema name that shards of two groups share, and return the second group's shard number.
 
     Return None if there is no such name.
 
     :param one: the schema names of the first group.
     :param one_spans: the shards of the first group to compare, as spans: (first shard, last shard),
         both included. Spans must be sorted and must not overlap. The cost is a few steps per span,
-        however many shards a span has.
+        no matter how many shards it contains.
     :param other: the schema names of the second group.
     :param other_spans: the shards of the second group to compare, as spans.
     """
@@ -107,9 +107,9 @@ def shared_number(
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A window: those schema names of a shard group whose numbers have ``digits`` digits.
+    """A window: the schema names of a shard group whose shard numbers have ``digits`` digits.
 
-    A name consists of the text ``before``, a number with that many digits that is at least
+    A name consists of the text ``before``, a number with ``digits`` digits that is at least
     ``least``, and the text ``after``. ``len()`` of a window is the length of each of its names.
     """
 
@@ -126,9 +126,9 @@ class _Window:
         return self.end + len(self.after)
 
     def fixed(self, start: int, end: int) -> str:
-        """Return the characters of a name from position ``start`` up to, but without, ``end``.
+        """Return the characters of a name from position ``start`` up to, but not including, ``end``.
 
-        No digit of the shard's number may be at these positions. So all names of the window have
+        No digit of the shard's number may be at these positions, so all names of the window have
         the same characters there.
         """
         return (self.before + "0" * self.digits + self.after)[start:end]
@@ -138,7 +138,7 @@ class _Window:
 class _NameProgression:
     """An arithmetic progression of shard numbers: ``base + unknown * step``.
 
-    ``unknown`` takes each integer value from 0 to ``last``.
+    ``unknown`` is each integer from 0 to ``last``.
     """
 
     base: int
@@ -170,10 +170,10 @@ class _NameProgression:
 class _CommonNames:
     """The schema names that two windows (sets of names, all of one length) have in common.
 
-    At some positions, one window has a digit of the shard number and the other window has text. A
-    common name has the character of the text there. At other positions both windows have digits,
-    and a common name may have any digit there. These free digits form a number, the ``unknown``.
-    From it, ``one`` computes the shard's number in the first window, and ``other`` the shard's
+    At some positions, one window has a digit of the shard number and the other has text. A common
+    name has the character of the text there. At other positions both windows have digits, and a
+    common name may have any digit there. These free digits form a number, the ``unknown``. From the
+    unknown, ``one`` computes the shard's number in the first window, and ``other`` the shard's
     number in the second window.
     """
 
@@ -212,8 +212,8 @@ def _same_text(one: _Window, other: _Window) -> bool:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # If the digits of one window end before those of the other begin, both windows have text in
-    # between. Compare this text, too.
+    # If the digits of one window end before those of the other begin, both windows have text
+    # between them. Compare this text, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
@@ -224,7 +224,7 @@ def _progression(
     """Return the shard numbers in ``window`` whose schema names may also be in another window.
 
     Some digits of a shard number may be at positions where the other window has text. These digits
-    must be equal to that text. Return None if no shard number can meet this condition.
+    must be equal to the text. Return None if no shard number can meet this condition.
 
     :param text: the other window.
     :param start: the first position at which both windows have a digit.

@@ -1,7 +1,7 @@
 """Checks whether a topology may replace another one while processes run.
 
-Even a valid topology can make rows unreachable: if it maps a key to another shard than the old topology
-does, the key's rows are not found. This module uses neither Django nor a database driver.
+Even a valid topology can make rows unreachable: if it maps a key to another shard than the old
+topology, the key's rows are not found. This module uses neither Django nor a database driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sharded_orm.topology.model import ShardGroup, Topology
 
 
 class KeyRouting(Enum):
-    """What determines the shard of a key."""
+    """What determines the shard of a key; each value is a description for messages."""
 
     PLACED = "a record of each key"
     EMBEDDED = "the key itself"
@@ -22,8 +22,8 @@ class KeyRouting(Enum):
     COMPUTED = "the number of shards"
 
 
-# Default values of two options of the embedded strategy. These options say which bits of a key are
-# the number of the key's shard.
+# The default values of two options of the embedded strategy, which determine the bits of a key that
+# contain its shard number.
 _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 
 

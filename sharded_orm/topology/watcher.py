@@ -1,8 +1,8 @@
 """Decides which topology document a process uses when its source delivers a new document.
 
-A new document is used only if it is valid and may replace the document in use (for example, it must keep
-all shards). Otherwise the new document is refused: the refusal is logged, and the old document stays in
-use.
+A new document is used only if it is valid and may replace the document in use (for example, it must
+contain all shards). Otherwise the new document is refused: the refusal is logged, and the process
+continues to use the old document.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """Where a process got its topology from."""
+    """The origin of the topology that a process uses."""
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -34,9 +34,9 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, its origin, and since when it is in use.
+    """A report on the topology that a process uses: its version, its origin, and the start of its use.
 
-    If a newer document was refused, the report also says why.
+    If a newer document was refused, the report also contains the reasons.
     """
 
     version: int
@@ -48,7 +48,7 @@ class TopologyStatus:
 
 
 class TopologyWatcher(Generic[T]):
-    """Keeps the topology document that a process uses, and checks each document that would replace it.
+    """Holds the topology document that a process uses, and checks each document that could replace it.
 
     Not thread-safe: callers must hold a common lock.
 
@@ -60,8 +60,8 @@ class TopologyWatcher(Generic[T]):
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # The document in use, and what ``check`` returned for this document. Both are in one
-        # attribute, so that a child that is forked at any moment gets a matching pair.
+        # The document in use, and the result of ``check`` for this document. Both are in one
+        # attribute, so that a child that is forked at any moment has a matching pair.
         self._used: tuple[Document | None, T | None] = (None, None)
         self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
@@ -75,7 +75,7 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """What the class argument ``check`` returned for the document in use.
+        """The result of the class argument ``check`` for the document in use.
 
         None before :meth:`begin`.
         """
@@ -96,10 +96,10 @@ class TopologyWatcher(Generic[T]):
         return child
 
     def begin(self) -> T:
-        """Take the source's document into use, and return the document's value (see :meth:`check`).
+        """Begin to use the source's document, and return the document's value (see :meth:`check`).
 
-        If that document cannot be read or used, take the last good copy instead. This copy is a
-        file in which the process saves each valid document.
+        If this document cannot be read or used, use the last good copy instead: a file in which the
+        process saves each valid document.
 
         :raises TopologyUnavailable: neither the source's document nor the copy can be used.
         """
@@ -133,8 +133,7 @@ class TopologyWatcher(Generic[T]):
     def check(self, document: Document) -> T:
         """Check that ``document`` may replace the document in use.
 
-        Return what the class argument ``check`` returns for ``document``: the *value* of the
-        document.
+        Return the *value* of the document: the result of the class argument ``check``.
 
         :raises InvalidTopology: the document must not be used; the message lists every reason.
         """
@@ -150,10 +149,10 @@ class TopologyWatcher(Generic[T]):
 
         :param document: the delivered document, or the error that was raised when it was read.
         :param use: a function that is called with the document's value (see :meth:`check`) and
-            takes it into use. If this function raises an exception, it must not have changed
+            makes the process use it. If the function raises an exception, it must not have changed
             anything.
         :raises TopologyError: the document is refused, or ``document`` is an error. The reason is
-            logged, except if the last refusal was the same.
+            logged, unless the last refusal was the same.
         """
         if isinstance(document, TopologyError):
             self._log_refusal(document, None)
@@ -167,8 +166,8 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() last: the process uses the document from then on, so everything that may
-            # fail comes before.
+            # Call use() last, because the process uses the document after this call. So everything
+            # that may fail comes before it.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
@@ -212,18 +211,20 @@ class TopologyWatcher(Generic[T]):
             )  # fmt: skip
 
     def keep(self) -> None:
-        """Save the document in use as the last good copy, and tell the source which version is in use.
+        """Save the document in use as the last good copy, and inform the source which version is in use.
 
         Call this after :meth:`begin`, and after :meth:`consider` has returned True.
-        :meth:`consider` does not call :meth:`keep`, so that a new document is in use before the
-        disk is written.
+        :meth:`consider` does not call :meth:`keep`, so that a new document is used before the disk
+        is written.
         """
         document = self.document
         assert document is not None
         if self._copy is not None:
             try:
                 self._copy.save(document)
-            except Exception as exc:  # For example, a date in a TOML file cannot become JSON.
+            # The document cannot be written as JSON, for example because it contains a date from a
+            # TOML file.
+            except Exception as exc:
                 logger.error(
                     "The last good copy of the topology cannot be written (%s): this process could"
                     " not start while %s does not answer.", exc, self.source.describe(),
@@ -231,9 +232,10 @@ class TopologyWatcher(Generic[T]):
         self.source.using(document.version)
 
     def _read_copy(self) -> Document | None:
-        """Read the last good copy, take it into use, and return it.
+        """Read the last good copy, begin to use it, and return it.
 
-        Return None if there is no copy, or if the copy is not valid together with the current settings.
+        Return None if there is no copy, or if the copy is not valid together with the current
+        settings.
         """
         if self._copy is None:
             return None
@@ -263,8 +265,8 @@ class TopologyWatcher(Generic[T]):
 def refusal_of(exc: Exception) -> TopologyError:
     """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes it.
 
-    So a document that causes an unexpected exception is refused like an invalid document. The
-    thread that delivers documents goes on.
+    So a document that causes an unexpected exception is refused like an invalid document, and the
+    thread that delivers documents continues.
     """
     if isinstance(exc, TopologyError):
         return exc

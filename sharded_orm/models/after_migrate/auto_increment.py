@@ -1,5 +1,4 @@
-"""Sets the auto-increment counters of tables with packed ids to the first id of each shard (P1,
-P5).
+"""Sets the auto-increment counters of tables with packed ids to the shard's first id (P1, P5).
 
 A packed id consists of the shard, a type and a local number. The table's counter generates the
 whole id, so it must start at the first id of its shard and type. But ``CREATE TABLE … LIKE``,

@@ -19,9 +19,7 @@ MODEL = "shardmap"
 
 
 def codename(group: str) -> str:
-    """Return the codename, without the app label, of the permission to view the shards of
-    ``group``.
-    """
+    """Return the codename of the permission to view the shards of ``group``, without the app label."""
     return f"access_{group}"
 
 
@@ -40,12 +38,11 @@ def may_access(user: Any, group: str) -> bool:
 def after_migrate(
     sender: AppConfig, *, using: str = DEFAULT_DB_ALIAS, apps: Any = apps, **kwargs: Any
 ) -> None:
-    """Receiver of ``post_migrate``: create the permission of each shard group that does not have
-    one yet.
+    """Receiver of ``post_migrate``: create the missing permissions of shard groups.
 
     Django's own receiver, ``django.contrib.auth.management.create_permissions``, creates only the
-    permissions of models. The two receivers may run in any order. Permissions of removed groups
-    stay, as Django's permissions of removed models do.
+    permissions of models. The two receivers may run in any order. Permissions of removed groups are
+    kept, as Django keeps the permissions of removed models.
     """
     if using != DEFAULT_DB_ALIAS or not runtime.config().admin.group_permissions:
         return

@@ -62,11 +62,12 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
 
 
 def functions_of(shard: Shard, present: Collection[str]) -> Iterator[str]:
-    """Yield a statement for each function that makes ids on ``shard``, which creates or replaces it.
+    """Yield, for each function that generates ids on ``shard``, the SQL statement that replaces it.
 
-    A schema that was copied has functions with the number of the shard that it was copied from.
+    If the schema of ``shard`` was copied from another shard, its functions contain the number of
+    that other shard, so they must be replaced.
 
-    :param present: the names of the functions that the schema of ``shard`` has.
+    :param present: the names of the functions that the schema of ``shard`` has; others are skipped.
     """
     for layout in {field.layout for field in _timestamped(apps.get_models())}:
         if function_name(layout) in present:

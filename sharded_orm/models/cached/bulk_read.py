@@ -1,7 +1,7 @@
 """Reads of many rows by their primary keys through the cache, if the primary key is the shard key.
 
-The cache is asked for all rows together: one round trip per cache server. The database is asked for
-all rows that the cache lacks in one query, which costs one round trip per node.
+All rows are requested from the cache together, in one round trip per cache server. The rows that
+the cache lacks are read from the database in one query, which costs one round trip per node.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stu
 
 
 def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
-    """Return the instances of ``reads``; keys without a row have none.
+    """Return the instances that ``reads`` find. A key without a row has no instance.
 
-    :param reads: reads of one row each, prepared but not sent, by the primary key as the caller gave it.
+    :param reads: one prepared read for each primary key, keyed by the key as the caller passed it.
+        Each reads one row, and none has been sent yet.
     :param queryset: a queryset without conditions.
     """
     instances: list[Any] = []
@@ -61,14 +62,15 @@ def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -
         else:
             instances += read.result(read.request.rows or [], keep=True)
     for of_alias in hits.values():
-        # Converting the rows of an alias together costs half of converting each by itself.
+        # Convert the rows of an alias in one call. This takes half the time of converting each row
+        # by itself.
         rows = [row for read in of_alias for row in read.request.rows or ()]
         instances += of_alias[0].result(rows, keep=False)
     return instances + _from_database(missing, reader, queryset) if missing else instances
 
 
 def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
-    """Query the rows that the cache lacks, and store them there."""
+    """Read the rows that the cache lacks from the database, and store them in the cache."""
     reads: dict[str | None, CachedRead] = {}
     for read in missing.values():
         assert isinstance(read.request, ObjectRequest)
@@ -86,7 +88,8 @@ def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any
         (values,) = factory.values([row])
         read = reads[plan.pk_token(values)]
         if alias != read.alias:
-            # The key has moved since the read was prepared. The entry is that of the shard before.
+            # The shard key has moved to another shard since the read was prepared. The request
+            # names the cache entry of the earlier shard, so the row must not be stored there.
             instances += factory.instances([values], queryset)
             continue
         may_fill = read.request.outcome == MISS and read.fill

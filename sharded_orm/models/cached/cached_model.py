@@ -39,10 +39,11 @@ NULL = "%N"
 # How many Scope objects each model remembers. A scope is a set of rows whose cache entries become
 # void together.
 _SCOPES = 2048
-# An argument of a field is part of the model's fingerprint if its value has one of these types.
+# If the value of a field argument has one of these types, the argument is part of the model's
+# fingerprint, a digest of the model's fields.
 _PLAIN = (str, int, float, bool, type(None))
-# The names of field arguments that do not change how values are stored in the column. Such arguments
-# are left out of the model's fingerprint.
+# The names of field arguments that do not change how values are stored in the column. They are left
+# out of the model's fingerprint, a digest of the model's fields.
 _NOT_OF_THE_VALUE = {*models.Field.non_db_attrs, "default", "primary_key", "unique", "db_index"}
 _NOT_OF_THE_VALUE |= {"auto_created", "sequence", "unique_for_date", "unique_for_month"}
 _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_constraint", "to"}
@@ -407,7 +408,7 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def collations_of(model: Any) -> Collations:
-    """Return the object that tells which texts the databases of ``model`` treat as equal.
+    """Return the object that knows which texts the databases of ``model`` treat as equal.
 
     The object is chosen by the ``ENGINE`` in the settings. No database is connected.
     """
@@ -426,7 +427,8 @@ def token_field(field: Any, collations: Collations) -> TokenField:
     Its attribute ``exact`` says whether the database considers two values of the field equal
     exactly when their tokens are equal.
 
-    :param collations: tells which texts are equal in the database that has the field's column.
+    :param collations: the object that knows which texts are equal in the database of the field's
+        column.
     """
     target = target_field(field)
     if isinstance(target, models.CharField | models.TextField):

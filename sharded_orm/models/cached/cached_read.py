@@ -92,8 +92,8 @@ class CachedRead:
             entries[self.key] = rows
             self.level.count(1 + len(rows))
             if isinstance(request, ListRequest) and request.object_names is not None:
-                # The result is a list of rows. Store each row under the name of its own cache
-                # entry, too, for later reads by primary key.
+                # The result is a list of rows. Store each row also under the name of its own cache
+                # entry, for later reads by primary key.
                 entries.update(zip(request.object_names, ([row] for row in rows), strict=True))
         return self._instances(rows)
 
@@ -224,8 +224,8 @@ def _rows_of(query: Any, alias: str) -> list[Row]:
 def answer(read: CachedRead, reader: Reader) -> list[Any]:
     """Return the model instances of ``read``.
 
-    :meth:`Reader.read` must have looked in the cache for ``read.request`` before. If the cache did
-    not have the result, query the database. Then store the rows in the cache if ``read.fill`` and
+    Call :meth:`Reader.read` with ``read.request`` before. If the cache does not have the result,
+    this function queries the database. Then it stores the rows in the cache, if ``read.fill`` and
     the outcome of the request allow it.
     """
     request = read.request
@@ -247,7 +247,9 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
 def to_fill(
     read: CachedRead, rows: Sequence[Row], values: Sequence[Row]
 ) -> tuple[ObjectRequest | ListRequest, list[str], Sequence[Row]] | None:
-    """Return an argument for :meth:`Reader.fill`; None if the rows must not be stored.
+    """Return the argument with which :meth:`Reader.fill` stores rows in the cache.
+
+    Return None if the rows must not be stored.
 
     :param rows: the rows as the driver returned them.
     :param values: the same rows after Django's converters.

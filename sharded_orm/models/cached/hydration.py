@@ -20,9 +20,9 @@ from sharded_orm.models.plans.instances import InstanceLoader
 
 
 class ConnectionState:
-    """What the cache needs to know of a database connection.
+    """The facts about a database connection that the cache needs.
 
-    The object tells whether the connection may use the cache now, and makes an
+    The object knows whether the connection may use the cache now, and makes an
     :class:`InstanceFactory` for each model. It also implements
     :class:`~sharded_orm.cache.repair.Sessions`, so it can find out whether database sessions have
     ended. Only the connection's thread may use the object.
@@ -32,7 +32,8 @@ class ConnectionState:
         self._connection: Any = connection
         self._factories: dict[Any, InstanceFactory] = {}
         options = connection.settings_dict.get("OPTIONS") or {}
-        # None on SQLite, whose transactions are serializable.
+        # The isolation level of transactions; None on SQLite, whose transactions are always
+        # serializable.
         self._isolation = features_of(connection).isolation_level(options)
 
     def may_fill(self) -> bool | None:
@@ -56,8 +57,9 @@ class ConnectionState:
             # The transaction must not use the cache, for one of three reasons: it has uncommitted
             # writes of its own, it must be rolled back, or its reads may show an earlier state.
             return None
-        # Each statement under READ COMMITTED reads what is committed at its beginning. So what a
-        # transaction reads before it has written anything may be stored, as in autocommit.
+        # Under READ COMMITTED, each statement reads the rows that are committed when the statement
+        # begins. So rows that a transaction reads before its first write may be stored in the
+        # cache, as in autocommit mode.
         return bool(connection.reads_as_autocommit())
 
     def factory(self, plan: LookupPlan) -> InstanceFactory:

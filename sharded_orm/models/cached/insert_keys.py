@@ -38,7 +38,8 @@ def conflicts_within(query: Any, key: str) -> bool:
     :param key: the name of the field of the shard key.
     """
     meta = query.get_meta()
-    # A primary key that the database generates cannot conflict with that of a stored row.
+    # A primary key that the database generates is always new, so it cannot conflict with a stored
+    # row.
     generates_pk = isinstance(meta.pk, AutoField) and meta.pk not in query.fields
     return all(
         key in names

@@ -277,11 +277,11 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 
 
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
-    """Return the connection of ``alias`` if the connection is inside of a transaction; else None.
+    """Return the connection of ``alias`` if the connection is inside of a transaction, else None.
 
-    :param only: True if the caller invalidates rows on this alias alone; False if it may invalidate
-        rows on all shards. If False, return None for a shard without an open connection, because
-        this thread has written nothing there.
+    :param only: True if the caller invalidates rows on this alias alone; False if the caller may
+        invalidate rows on all shards. If False, the result is None for a shard without an open
+        connection, because this thread has no transaction there.
     """
     connection: Any
     if cached.options is None or only:

@@ -28,12 +28,12 @@ class LookupPlan:
         self.key_column = None if key is None else key.column
         self.isolate_column = None if cached.isolate is None else cached.isolate.column
         self.pk_columns = [part.field.column for part in cached.pk_fields]
-        #: The columns of the shard key and the primary key. A query whose conditions set each of
-        #: these columns equal to a value selects one object.
+        #: The columns of the shard key and the primary key. If the conditions of a query set each
+        #: of these columns equal to a value, the query selects at most one row.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
-        #: Tells which key an argument of get() gives. The dict is keyed by the argument's name,
-        #: such as "pk" or "user_id". The value is True for the primary key (which may also be the
-        #: shard key), and False for a shard key that is not the primary key.
+        #: Keyed by the argument names of get() that can be keys, such as "pk" or "user_id". The
+        #: value is True for the primary key (which may also be the shard key), and False for a
+        #: shard key that is not the primary key.
         self.names: dict[str, bool] = {}
         if key is not None:
             self.names |= {key.name: False, key.attname: False}
@@ -74,6 +74,8 @@ def plan_of(model: Any) -> LookupPlan | None:
     plan = _plans.get(model)
     if plan is None or plan.cached is not cached:
         if model._meta.apps is not cached.model._meta.apps:
-            return None  # A historical model: migrations always read from the database.
+            # ``model`` is a historical model of a migration. Migrations always read from the
+            # database.
+            return None
         plan = _plans[model] = LookupPlan(model, cached)
     return plan

@@ -1,11 +1,11 @@
-"""The text of a query, under which the cache stores its result (Yupoo, Y14).
+"""Makes the text under which the cache stores the result of a query (Yupoo, Y14).
 
 As long as no row changes, queries with equal texts have equal results. Yupoo uses the md5 of the
-SQL as the text. But compiling SQL takes half of the time of a query. So this module makes the text
-from the query object if the query has only known parts: comparisons of columns of the model with
-plain values, ordering by columns of the model, and limits. For other queries the text is the SQL. A
-query has no text, and is not cached, if it reads other tables, or if its result may change while no
-row changes.
+SQL as the text. But compiling the SQL takes half of the time of a query. So the text is made from
+the query object if the query has only parts that this module knows: comparisons of the model's
+columns with plain values, ordering by the model's columns, and limits. For other queries the text
+is the SQL. A query has no text, and is not cached, if it reads other tables, or if its result may
+change while no row changes.
 """
 
 from __future__ import annotations
@@ -41,32 +41,33 @@ IMMUTABLE = frozenset(
     }
 )  # fmt: skip
 
-#: The query classes for which this module makes fingerprints. No other query is cached.
+#: The query classes for which this module makes texts that identify a query. Queries of other
+#: classes are not cached.
 QUERIES = frozenset({Query, ShardedQuery})
 
-# The attributes of a query that this module reads, or that do not matter for the result. If another
-# attribute of a query differs from its default, the query is not cached.
+# The attributes of a Query object that this module reads, or that do not change the result. A query
+# that has any other attribute is not cached.
 _READ_HERE = frozenset(
     {
         "model", "alias_refcount", "alias_map", "alias_cols", "external_aliases", "table_map",
         "used_aliases", "where", "annotations", "extra", "_filtered_relations", "base_table",
         "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "filter_is_sticky",
         "order_by", "default_ordering", "standard_ordering", "low_mark", "high_mark",
-        "bound_key",  # The condition on the bound key is in "where" by now.
+        "bound_key",  # The condition that the bound shard key adds to the query is in "where" by now.
     }
 )  # fmt: skip
 
 
 @dataclass(slots=True)
 class QueryFingerprint:
-    """The text of a query, and the conditions in it that set a column equal to a value.
+    """The text that identifies a query, and the conditions that set a column equal to a value.
 
-    :param text: identifies the result of the query; None if the text must be the SQL, which
-        :func:`compiled_text` returns.
+    :param text: identifies the result of the query. None if the SQL must identify it; then call
+        :func:`compiled_text`.
     :param equal: lists of different values, keyed by column. Every row of the result must meet the
-        condition ``column = value`` for each of them.
-    :param only_equal: True if the query has no conditions except those in ``equal``, each of them
-        once, and no offset. A limit is allowed, unless it is 0.
+        condition ``column = value`` for each value in the column's list.
+    :param only_equal: True if the query has no other conditions than those in ``equal``, each of
+        them once, and no offset. A limit is allowed, unless it is 0.
     """
 
     text: str | None
@@ -75,7 +76,7 @@ class QueryFingerprint:
 
 
 def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
-    """Return the fingerprint of ``query``; if the query cannot be cached, the reason as a str.
+    """Return the fingerprint of ``query``, or the reason as a str if the query cannot be cached.
 
     :param ordered: whether the order of the rows matters (the default). False for ``count()`` and
         ``exists()``.
@@ -94,7 +95,7 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
 
     equal: dict[str, list[Any]] = {}
     where = query.where
-    # Query.base_table is not used: it is a cached property, and would keep the value None for a
+    # Do not use Query.base_table: it is a cached property, and would keep the value None for a
     # query whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     parts: Any = _Conditions(base, equal).read(where, True) if where.children else ()
@@ -162,9 +163,9 @@ class _Conditions:
             else:
                 part = None
             if part is None:
-                # This condition is of an unknown kind, so the SQL must be the text of the query.
-                # Read the other conditions all the same: one may give the value of the shard key,
-                # without which no query of a sharded model is cached.
+                # This condition is of an unknown kind, so the SQL must identify the query. Read the
+                # other conditions all the same, because one of them may contain the shard key: a
+                # query of a sharded model is cached only if its shard key is known.
                 unknown = True
             else:
                 parts.append(part)
@@ -174,7 +175,7 @@ class _Conditions:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if isinstance(column, OnShard) and value is True:
-                # The condition says on which shard to run. It is no part of the SQL.
+                # The condition selects the shard of the query. It is not part of the SQL.
                 return ("shard", column.alias)
             return None
         if column.alias != self._base or lookup.bilateral_transforms:
@@ -188,8 +189,8 @@ class _Conditions:
         elif required and value is not None and issubclass(kind, Exact):
             name: Any = column.target.column
             values = self._equal.setdefault(name, [])
-            # List a value once, although a related manager and the caller may both give the same
-            # shard key.
+            # Add each value once: a related manager and the caller may both add a condition on the
+            # same shard key.
             if value not in values:
                 values.append(value)
         return (kind.__name__, column.target.column, value)
@@ -257,8 +258,8 @@ def compiled_text(query: Any, using: str) -> str | None:
     except EmptyResultSet:
         return None
     params = tuple(map(_plain_value, params))
-    # For psycopg, Django makes each integer an instance of a type that names its size. The repr() of such
-    # an instance shows the whole value, too.
+    # If the driver is psycopg, Django wraps each integer in a subclass of int for the column's
+    # size. The repr() of such an object shows the whole value, too.
     integers = getattr(connections[using].ops, "integerfield_type_map", {}).values()
     if " JOIN " in sql or not IMMUTABLE.union(integers).issuperset(map(type, params)):
         # The query reads another table (even the ordering may cause a join), or has a parameter

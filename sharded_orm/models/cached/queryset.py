@@ -29,8 +29,8 @@ from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
 # The types of key values for which get() can skip building a query.
 _KEYS = frozenset({int, str, UUID})
-# The attributes that a new Query, or a copy of one, has in its __dict__. If a query has any other
-# attribute, a method such as distinct() has changed it.
+# The names of the attributes in the __dict__ of a new Query or of a copy of one. If a query has any
+# other attribute, a method such as distinct() has changed the query.
 _FRESH = frozenset(Query(None).__dict__) | {
     "_annotation_select_cache", "bound_key", "filter_is_sticky",
 }  # fmt: skip
@@ -99,8 +99,8 @@ class CachedQuerySet(QuerySet[M]):
 
     def _fetch_all(self) -> None:
         if self._result_cache is None:
-            # Call the method of this class, not an override in a subclass: an override would choose
-            # the shard first, but the shard has been chosen by now.
+            # Call the method of this class, not an override of a subclass. The override would
+            # choose the shard of the query, but the shard has been chosen by now.
             read = CachedQuerySet._prepared(self)
             if read is not None:
                 self._result_cache = self._read_cached(read)
@@ -201,7 +201,7 @@ class CachedQuerySet(QuerySet[M]):
         else:
             reader.read([request], to_fill=read.fill)
             if request.outcome != HIT:
-                # The cache has no answer: build the query that Django's get() would send.
+                # The row is not in the cache, so build the query that Django's get() would send.
                 queryset = self.filter(**named)
                 queryset.query.clear_ordering(force=True)
                 queryset.query.set_limits(high=MAX_GET_RESULTS)
@@ -215,7 +215,7 @@ class CachedQuerySet(QuerySet[M]):
         return instance
 
     def _has_no_options(self) -> bool:
-        """Whether this is a queryset of all rows, on which nothing but its model has been set."""
+        """Whether this is a queryset of all rows: only its model has been set."""
         query = self.query
         return not (
             query.where.children
@@ -242,7 +242,8 @@ class CachedQuerySet(QuerySet[M]):
     ) -> CachedRead | None:
         """Prepare to read one row by its keys; return None if the row cannot be cached now.
 
-        :param connections: what has been found out about connections, by alias, for many rows.
+        :param connections: the state of each connection, keyed by alias. A caller that reads many
+            rows passes the same dict for all of them, so that each connection is examined once.
         """
         cached = plan.cached
         pk = cached.pk_token(pk_value)
@@ -276,7 +277,7 @@ class CachedQuerySet(QuerySet[M]):
         return CachedRead(self, plan, alias, factory, ROWS, request, fill)
 
     def _rows_by_pk(self, ids: Iterable[Any]) -> dict[Any, M] | None:
-        """Read rows by their primary keys, which are the shard keys, through the cache.
+        """Read rows by primary key through the cache, for a model whose primary key is the shard key.
 
         Return None if this queryset cannot be read in this way.
         """
@@ -333,14 +334,16 @@ def fetch_together(*querysets: Any) -> None:
         photos, tags = Photo.objects.filter(user_id=1), Tag.objects.filter(user_id=1)
         fetch_together(photos, tags)
 
-    Afterwards each queryset has its rows, as after ``list()``. Querysets of cached models are looked
-    up together: their commands to the same cache server are sent in one packet. Querysets that are
-    not cached, or whose rows the cache lacks, then query the database one after the other.
+    After the call, the rows of each queryset are loaded, as after ``list()``. Querysets of cached
+    models are looked up together: all commands for one cache server are sent in one packet. Then
+    the other querysets, and those whose rows the cache lacks, query the database one after the
+    other.
     """
     with recorded_uses(PlacementUses()) as uses:
         looked_up = _look_up_together(querysets)
     if not uses.hold():
-        # A key has moved meanwhile, so the rows may be wrong. Let the loop below read them again.
+        # A shard key has moved to another shard during the look-up, so the rows may be out of date.
+        # Let the loop below read them again.
         for queryset in looked_up:
             queryset._result_cache = None
     for queryset in querysets:
@@ -350,7 +353,7 @@ def fetch_together(*querysets: Any) -> None:
 
 
 def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
-    """Give querysets the rows that the cache has. Return the querysets that were looked up."""
+    """Load the rows that the cache has into ``querysets``; return the querysets that were looked up."""
     reader = _current_reader()
     if reader is None:
         return []

@@ -36,7 +36,7 @@ def transaction_markers(connection: Any) -> TransactionMarkers:
 
 
 class CacheObserver:
-    """Remembers the rows that writes affect, so that the cache learns of them before COMMIT.
+    """Records the rows that writes affect, so that the cache learns of the writes before COMMIT.
 
     Implements :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`. The app installs
     one instance when it starts.
@@ -47,11 +47,11 @@ class CacheObserver:
     def write(
         self, cached: CachedModel, compiler: Any, execute: Callable[[], Any], counted: bool
     ) -> Any:
-        """Run a statement inside of a transaction, and note the rows that it affects.
+        """Execute a statement inside of a transaction, and record the rows that it affects.
 
         :param cached: the model whose table is written.
         :param compiler: the compiler of the statement.
-        :param execute: runs the statement and returns its result.
+        :param execute: executes the statement and returns its result.
         :param counted: whether ``execute`` returns the number of rows that matched.
         :returns: the result of the statement.
         """
@@ -69,10 +69,10 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Context manager for a block that empties tables: announce a write of all cached rows.
+        """Context manager for a block that empties tables: report a write of all cached rows.
 
-        The cache is told before the block that all rows of cached models on ``connection`` are
-        being written, and after the block that this is over.
+        Before the block, the cache is informed that all rows of cached models on ``connection`` are
+        being written. After the block, it is informed that the write has ended.
         """
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []

@@ -4,11 +4,11 @@ The cache needs the shard key, the isolate key (which divides the cached lists o
 the primary key of each written row. For an INSERT, the keys come from the new instances; for an
 UPDATE or DELETE, from the conditions of the statement. If the conditions do not determine a key,
 the rows are first read from the database, under a lock and in the same transaction. The statement
-is then limited to the rows read, so that it cannot change a row that another transaction adds in
-between.
+is then limited to these rows, so that it cannot change a row that another transaction adds after
+the read.
 
-When a single instance is saved or deleted, this read is mostly avoided: the keys of the instance
-are added to the conditions of the statement. If no row matches these conditions, the read is made
+If a single instance is saved or deleted, this read is usually avoided: the keys of the instance are
+added to the conditions of the statement. If no row matches these conditions, the keys are read
 after all.
 """
 
@@ -40,9 +40,10 @@ _writing: ContextVar[Any] = ContextVar("sharded_orm_writing", default=None)
 def writing(instance: Any) -> Iterator[None]:
     """Context manager for a block that saves or deletes ``instance``.
 
-    The cache must know the keys of each written row. A statement in the block takes the keys from
-    ``instance``, so that no query for the keys is needed. The keys are also added to the conditions
-    of the statement. So if the keys are wrong, no row matches; then they are queried after all.
+    The cache must know the keys of each written row. A statement in the block takes them from
+    ``instance``, without a query. The keys are also added to the conditions of the statement. So if
+    the keys of ``instance`` are wrong, the statement matches no row, and the keys are queried after
+    all.
     """
     token = _writing.set(instance)
     try:
@@ -72,7 +73,7 @@ class KeyColumns(NamedTuple):
 def _key_columns(model: Any) -> KeyColumns:
     """Return the :class:`KeyColumns` of ``model``.
 
-    :param model: a cached model, or a historical model of one, as migrations make it.
+    :param model: a cached model, or the historical model that a migration makes of a cached model.
     """
     cached = cached_model(model)
     assert cached is not None
@@ -130,7 +131,7 @@ class TrackedWrite:
         self._markers = markers
         self._place = cached.place(self._connection.alias)
 
-    # -- Noting the affected rows ------------------------------------------------------
+    # -- Recording the affected rows ---------------------------------------------------
 
     def touch_all(self) -> None:
         self._touch(None, None, None)
@@ -141,12 +142,13 @@ class TrackedWrite:
         pks: Iterable[str] | None,
         isolates: Iterable[str] | None,
     ) -> None:
-        """Note rows of one shard key as affected, in ``self._markers``.
+        """Record rows with one shard key as affected, in ``self._markers``.
 
         A *token* represents a value in the names of cache entries.
 
-        :param key: the token of the shard key; None for a global model, or if it is unknown.
-        :param pks: tokens of the rows' primary keys; None for all rows of the key.
+        :param key: the token of the shard key; None for a global model, or if the shard key is
+            unknown.
+        :param pks: tokens of the rows' primary keys; None for all rows with the shard key.
         :param isolates: tokens of the rows' isolate keys; None if they are unknown.
         """
         cached = self._cached
@@ -160,7 +162,7 @@ class TrackedWrite:
             self._markers.touch(scope, pks, isolates=narrow)
 
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
-        """Note ``rows`` as affected, in ``self._markers``.
+        """Record ``rows`` as affected, in ``self._markers``.
 
         :param new_isolates: the isolate keys that the write gives to the rows, as tokens (their
             form in names of cache entries). Empty (the default) if the write changes no isolate
@@ -208,7 +210,7 @@ class TrackedWrite:
         try:
             result = execute()
         except BaseException:
-            # The failed INSERT may have stored some rows, and the caller may commit them: so the
+            # The failed INSERT may have stored some rows, and the caller may commit them. So the
             # rows count as affected.
             self._touch_new(key, isolate, None, upsert)
             raise
@@ -217,7 +219,7 @@ class TrackedWrite:
         return result
 
     def _touch_new(self, key: Any, isolate: Any, keys: list[Any] | None, upsert: bool) -> None:
-        """Note the rows of an INSERT as affected, in ``self._markers``.
+        """Record the rows of an INSERT as affected, in ``self._markers``.
 
         Call this after ``pre_save()`` of the fields, which may set attributes of the instances.
 
@@ -302,7 +304,7 @@ class TrackedWrite:
     def _guess(
         self, rows: AffectedRows, new_isolate: Any
     ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
-        """Guess the keys of the written row, for a statement whose conditions name one primary key.
+        """Guess the keys of the written row, for a statement whose conditions contain one primary key.
 
         Only keys that the conditions do not determine are guessed. The guessed shard key is that of
         the instance that is being saved or deleted. The guessed isolate key is the value that the
@@ -345,9 +347,10 @@ class TrackedWrite:
         return AffectedRows(keys, rows.pks, isolates), conditions
 
     def _rows_by_conditions(self) -> AffectedRows:
-        """Return the keys of the affected rows, as far as the conditions of the query tell them.
+        """Return the keys of the affected rows, as far as the conditions of the query contain them.
 
-        If the conditions do not tell the keys of one kind, that attribute of the result is None.
+        If the conditions do not determine the keys of one kind, that attribute of the result is
+        None.
         """
         cached = self._cached
         pk, key, isolate = columns = _key_columns(self._query.model).columns
@@ -362,7 +365,7 @@ class TrackedWrite:
             if values is None or len(values) > MAX_LISTED:
                 return None
             tokens = tuple(map(token_of, values))
-            return None if None in tokens else tokens  # type: ignore[return-value]  # None is excluded by the test before
+            return None if None in tokens else tokens  # type: ignore[return-value]  # the test before excludes None
 
         return AffectedRows(
             tokens(key, cached.key_token),
@@ -389,8 +392,9 @@ class TrackedWrite:
         except (FieldDoesNotExist, FieldError, NotSupportedError):
             matching = None
         if matching is None:
-            # There are too many rows to list them, or they cannot be selected. So all rows of the
-            # known shard keys count as affected; if these are unknown, all rows of the table.
+            # Either the rows are too many to list, or they cannot be selected. So all rows with the
+            # known shard keys count as affected, or all rows of the table if the shard keys are
+            # unknown.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:
@@ -407,8 +411,8 @@ class TrackedWrite:
             self._touch_rows(
                 AffectedRows(
                     None if key is None else (key,),
-                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # None is excluded by the test before
-                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # None is excluded by the test before
+                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # the test before excludes None
+                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # the test before excludes None
                 ),
                 new_isolates,
             )
@@ -428,8 +432,8 @@ class TrackedWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None:
-            # The conditions are on aggregates, so the query has a GROUP BY and cannot select other
-            # fields. So it becomes the subquery that finds the primary keys.
+            # The conditions are on aggregates. Such a query has a GROUP BY and cannot select other
+            # fields, so it becomes a subquery that selects the primary keys.
             inner = select
             inner.add_fields([field.attname for field in self._meta.pk_fields])
             select = Query(query.model)
@@ -482,5 +486,5 @@ class TrackedWrite:
 
 
 # Known implementations of a field's pre_save() that leave the stored value in the attribute of the
-# instance. Any other one may return a value for the column without setting the attribute.
+# instance. Another implementation may return a value for the column without setting the attribute.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

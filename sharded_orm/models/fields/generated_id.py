@@ -24,18 +24,18 @@ class EmbeddedShardMixin:
     """A mixin for fields whose values are ids that contain the number of the row's shard.
 
     The ids are generated during the insert or just before it. If the id is the shard key, a new row
-    may go to any shard that is open for new rows. The model's keyword argument ``near=row`` puts
-    the new row on the shard of that row; see :meth:`ShardOptions.place`.
+    may go to any shard that is open for new rows. If the keyword argument ``near=row`` is passed to
+    the model, the new row goes to the shard of ``row``; see :meth:`ShardOptions.place`.
     """
 
     layout: PackedLayout | TimestampedLayout
     attname: str
     name: str
 
-    #: If a model has several fields with generated ids, their ``insert_rows()`` methods call one
-    #: another in turn. This attribute is True if the method of this field must be called first,
-    #: because it opens a transaction in which the other methods may try again after an error. It is
-    #: False if the order is free.
+    #: If a model has several fields with generated ids, their ``insert_rows()`` methods call each
+    #: other in turn. True if the method of this field must be called first: it opens a transaction,
+    #: in which the other methods may repeat the insert after an error. False if the order does not
+    #: matter.
     outermost = False
 
     @property
@@ -47,7 +47,7 @@ class EmbeddedShardMixin:
         return self.layout.shard_shift, self.layout.shard_bits
 
     def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
-        super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]  # a Field's
+        super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]  # a method of Field
         key = getattr(getattr(cls, "ShardMeta", None), "shard_key", None)
         if key == name and not hasattr(cls, "near"):
             # Define ``near`` as a property: Model.__init__(), create() and get_or_create() accept
@@ -80,9 +80,9 @@ class EmbeddedShardMixin:
 def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """Return the fields of the model's own table that are of type :class:`EmbeddedShardMixin`.
 
-    The ``insert_rows()`` method of each field in the tuple calls the method of the field before it.
-    So the method of the last field is called first, and a field whose ``outermost`` is True is the
-    last one.
+    The ``insert_rows()`` method of each field calls that of the field before it in the tuple. So
+    the method of the last field is called first. A field whose ``outermost`` is True must be called
+    first, and is therefore the last one in the tuple.
     """
     # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
     # model.
@@ -92,9 +92,10 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
 
 
 def all_or_nothing(alias: str) -> transaction.Atomic:
-    """Return an atomic block whose rows are rolled back if an error leaves the block."""
-    # If autocommit is off and no block is open yet, a block opens no transaction, and the caller could
-    # commit the rows in spite of the error. In this case the block needs a savepoint.
+    """Return an atomic block that rolls back its rows if an exception leaves the block."""
+    # If autocommit is off and no atomic block is open yet, transaction.atomic() opens no
+    # transaction, and the caller could commit the rows in spite of the error. In this case the
+    # block needs a savepoint.
     connection = connections[alias]
     needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
     return transaction.atomic(using=alias, savepoint=needs_savepoint)
@@ -111,10 +112,10 @@ def shard_of(alias: str) -> Shard | None:
 
 
 def forget_shard_choice(instances: Sequence[Any]) -> None:
-    """Forget for each stored row how its shard was chosen.
+    """Forget how the shard of each stored row was chosen.
 
-    The shard was that of the row given as ``near=``, or it was drawn at random. A later copy of the
-    instance must not inherit this choice.
+    The shard is either that of the row passed as ``near=``, or it was drawn at random. A later copy
+    of the instance must not inherit this choice.
 
     :param instances: the model instances of the stored rows.
     """
@@ -124,7 +125,7 @@ def forget_shard_choice(instances: Sequence[Any]) -> None:
 
 
 def _get_near(instance: Any) -> Any:
-    """Return the row given as ``near=`` for ``instance``; None if no row was given."""
+    """Return the row that was passed as ``near=`` for ``instance``; None if no row was passed."""
     return getattr(instance._state, "near", None)
 
 

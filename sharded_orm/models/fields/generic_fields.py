@@ -1,4 +1,4 @@
-"""Django's fields for ids, with the types of their values, which the fields of the library inherit."""
+"""Base classes of the library's id fields: Django's fields, with the types of their values."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
     BigAutoField = models.BigAutoField[int | str | Combinable, int]
     BigIntegerField = models.BigIntegerField[int | str | Combinable, int]
 else:
-    # Fields are not generic at run time.
+    # At run time, Django's field classes are not generic, so they cannot be subscripted.
     BigAutoField, BigIntegerField = models.BigAutoField, models.BigIntegerField

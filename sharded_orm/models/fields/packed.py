@@ -21,17 +21,18 @@ from sharded_orm.topology.model import Shard
 
 
 class PackedIDField(EmbeddedShardMixin, BigAutoField):
-    """A primary key made of shard, type and local id: it tells the row's shard (Pinterest, P1, P5).
+    """A primary key made of the row's shard, its type and a local id (Pinterest, P1, P5).
 
     :param type_id: the number of this model among the models of its group; it must never change.
     :param layout: the widths of the three parts; by default 16, 10 and 36 bits.
 
     The group's strategy must be ``"embedded"`` with the same widths. The counter of the table on
-    each shard (AUTO_INCREMENT, or a sequence on PostgreSQL) generates the ids, beginning with local
-    id 1, also for rows that other programs insert; ``migrate`` sets the counter to that first id (see ``models/after_migrate/auto_increment.py``). The insert checks the
-    new ids inside its transaction: if an id has another shard or type than expected, the insert
-    raises :exc:`PackedIDMismatch`, and no row is stored. An explicit id must have the row's shard
-    and this type.
+    each shard (AUTO_INCREMENT, or a sequence on PostgreSQL) generates the ids, also for rows that
+    other programs insert. ``migrate`` sets the counter to the id with local id 1 (see
+    ``models/after_migrate/auto_increment.py``). The insert checks the new ids inside its
+    transaction: if an id has another shard or type than expected, the insert raises
+    :exc:`PackedIDMismatch`, and no row is stored. An explicit id must have the row's shard and this
+    type.
 
     Cost of new rows: one INSERT, with BEGIN and COMMIT around it if no transaction is open. If the
     INSERT returns no ids (INSERT IGNORE, or many rows on MySQL), one more query checks the ids. If
@@ -60,9 +61,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
-        """Return all ids that the table on ``shard`` may generate, as a range that begins with
-        local id 1.
-        """
+        """Return all ids that the table on ``shard`` may generate: a range that begins at local id 1."""
         return self.layout.counted(shard.number, self.type_id)
 
     def insert_rows(
@@ -109,7 +108,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             )
 
     def _foreign_id(self, alias: str, counted: range) -> int | None:
-        """Return an id in the table that is of another shard or type; None if there is no such id.
+        """Return an id in the table that has another shard or type; None if there is no such id.
 
         Sends one query.
         """
@@ -123,8 +122,8 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
         counted = self.counted_on(shard)
         problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
-        # If the INSERT returned no ids, the wrong id was found in the table, and may be from an
-        # earlier INSERT.
+        # If the INSERT returned no ids, the wrong id was found by a query of the table, and may
+        # come from an earlier INSERT.
         problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
         problem += (
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."

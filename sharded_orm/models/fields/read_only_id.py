@@ -1,4 +1,4 @@
-"""The base class of fields for ids that are generated, so that nobody has to type them in."""
+"""The base class of fields whose ids are generated, so that no user has to enter them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ReadOnlyIDMixin:
-    """A mixin for fields that are ``editable=False`` unless the model says ``editable=True``.
+    """A mixin for fields that have ``editable=False`` unless the model sets ``editable=True``.
 
     So neither model forms nor serializers of Django REST framework ask for the id. Django's
     AutoField needs no such mixin, because forms and serializers know this class.
@@ -15,10 +15,10 @@ class ReadOnlyIDMixin:
     editable: bool
 
     def __init__(self, *args: Any, editable: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, editable=editable, **kwargs)  # type: ignore[call-arg]  # a Field's
+        super().__init__(*args, editable=editable, **kwargs)  # type: ignore[call-arg]  # a method of Field
 
     def deconstruct(self) -> Any:
-        name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # a Field's
+        name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # a method of Field
         # Django leaves out the default of its own Field, which is True. Leave out False instead.
         kwargs.pop("editable", None)
         if self.editable:

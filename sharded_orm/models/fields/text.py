@@ -11,20 +11,19 @@ from sharded_orm.backends.features import features_of
 
 
 def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
-    """Return the name of a collation that compares all characters, including trailing spaces.
+    """Return the name of a collation that compares texts exactly, including trailing spaces.
 
     Return None on SQLite and PostgreSQL, because their default collation is exact. The collation
-    returned for MySQL exists from MySQL 8.0.17 on.
+    returned for MySQL exists since MySQL 8.0.17.
     """
     return features_of(connection).collations.exact_collation(connection)
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not generic at run time
-    """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` are different values on every
-    database.
+    """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` differ on every database.
 
-    It is meant for shard keys. ``db_collation`` of a plain ``CharField`` can have the same effect.
-    But it needs the name of a collation, and MySQL, PostgreSQL and SQLite name theirs differently.
+    The field is meant for shard keys. ``db_collation`` of a plain ``CharField`` can have the same
+    effect, but its value is the name of a collation, and each database has other names.
     """
 
     description = "Text (up to %(max_length)s), compared exactly"

@@ -1,4 +1,4 @@
-"""A field for ids from ticket servers: databases that hand out ids for all shards."""
+"""A field for ids from ticket servers: databases that generate the ids for all shards."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
 
 class TicketField(ReadOnlyIDMixin, BigIntegerField):
-    """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
+    """A 64-bit id that a ticket server generates before the insert (Flickr, F1-F5; Y8).
 
-    A ticket server is a database that hands out the ids for all shards, so each id is unique over
+    A ticket server is a database that generates the ids for all shards, so each id is unique over
     all shards.
 
     :param sequence: the name of the counter on the ticket servers; by default the table's name.
     :param editable: True if serializers of Django REST framework should accept an id.
 
-    An id that is set already is kept. ``bulk_create()`` draws the ids of up to a million rows with
-    one request. The ids of rows that are rolled back are lost, and never used again.
+    If a row has an id already, it keeps the id. ``bulk_create()`` fetches the ids of up to a
+    million rows with one request. The ids of rows that are rolled back are lost, and never used
+    again.
     """
 
     description = "64-bit id from a ticket server"
@@ -54,7 +55,7 @@ class TicketField(ReadOnlyIDMixin, BigIntegerField):
         return value
 
     def fill_many(self, instances: Sequence[models.Model]) -> None:
-        """Give an id to each instance without an id.
+        """Set an id on each instance that has none.
 
         Sends one request to a ticket server per million ids.
         """
@@ -66,6 +67,7 @@ class TicketField(ReadOnlyIDMixin, BigIntegerField):
                 setattr(instance, self.attname, value)
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
-        # Allow an empty id, as an AutoField does: the id is drawn when the row is saved.
+        # Allow an empty id, as an AutoField does: the ticket server generates the id when the row
+        # is saved.
         if value is not None:
             super().validate(value, model_instance)

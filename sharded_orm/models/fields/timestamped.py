@@ -29,8 +29,8 @@ from sharded_orm.models.fields.generated_id import (
 from sharded_orm.models.fields.generic_fields import BigIntegerField
 from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
-# How often an insert is repeated at most. Each repetition uses a later millisecond, in which two
-# processes rarely draw the same id. If all attempts collide, something else is wrong.
+# The maximum number of attempts to insert a row. Each attempt uses a later millisecond, in which
+# two processes rarely generate the same id. If all attempts collide, something else is wrong.
 TRIES = 10
 
 
@@ -38,20 +38,20 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     """An id that sorts by time and contains the number of the row's shard (Instagram, I2).
 
     :param epoch: an aware datetime from which milliseconds are counted; it must never change.
-    :param layout: the widths of the three parts (by default 41, 13 and 10 bits) and the epoch. Give
+    :param layout: the widths of the three parts (by default 41, 13 and 10 bits) and the epoch. Pass
         either ``layout`` or ``epoch``.
     :param editable: True if serializers of Django REST framework should accept an id.
 
-    On MySQL, MariaDB and SQLite the process generates the id when it inserts the row. On PostgreSQL
-    the column's default generates it. In a group whose strategy is ``"embedded"`` with the same
-    SHIFT and BITS, a query by the id goes to the shard in the id. In any other group the id is
-    unique over all shards, but does not route queries. An id that is set already is kept. If ids
-    route queries, the kept id must contain the shard's number, or the insert raises
-    :exc:`CrossShardRelation`.
+    On MySQL, MariaDB and SQLite, this field generates the id when the row is inserted. On
+    PostgreSQL the column's default generates it. If the group's strategy is ``"embedded"`` with the
+    same SHIFT and BITS, the id routes queries: a query by the id goes to the shard whose number is
+    in the id. In any other group the id is unique over all shards, but does not route queries. If a
+    row has an id already, it keeps the id. If ids route queries, this id must contain the number of
+    the row's shard; otherwise the insert raises :exc:`CrossShardRelation`.
 
     Cost of a new row: one INSERT. On PostgreSQL, the first INSERT of a process on a shard has BEGIN
-    and COMMIT around it. If another process has generated the same id, one query finds
-    that out, and the INSERT is repeated with an id of a later millisecond.
+    and COMMIT around it. If another process has generated the same id, one more query finds the
+    duplicate, and the INSERT is repeated with an id of a later millisecond.
 
     With ``ignore_conflicts`` or ``update_conflicts``, ``bulk_create()`` could treat the other
     process's row as a conflict: it would drop the new row, or update the other one. So it raises
@@ -82,7 +82,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
 
     @cached_property
     def _confirmed(self) -> set[str]:
-        """The aliases of shards whose databases have made an id with the right number of the shard."""
+        """The aliases of shards whose database has generated an id with the correct shard number."""
         return set()
 
     @cached_property
@@ -125,8 +125,8 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
             self._fill(new, alias)
             rows = self._insert_filled(new, alias, returning, insert)
         except BaseException:
-            # After a failed insert, set the ids back to None, so that the next save() draws new
-            # ones.
+            # After a failed insert, set the ids back to None, so that the next save() generates new
+            # ids.
             for row in new:
                 setattr(row, self.attname, None)
             raise
@@ -144,17 +144,16 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         on_conflict: OnConflict | None,
         unique_fields: Sequence[Any] | None,
     ) -> bool:
-        """Whether this ``bulk_create()`` would treat an equal id from another process as a
-        conflict.
+        """Whether ``bulk_create()`` would treat an equal id of another process as a conflict.
 
-        Such an INSERT would drop the new row, or update the row of the other process, although the
-        two rows have nothing to do with each other.
+        If so, the INSERT would drop the new row, or update the row of the other process, although
+        the two rows have nothing to do with each other.
         """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # INSERT IGNORE, and ON DUPLICATE KEY UPDATE on MySQL, treat a duplicate in any unique key
-        # as a conflict. This field usually is such a key.
+        # On MySQL, INSERT IGNORE and ON DUPLICATE KEY UPDATE treat a duplicate in any unique key as
+        # a conflict. This field usually has a unique key.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
@@ -205,7 +204,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         return insert(returning)
 
     def _taken(self, rows: list[Any], alias: str) -> list[Any]:
-        """Return those of ``rows`` whose ids are in the table already."""
+        """Return those of ``rows`` whose ids the table contains already."""
         by_id = {getattr(row, self.attname): row for row in rows}
         connection = connections[alias]
         # Use a plain QuerySet, because the model's own manager may hide rows.
@@ -230,16 +229,17 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
 
         Set the generated ids on the instances.
 
-        :param new: those of the instances that have no id.
-        :raises TimestampedIDMismatch: the ids contain the number of another shard.
+        :param new: the instances that have no id.
+        :raises TimestampedIDMismatch: the generated ids contain the number of another shard.
         """
         default = DatabaseDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
         rows: list[Any] = []
         try:
-            # The first insert of this process on the shard is a transaction, so that no row is stored
-            # if the schema was copied from another shard.
+            # Run the first insert of this process on the shard in a transaction. If the ids contain
+            # the number of another shard, because the schema was copied from there, the transaction
+            # is rolled back.
             with nullcontext() if alias in self._confirmed else all_or_nothing(alias):
                 answers = insert([*returning, self])
                 self._check_generated(instances, default, answers, alias)
@@ -259,7 +259,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         answers: Sequence[Any],
         alias: str,
     ) -> None:
-        """Check that the ids that the column's default has generated contain the shard's number."""
+        """Check that the ids generated by the column's default contain the number of the shard."""
         shard = shard_of(alias)
         if shard is None:
             return

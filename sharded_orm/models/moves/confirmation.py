@@ -1,8 +1,8 @@
 """Confirm reads by shard key: make sure that the key was on the shard while its rows were read.
 
-A key may move to another shard between the look-up of the shard and the answer of the database. So
-a read checks afterwards whether its keys are still where they were. If not, its result is thrown
-away, and the read is repeated. See docs/decisions/0028-key-moves.md.
+A key may move to another shard after the shard has been looked up and before the database returns
+the rows. So after a read, this module checks whether its keys are still on the same shards. If not,
+the result is discarded, and the read is repeated. See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
 R = TypeVar("R")
 
-# Number of times that a read is tried. Two moves of one key are many seconds apart, so already a
+# The maximum number of attempts to read. Two moves of one key are many seconds apart, so even a
 # second repetition is rare.
 _ATTEMPTS = 5
 
 
 def confirmed(group: str, read: Callable[[], R]) -> R:
-    """Return the result of ``read``, and make sure that it comes from the shards that had the keys.
+    """Return the result of ``read``, and make sure that each key was on the shard that was read.
 
-    If one of the keys has moved meanwhile, call ``read`` again. Costs one look at the clock, and a
-    query to the directory only while keys are moving.
+    If one of the keys has moved during the call, call ``read`` again. Costs one look at the clock.
+    While keys are moving, costs a query to the directory, too.
 
     :param group: the shard group of the rows.
     :param read: a function that finds the shards of its keys each time it is called, and changes
         nothing.
-    :raises KeyMoved: a key has moved while a transaction was open, or it moved in each of 5
+    :raises KeyMoved: a key has moved while a transaction was open, or a key has moved in each of 5
         attempts.
     """
     if not runtime.strategy(group).moves_keys:
@@ -59,13 +59,14 @@ def confirmed_stream(
     """Return the rows of ``open_rows``; confirm their shard keys when the first row has arrived.
 
     By then, the database has taken the snapshot from which it reads all rows. If the rows come from
-    several shards, the keys are confirmed at the end, too, because the shards take their snapshots
-    at different moments.
+    several shards, the keys are confirmed once more at the end, because the shards take their
+    snapshots at different moments.
 
-    :param open_rows: finds the shards, and returns an iterator that sends the query when it is
-        used.
-    :param several: whether the rows come from several shards. Called after all rows were yielded.
-    :raises KeyMoved: as for :func:`confirmed`. Or a key moved after rows were yielded.
+    :param open_rows: finds the shards, and returns an iterator over the rows. The iterator sends
+        the query when its first row is fetched.
+    :param several: returns whether the rows come from several shards. It is called after all rows
+        were yielded.
+    :raises KeyMoved: as for :func:`confirmed`, or because a key has moved after rows were yielded.
     """
     if not runtime.strategy(group).moves_keys:
         return open_rows()
@@ -104,8 +105,8 @@ def _stream(
 def refuse_repetition(group: str) -> None:
     """Raise :exc:`KeyMoved` if a transaction is open on a shard of ``group`` or on the group."""
     if in_transaction(group):
-        # The caller will run the transaction again. It must then not rely on what was known before
-        # the move.
+        # The caller will run the transaction again. Query the latest moves now, so that the next
+        # attempt does not use the earlier placement of the key.
         runtime.placement_lease().renew()
         raise key_moved(group, "moved to another shard while a transaction used it")
 

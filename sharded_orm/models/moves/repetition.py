@@ -23,11 +23,11 @@ from sharded_orm.routing.placement_uses import PlacementUses, current_uses, reco
 
 R = TypeVar("R")
 
-# The largest number of seconds to wait before the next attempt.
+# The longest pause before the next attempt, in seconds.
 _PAUSE = 0.02
-# A waiting writer asks again and again which keys are being moved. _LOOK is the smallest number of
-# seconds between two questions. This interval grows with the time that the writer has waited: it is the
-# share _PART of that time, so a long switch causes few questions.
+# A waiting writer queries again and again which keys are being moved. _LOOK is the shortest
+# interval between two of these queries, in seconds. The interval grows to the fraction _PART of the
+# time that the writer has waited, so that a long switch causes few queries.
 _LOOK, _PART = 0.003, 0.125
 
 
@@ -47,7 +47,10 @@ class WriteAttempt(PlacementUses):
         return sum(map(len, self.placements.values())) > 1
 
     def is_stopped_by(self, moves: Iterable[KeyInFlight]) -> bool:
-        """Whether one of ``moves`` now switches a key of this attempt. Another attempt would be refused."""
+        """Whether one of ``moves`` is switching a key of this attempt to its new shard now.
+
+        If so, another attempt would be refused.
+        """
         switching = {(m.group, m.key) for m in moves if m.phase == "switching"}
         return bool(switching) and any(
             (source.group.name, key) in switching
@@ -63,26 +66,26 @@ def repeated(
     nothing_written: Callable[[R], bool] | None = None,
     joins: bool = False,
 ) -> R:
-    """Return the result of ``write``. Call it several times if a shard key moves meanwhile.
+    """Return the result of ``write``. Call ``write`` again if a shard key moves during the call.
 
-    Nothing was written if the shard refuses the write, if the rows are gone, or if the write fails
-    by a deadlock with the process that moves the key. Outside of transactions, ``write`` is then
-    called again every few milliseconds, until it succeeds or ``MOVE_WAIT`` seconds are over. The
-    same happens if the shard itself moves to another node (:func:`follow_shard`).
+    In three cases nothing was written: the shard refuses the write, the rows are gone, or the write
+    fails because of a deadlock with the process that moves the key. Then, outside of transactions,
+    ``write`` is called again every few milliseconds, until it succeeds or ``MOVE_WAIT`` seconds are
+    over. The same happens if the shard itself moves to another node (:func:`follow_shard`).
 
-    During a move, triggers refuse writes to the rows of the key. But triggers fire only for rows.
-    So no trigger stops a write that arrives after the rows were taken away and finds none. Such a
-    write is recognised by its result or its error.
+    During a move, triggers refuse writes to the rows of the key. But a trigger runs only if the
+    write finds a row. So no trigger refuses a write that arrives after the rows have left the
+    shard. Such a write is recognised by its result or its error.
 
     :param group: the shard group of the rows.
-    :param write: finds the shard each time it is called, and changes all its rows on one shard or
+    :param write: finds the shard each time it is called. It changes all its rows on one shard, or
         none.
-    :param nothing_written: a function that gets the result of ``write``. It returns whether
+    :param nothing_written: a function that receives the result of ``write``. It returns True if
         ``write`` may be called again, because no row was found or because a second call changes
         nothing. None if ``write`` raises an error in such cases.
-    :param joins: whether this write is a part of the write that this thread is executing already,
-        if there is one. True if the caller was given the alias of the shard, because only the outer
-        write then knows the key.
+    :param joins: if True, and if this thread is executing another write already, this write is a
+        part of that write. Pass True if the caller was given the alias of the shard, because then
+        only the outer write knows the key.
     :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
         transaction, nothing is repeated here; the caller may run the transaction again.
     """
@@ -100,7 +103,8 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                return result  # No move refused this write, so the row moved after it was written.
+                # No move refused this write, so the row was written first and moved afterwards.
+                return result
             raise key_moved(group, "moved to another shard while it was written")
         except KeyMoved as moved:
             error = moved
@@ -108,9 +112,9 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # A key may have moved: for example, an UPDATE of an instance has found no row. After
-            # another OperationalError, such as a lost connection, it is unknown whether the row was
-            # written.
+            # Do not return the error of the write yet: a key may have moved, so that, for example,
+            # an UPDATE of an instance has found no row. After an OperationalError that is no
+            # deadlock, such as a lost connection, it is unknown whether the row was written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise
@@ -131,13 +135,14 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
     """Wait until no key of ``attempt`` is being switched, or until :data:`_PAUSE` is over.
 
-    Renews the lease, so the next attempt looks its keys up again. One query or more.
+    Sends at least one query. It renews the lease, the period for which known placements are valid,
+    so the next attempt looks its keys up again.
 
     :param began: when the writer began to wait, by ``time.monotonic()``.
     """
     until = time.monotonic() + _PAUSE
     while True:
-        # Nobody reports that a switch has ended, so ask from time to time.
+        # No event reports the end of a switch, so query the moves from time to time.
         time.sleep(min(max((time.monotonic() - began) * _PART, _LOOK), _PAUSE))
         poll = runtime.placement_lease().renew()
         if (
@@ -149,12 +154,12 @@ def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
 
 
 def follow_shard(group: str, write: Callable[[], R]) -> R:
-    """Return the result of ``write``. Call it again if its shard moves to another node meanwhile.
+    """Return the result of ``write``. Call ``write`` again if its shard moves to another node meanwhile.
 
-    Single statements follow a shard by themselves, but transactions do not. So this function is for
-    writes that open a transaction of their own. If ``write`` fails because of the move, nothing was
-    written. ``write`` is also called again after a deadlock while shards or keys of the group move,
-    because the deadlock may have been with the process that moves them.
+    If ``write`` fails because of such a move, nothing was written. Single statements are repeated
+    on the new node by themselves, but transactions are not. So this function is for writes that
+    open a transaction of their own. While shards or keys of the group move, ``write`` is also
+    called again after a deadlock, because the deadlock may be with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.
@@ -178,7 +183,7 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
 
 
 def _moves_now(group: str) -> bool:
-    """Whether a key of ``group`` is moving at the moment. One query."""
+    """Whether a key of ``group`` is moving at the moment. Sends one query."""
     poll = runtime.placement_lease().renew()
     return poll is not None and any(key.group == group for key in poll.moves.in_flight)
 
@@ -192,10 +197,10 @@ def write_in_part() -> None:
 
 @contextmanager
 def part_of_write(number: int) -> Iterator[None]:
-    """Within the ``with`` block, write to one of several shards.
+    """Context manager for the part of a write that writes to one of several shards.
 
-    After the first shard was written, the write as a whole must not be repeated if a key moves. The
-    repetition would write the first shard twice.
+    After the first shard was written, the whole write must not be repeated if a key moves. The
+    repetition would write to the first shard twice.
 
     :param number: how many shards were written before this one.
     """
@@ -211,10 +216,10 @@ def part_of_write(number: int) -> Iterator[None]:
 
 
 def refuse_former_route() -> None:
-    """Raise an error if the current operation relies on the place of a key that has moved since.
+    """Raise an error if a key has moved since the current operation looked up the key's shard.
 
-    A database backend calls this after it has taken a session and before it sends a write. Looks at
-    the clock, and sends a query only while keys are moving.
+    A database backend calls this after it has taken a session from the pool and before it sends a
+    write. Costs one look at the clock, and a query only while keys are moving.
 
     :raises KeyMoved: a key has moved. Nothing was sent.
     """

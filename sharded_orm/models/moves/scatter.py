@@ -1,4 +1,4 @@
-"""Let statements for several shards see each row once, even while keys move between these shards.
+"""Make statements for several shards see each row once, even while keys move between the shards.
 
 See :mod:`sharded_orm.routing.scattered_keys`.
 """
@@ -20,12 +20,12 @@ from sharded_orm.routing.scattered_keys import (
     keys_to_leave_out,
 )
 
-# Number of times to ask the directory, if each answer takes longer than the answer is valid.
+# The maximum number of queries to the directory, if each answer arrives too late to be valid.
 _ATTEMPTS = 5
 
 
 def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
-    """Return the keys whose rows a statement for several shards must not see, by shard number.
+    """Return the keys whose rows a statement for several shards must not read, keyed by shard number.
 
     Called before the first statement is sent. At the end of the operation,
     :func:`~sharded_orm.models.moves.confirmation.confirmed` makes sure that no key has moved
@@ -33,8 +33,8 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
 
     Costs a look at the clock. While a key of the group is moving, costs a query, too.
 
-    :raises KeyMoved: a transaction is open, and a key may have moved since it began. Or the
-        directory answers too slowly.
+    :raises KeyMoved: a transaction is open, and a key may have moved since the transaction began.
+        Or the directory answers too slowly.
     """
     strategy = runtime.strategy(group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -62,7 +62,7 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
 
 
 class MovingKeys:
-    """The keys of a group that were moving when this object was made, or have moved since.
+    """The keys of a group that were moving when this object was created, or have moved since.
 
     The rows of such a key may be on two shards, or may have been read on the shard that the key has
     left. Not thread-safe.
@@ -75,12 +75,12 @@ class MovingKeys:
         self._before = None if poll is None else poll.moves
 
     def among(self, keys: Iterable[Any]) -> set[Any]:
-        """Return those of ``keys`` that are moving or have moved since this object was made.
+        """Return those of ``keys`` that are moving or have moved since this object was created.
 
-        One query.
+        Sends one query.
 
-        :param keys: in the form in which the database stores keys. Values that cannot be keys are
-            ignored.
+        :param keys: shard keys in the form in which the database stores them. Values that cannot be
+            keys are ignored.
         """
         if self._strategy is None or self._before is None or not self._strategy.moves_keys:
             return set()

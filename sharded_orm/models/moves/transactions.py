@@ -1,9 +1,9 @@
 """Refuse a transaction that would see a key both before and after a move.
 
-A transaction may have read rows of a key on the shard that the key then left. And on the new shard,
+A transaction may have read a key's rows on a shard that the key has left since. On the new shard,
 the snapshot of the transaction may be older than the rows that the move has copied there. So an
-open transaction remembers for each key on which shard it used the key. For each shard it remembers
-which moves were known when the transaction began there. See docs/decisions/0028-key-moves.md.
+open transaction remembers on which shard it used each key. For each shard, it also remembers which
+moves were known when the transaction began there. See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.scattered_keys import Snapshot, has_switched
 from sharded_orm.topology.model import Shard
 
-# The names under which a transaction remembers the placements of its keys, and the snapshot of its
-# first statement for several shards.
+# The names under which a transaction remembers two things: the placements (shards) of its keys, and
+# the snapshot of its first statement for several shards.
 _KEYS, _FIRST_SCATTER = "keys", "scatter"
 
 
 def poll_before_snapshot(shard: Shard) -> Poll | None:
-    """Return what is known of moves before a transaction on ``shard`` takes its snapshot.
+    """Return which moves are known before a transaction on ``shard`` takes its snapshot.
 
-    Returns None if keys of the group do not move, or if nothing is known of their moves.
+    Return None if keys of the group do not move, or if nothing is known of their moves.
 
     Costs a look at the clock. Costs a query, too, if half of the time is over for which the last
     answer is valid, or if a key is moving to this shard.
@@ -45,18 +45,17 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
             (move.group, move.target) == (shard.group, shard.number) and not has_switched(move)
             for move in poll.moves.in_flight
         ):
-            # The key may have switched to this shard meanwhile.
+            # Query the moves again, because the key may have switched to this shard meanwhile.
             poll = lease.renew()
-    except Exception:  # Of any driver. Raw SQL needs no directory; a look-up fails later.
+    # Catch the exceptions of every driver. Raw SQL needs no directory; a look-up of a key fails
+    # later.
+    except Exception:
         return None
     return poll
 
 
 def moves_keys_now(group: str) -> bool:
-    """Whether keys of ``group`` can move at this moment. Inside Django's ``TestCase`` they cannot.
-
-    No query.
-    """
+    """Whether keys of ``group`` can move now. False inside Django's ``TestCase``. Sends no query."""
     strategy = runtime.strategy(group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
         return False
@@ -66,11 +65,11 @@ def moves_keys_now(group: str) -> bool:
 def check_use(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) -> None:
     """Raise an error if a transaction of this thread must not use ``key`` at ``placement``.
 
-    No query. Does nothing outside of transactions.
+    Does nothing outside of transactions. Sends no query.
 
     :param key: the text under which the directory stores the key.
-    :param placement: the shard on which the directory has the key now.
-    :raises KeyMoved: the key has moved to another shard since the transaction used it. Or it may
+    :param placement: the shard to which the directory assigns the key now.
+    :raises KeyMoved: the key has moved to another shard since the transaction used it, or it may
         have moved since the transaction took its snapshot of the shard. The transaction succeeds if
         it is run again.
     """
@@ -91,19 +90,21 @@ def check_use(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) 
 def refused_use(group: str, what: str) -> KeyMoved:
     """Return the error for a transaction that must be run again.
 
-    Also ask the directory for the latest moves, so that the next attempt succeeds.
+    Also query the latest moves from the directory, so that the next attempt succeeds.
     """
     runtime.placement_lease().renew()
     return key_moved(group, what)
 
 
 def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) -> bool:
-    """Whether the last move of ``key`` was over before the transaction on its shard began."""
+    """Whether the last move of ``key`` ended before the transaction on the key's shard began."""
     group = strategy.group.name
     alias = runtime.shard(group, placement.shard).alias
     wrapper: Any = connections[group]
     if alias not in wrapper.open_transactions():
-        return True  # The shard takes its snapshot later, so the snapshot will contain the move.
+        # The transaction has taken no snapshot of the shard yet, so its snapshot will contain the
+        # move.
+        return True
     shard: Any = connections[alias]
     if shard.awaits_snapshot:
         return True
@@ -113,8 +114,9 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     now = strategy.lease.valid()
     if now is not None and now.covers(group, key, poll.number):
         return True
-    # The key is moving, or there was a time in which nothing was known of moves. So compare the
-    # numbers of moves, which ascend.
+    # Either a key is moving, or nothing was known of moves for some time. So compare the version of
+    # the placement, which is the number of its move, with the numbers of the moves known at the
+    # snapshot. The numbers ascend.
     return placement.version <= poll.moves.last and not any(
         move.number == placement.version and not has_switched(move) for move in poll.moves.in_flight
     )
@@ -123,9 +125,10 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots that this thread's open transactions have of shards of the group.
 
-    Also make the current operation confirm the keys that the transaction has used.
+    Also add the keys that the transactions have used to the keys that the current operation
+    confirms.
 
-    :raises KeyMoved: it is not known which moves a snapshot contains.
+    :raises KeyMoved: it is unknown which moves a snapshot contains.
     """
     group = strategy.group.name
     wrapper: Any = connections[group]
@@ -149,7 +152,7 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """If a transaction is open, let it remember what its first statement for several shards knew."""
+    """If a transaction is open, store the moves that its first statement for several shards knew."""
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():
         wrapper.transaction_memory.setdefault(_FIRST_SCATTER, Snapshot(poll))

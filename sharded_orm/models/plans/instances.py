@@ -1,4 +1,4 @@
-"""Making model instances from the rows of a database driver, exactly as Django makes them."""
+"""Makes model instances from the rows of a database driver, exactly as Django makes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sharded_orm.cache.values import Row
 
 
 class InstanceLoader:
-    """Makes instances of a model from rows that have all columns of the model, in order.
+    """Makes instances of a model from rows that contain all columns of the model, in their order.
 
     :param connection: the connection that has read the rows. Only its thread may use the loader.
     """
@@ -58,8 +58,7 @@ class InstanceLoader:
         """Return model instances, equal to those that ``Model.from_db`` makes.
 
         :param values: rows that have passed Django's converters.
-        :param queryset: the queryset that reads the instances. They get the fetch mode of this
-            queryset.
+        :param queryset: the queryset that reads the instances; its fetch mode is set on them.
         """
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
@@ -78,7 +77,8 @@ class InstanceLoader:
 
     def _plain(self, values: Sequence[Row]) -> list[Any]:
         model, alias, names = self._model, self._alias, self._names
-        # For a plain model, this does what from_db and Model.__init__ do, in a fifth of the time.
+        # For a plain model, the loop does what from_db and Model.__init__ do, in a fifth of the
+        # time.
         instances = []
         new = object.__new__
         for row in values:

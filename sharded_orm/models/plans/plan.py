@@ -1,8 +1,9 @@
-"""The plan of a read: the SQL that Django has compiled for one shape of queries.
+"""The plan of a read: the SQL that Django has compiled for all queries of one shape.
 
-A plan is made from a query that Django has built. To run it, only the values are bound and the rows
-are made into instances. So a read by a plan sends the same SQL with the same parameters as Django,
-and returns the same.
+Queries of one shape differ only in the values of their conditions. A plan is made from a query that
+Django has built. To run the plan, it is enough to bind the values, send the SQL and make instances
+of the rows. So a plan sends the same SQL with the same parameters as Django, and returns the same
+result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from sharded_orm.models.plans.instances import InstanceLoader
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Condition
 
-#: The kinds of reads: the rows of a query, the row of ``get()``, ``exists()`` and ``count()``.
+#: The kinds of reads: all rows of a query, the one row of ``get()``, ``exists()`` and
+#: ``count()``.
 ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 
 _LOADERS = "_sharded_orm_loaders"
@@ -29,13 +31,15 @@ MODULES_OF_LOOKUPS = (lookups.__name__, related_lookups.__name__)
 
 
 class Plan:
-    """The SQL of one kind of read of one shape of queries. Immutable and thread-safe.
+    """The SQL of one kind of read, for queries that differ only in their values.
+
+    Immutable and thread-safe.
 
     :param sql: the SQL without a LIMIT.
-    :param constants: the first parameters, which are the same for all queries of the shape.
+    :param constants: the first parameters, which are the same for all these queries.
     :param conditions: the conditions whose values are the other parameters, in order.
     :param model: the model of the rows.
-    :param connection: a connection of the databases on which the plan may be used.
+    :param connection: a connection whose class is that of all connections that may use the plan.
     """
 
     __slots__ = (
@@ -56,7 +60,7 @@ class Plan:
         self.backend = type(connection)
         self._constants = constants
         self._meta = model._meta
-        # A copy, because a list could be changed in place.
+        # Copy the list, because Meta.ordering could be changed in place.
         self._order = list(self._meta.ordering)
         #: The one table that the SQL reads.
         self.tables = (self._meta.db_table,)
@@ -72,7 +76,7 @@ class Plan:
         Return None if the plan cannot be used: a number is too large for its column, so the SQL
         would differ; or the model or a field was changed since the plan was made.
 
-        :param values: one for each condition, prepared by its field.
+        :param values: one value for each condition, prepared by the condition's field.
         """
         if self._meta.db_table != self.tables[0] or list(self._meta.ordering) != self._order:
             return None
@@ -95,10 +99,11 @@ class Plan:
         queryset: Any,
         limits: tuple[int, int | None] | None,
     ) -> list[Any]:
-        """Return the instances of the rows. Sends one query.
+        """Send one query and return the instances of its rows.
 
-        :param queryset: the queryset that reads them.
-        :param limits: the first row of a slice and the row after its last one.
+        :param queryset: the queryset for which the instances are made.
+        :param limits: the number of the first row of a slice, and that of the row after its last
+            one.
         """
         with connection.cursor() as cursor:
             cursor.execute(self._with_limit(limits, connection), tuple(parameters))
@@ -111,7 +116,7 @@ class Plan:
     def scalar(
         self, parameters: list[Any], connection: Any, limits: tuple[int, int | None] | None
     ) -> Any:
-        """Return the first column of the first row; None if there is no row. Sends one query."""
+        """Send one query and return the first column of the first row; None if there is no row."""
         with connection.cursor() as cursor:
             cursor.execute(self._with_limit(limits, connection), tuple(parameters))
             row = cursor.fetchone()
@@ -125,9 +130,10 @@ class Plan:
 
 
 def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
-    """Return the smallest and the largest number that the column holds; None if it holds no numbers.
+    """Return the smallest and the largest number that the column can store.
 
-    For a number beyond, Django's lookups (IntegerFieldOverflow) send another query, or none.
+    Return None if the column stores no numbers. For a number out of this range, Django's lookups
+    (IntegerFieldOverflow) send another query, or no query.
     """
     low, high = None, None
     if field.get_internal_type() in connection.ops.integer_field_ranges:
@@ -136,8 +142,8 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
 
 
 def _loader(model: Any, connection: Any) -> InstanceLoader:
-    # The loaders are kept on their connection, because they use it.
-    # MySQL's converters depend on USE_TZ.
+    # Keep the loaders on their connection, because they use it. USE_TZ is part of the key, because
+    # MySQL's converters depend on it.
     loaders = connection.__dict__.setdefault(_LOADERS, {})
     key = model, settings.USE_TZ
     loader: InstanceLoader | None = loaders.get(key)
@@ -155,16 +161,16 @@ def compile_plan(
 ) -> Plan | None:
     """Compile the plan of ``query``. Sends nothing.
 
-    Return None if it cannot be told which parameter of the SQL belongs to which condition, or if a
-    part of the SQL may depend on a value.
+    Return None if it is unclear which parameter of the SQL belongs to which condition, or if a part
+    of the SQL may depend on a value.
 
     :param kind: :data:`ROWS`, :data:`GET`, :data:`EXISTS` or :data:`COUNT`.
     :param query: a query without limits. It is changed.
     :param conditions: the conditions of the query.
-    :param values: the prepared values of the conditions in this query. No two are equal.
+    :param values: the prepared values of the conditions in this query. No two of them are equal.
     """
     if not all(map(_is_plain, query.where.children)) or any(query.get_meta().parents.values()):
-        return None  # The model has columns in the tables of its parents.
+        return None  # The model has parents, so some of its columns are in other tables.
     if kind in (GET, COUNT):
         query.clear_ordering(force=True)
     constants = 0
@@ -175,7 +181,10 @@ def compile_plan(
         query.set_annotation_mask(["__count"])
         query.default_cols = False
     elif kind == EXISTS:
-        query, constants = query.exists(limit=False), 1  # The value of SELECT 1.
+        query, constants = (
+            query.exists(limit=False),
+            1,
+        )  # One parameter is constant: the 1 in SELECT 1.
     compiler = query.get_compiler(using=connection.alias)
     sql, parameters = compiler.as_sql()
     model: Any = query.model
@@ -193,5 +202,5 @@ def compile_plan(
 
 
 def _is_plain(lookup: Any) -> bool:
-    """Whether ``lookup`` is one of Django's, and compares a column with a value."""
+    """Whether ``lookup`` is a lookup of Django that compares a column with a value."""
     return type(lookup).__module__ in MODULES_OF_LOOKUPS and type(lookup.lhs) is Col

@@ -4,11 +4,12 @@
 Django compiles all queries of a shape to the same SQL, so the SQL is kept with the shape, as a
 :class:`~sharded_orm.models.plans.plan.Plan`.
 
-A call is recorded only if all of this holds; other calls are left to Django:
+The shape of a queryset is recorded only if all of these rules hold. Other querysets are left to
+Django:
 
 - Each condition compares a column of the model's own table with an ``int``, a ``str`` or a
   ``UUID``. The conditions are joined by AND.
-- At most one condition is an equality that names the shard.
+- At most one condition is an equality that determines the shard.
 - The query is ordered by columns of the model's own table, if at all.
 """
 
@@ -28,18 +29,19 @@ from sharded_orm.models.sharding.query import own_columns
 
 logger = logging.getLogger("sharded_orm.plans")
 
-#: The most shapes that a process keeps. Django compiles the queries of further shapes each time.
+#: The maximum number of shapes that a process keeps. Django compiles each query of other shapes.
 MAX_SHAPES = 10_000
 
-# The types of values whose SQL does not depend on the value. Subclasses are not among them, such as
-# bool or an enumeration of numbers. The functions make different values of the types.
+# The types of values whose SQL does not depend on the value. Subclasses, such as bool or
+# IntegerChoices, are excluded. Each function makes a value of its type; for different numbers it
+# makes different values.
 _EXAMPLES: dict[type, Callable[[int], Any]] = {
     int: int,
     str: str,
     UUID: lambda number: UUID(int=number),
 }
 _LOOKUPS = frozenset({"exact", "gt", "gte", "lt", "lte"})
-# The value of a field of another package may change the SQL.
+# Fields of other packages are excluded, because the values of such a field may change the SQL.
 _MODULES_OF_FIELDS = ("django.db.models.fields", "sharded_orm.models.fields.")
 
 
@@ -47,11 +49,11 @@ class Condition(NamedTuple):
     """A condition of a query: a column is compared with a value.
 
     :param field: the field of the column.
-    :param target: the field that prepares the value: that of the column, or the field to which a
-        foreign key refers.
+    :param target: the field that prepares the value: ``field`` itself, or for a foreign key the
+        field to which it refers.
     :param lookup: the name of the comparison, such as ``"exact"``.
-    :param names_shard: whether it is an equality with the shard key, or with an id that carries its
-        shard.
+    :param names_shard: whether the condition determines the shard: it is an equality with the shard
+        key, or with an id that contains the number of its shard.
     """
 
     field: Any
@@ -61,7 +63,7 @@ class Condition(NamedTuple):
 
 
 class Shape:
-    """A shape of queries, and the shapes that one more call makes of it: a node of a tree.
+    """A shape of queries, as a node of a tree. A child is the shape after one more call.
 
     Thread-safe.
 
@@ -94,14 +96,16 @@ class Shape:
         self.names = names
         self.conditions = conditions
         self.ordering = ordering
-        #: The position of the condition that names the shard; None if there is none.
+        #: The position of the condition that determines the shard; None if there is no such
+        #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
-        #: The shapes after one more call. None stands for a call that is left to Django.
+        #: The shapes after one more call, keyed by the call. None means that Django handles the
+        #: call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
-        #: The plan of each kind of read. None stands for a kind that is left to Django.
+        #: The plan of each kind of read. None means that Django handles reads of this kind.
         self.plans: dict[str, Plan | None] = {}
-        #: The kinds of reads that Django has done. The second one makes the plan, because many
-        #: shapes are read only once.
+        #: The kinds of reads that Django has done once. A plan is made at the second read of a
+        #: kind, because many shapes are read only once.
         self.seen: set[str] = set()
 
     def __str__(self) -> str:
@@ -113,10 +117,10 @@ class Recording(NamedTuple):
     """The calls that have built a queryset, with their values. Immutable.
 
     :param shape: the shape of the calls.
-    :param filters: the arguments of each ``filter()``.
+    :param filters: the keyword arguments of each call of ``filter()``.
     :param values: the values of the shape's conditions, each prepared by its field.
-    :param limits: the number of the first row of a slice, and of the row after the last one. None
-        if the queryset was not sliced.
+    :param limits: the number of the first row of a slice, and that of the row after the last one.
+        None if the queryset was not sliced.
     """
 
     shape: Shape
@@ -127,9 +131,9 @@ class Recording(NamedTuple):
     def filtered(self, named: dict[str, Any]) -> Recording | None:
         """Return the recording after ``filter(**named)``.
 
-        Return None if the call is left to Django, or if :meth:`learn_filter` has not seen a call of
-        this shape yet. Raises what the field raises if it cannot take a value, as ``filter()``
-        does.
+        Return None if Django must handle the call, or if :meth:`learn_filter` has not seen a call
+        of this shape yet. If a field does not accept its value, raise the field's exception, as
+        ``filter()`` does.
         """
         child = self.shape.children.get(_filter_call(named))
         if child is None:
@@ -142,7 +146,7 @@ class Recording(NamedTuple):
         return Recording(child, (*self.filters, named), (*self.values, *prepared))
 
     def learn_filter(self, named: dict[str, Any]) -> None:
-        """Learn the shape of ``filter(**named)``, a call that Django has accepted."""
+        """Record the shape of ``filter(**named)``, a call that Django has accepted."""
         shape, call = self.shape, _filter_call(named)
         if call in shape.children or not _has_room():
             return
@@ -155,12 +159,15 @@ class Recording(NamedTuple):
         )
 
     def ordered(self, names: tuple[Any, ...]) -> Recording | None:
-        """Return the recording after ``order_by(*names)``; None as for :meth:`filtered`."""
+        """Return the recording after ``order_by(*names)``.
+
+        Return None if Django must handle the call, or if :meth:`learn_order` has not seen it yet.
+        """
         child = self.shape.children.get(("order_by", *names)) if _are_texts(names) else None
         return None if child is None else self._replace(shape=child)
 
     def learn_order(self, names: tuple[Any, ...]) -> None:
-        """Learn the shape of ``order_by(*names)``, a call that Django has accepted."""
+        """Record the shape of ``order_by(*names)``, a call that Django has accepted."""
         shape = self.shape
         columns = own_columns(shape.options.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):
@@ -170,10 +177,11 @@ class Recording(NamedTuple):
             shape.children["order_by", *names] = ordered
 
     def example(self) -> Recording | None:
-        """Return a recording of the same shape without a slice, in which no two values are equal.
+        """Return a recording of the same shape, without a slice, in which no two values are equal.
 
-        In the SQL of such an example, it is plain which parameter belongs to which condition.
-        Return None if a field has prepared a value of another type, whose SQL may depend on it.
+        In the SQL of such an example, it is clear which parameter belongs to which condition.
+        Return None if a field has prepared a value of another type, because its SQL may depend on
+        the value.
         """
         filters: list[dict[str, Any]] = []
         values: list[Any] = []
@@ -189,7 +197,7 @@ class Recording(NamedTuple):
         return Recording(self.shape, tuple(filters), tuple(values))
 
     def replay(self, query: Any) -> None:
-        """Make the recorded calls on ``query``, a new query of the model."""
+        """Apply the recorded calls to ``query``, a new query of the model."""
         for named in self.filters:
             query.add_q(Q(**named))
         if self.shape.ordering is not None:
@@ -208,7 +216,7 @@ def _are_texts(names: tuple[Any, ...]) -> bool:
 
 
 def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None:
-    """Return the condition ``name=value`` of a ``filter()``; None if it is left to Django."""
+    """Return the condition ``name=value`` of a ``filter()``; None if Django must handle it."""
     column, _, lookup = name.partition(LOOKUP_SEP)
     lookup = lookup or "exact"
     field = own_columns(options.model).get(column)
@@ -220,10 +228,12 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
     if not all(type(part).__module__.startswith(_MODULES_OF_FIELDS) for part in (field, target)):
         return None
     if isinstance(target, GeneratedField | JSONField | GenericIPAddressField):
-        return None  # The database's types depend on the value, or other fields prepare it.
+        # Django must handle the condition: the SQL may depend on the value's type, or the value may
+        # be prepared by a field of another package.
+        return None
     if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
         return None  # A lookup of the project may refuse values.
-    # The same condition as in sharded_orm.models.querysets.route.plain_key().
+    # plain_key() in sharded_orm.models.querysets.route uses the same condition.
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)
     )
@@ -231,7 +241,7 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
 
 
 def _foreign_key(model: Any, name: str) -> Any:
-    """Return the foreign key of the model's own table that a ``filter()`` names ``name``."""
+    """Return the foreign key of the model's own table whose name or attname is ``name``."""
     meta = model._meta
     for field in meta.concrete_fields:
         if (
@@ -249,13 +259,13 @@ _shapes = 0
 
 
 def forget() -> None:
-    """Begin to count the shapes anew, because all of them were dropped."""
+    """Reset the number of shapes to 0, because all shapes were dropped."""
     global _shapes
     _shapes = 0
 
 
 def _has_room() -> bool:
-    """Count a shape that is about to be made; return False if there are too many already."""
+    """Count a new shape, and return whether it may be kept: False if there are too many shapes."""
     global _shapes
     if _shapes >= MAX_SHAPES:
         if _shapes == MAX_SHAPES:

@@ -44,8 +44,9 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query runs at this moment, so that the query is not routed a second
     #: time. None while it does not run.
     _running_on: str | None = None
-    #: Whether the read that runs now may go where a source of keys remembers its row, and what the
-    #: source remembers. See :mod:`sharded_orm.models.querysets.guesses`.
+    #: Whether the read that runs now may use a guessed shard: the shard on which a source of
+    #: keys remembers the row. ``_guess`` is what the source remembers. See
+    #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
@@ -65,15 +66,11 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return options
 
     def _is_pinned(self) -> bool:
-        """Whether this queryset is bound to one shard by an alias. The alias of the whole group
-        does not count.
-        """
+        """Whether this queryset is bound to one shard by its alias. False for the group's alias."""
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether the caller has named the shard with ``using()``. False if a related manager named
-        it.
-        """
+        """Whether the caller has chosen the shard with ``using()``, and not a related manager."""
         return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:
@@ -97,11 +94,11 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     @property
     def db(self) -> str:
-        """The alias of the one shard on which this query would run now, or the group's alias if the
-        query would run on several shards or on none.
+        """The alias on which this query would run now: that of its only shard, or that of the group.
 
-        The group's alias refuses SQL. So code that cannot handle several shards gets an error, and
-        does not silently miss rows.
+        It is the group's alias if the query would run on several shards or on none. The group's
+        alias refuses SQL. So code that cannot handle several shards gets an error, and does not
+        silently miss rows.
         """
         if self._running_on is not None:
             return self._running_on
@@ -114,10 +111,10 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return query_route.aliases[0] if len(query_route.shards) == 1 else query_route.group
 
     def _destination(self, *, ordered: bool = True) -> str | list[Target]:
-        """Return where the query runs.
+        """Return where the query runs: an alias, or a list of shards with their queries.
 
-        The result is an alias if Django's own code can run there. It is a list of shards if the
-        results of several shards must be merged.
+        It is an alias if Django's own code can run the query there. It is a list if the results of
+        several shards must be merged.
         """
         if self._is_pinned():
             if not self._is_pinned_by_using():
@@ -141,9 +138,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise :exc:`CrossShardRelation` unless the shard ``alias`` has all rows that the query
-        reads.
-        """
+        """Raise :exc:`CrossShardRelation` if the shard ``alias`` may lack rows that the query reads."""
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return
@@ -151,9 +146,10 @@ class RoutedQuerySet(CachedQuerySet[M]):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """Return a checker of statements that run at ``destination``, see :class:`Colocation`.
+        """Return a checker for the statements that run at ``destination``, see :class:`Colocation`.
 
-        Its methods raise an error if a statement reads rows that are elsewhere.
+        The methods of the checker raise an error if a statement reads rows that are not at
+        ``destination``.
 
         :param destination: the alias of a shard, or a list of shards, as :meth:`_destination`
             returns it.
@@ -165,14 +161,14 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
         """Return the shards whose results must be merged, each with the query to send to it.
 
-        Return None if nothing must be merged. Django's own code can then run the query on the alias
-        :attr:`db`.
+        Return None if no results must be merged. Then Django's own code can run the query on the
+        alias :attr:`db`.
         """
         destination = self._destination(ordered=ordered)
         return None if isinstance(destination, str) else destination
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``run``, a method of Django's, with :attr:`db` fixed to ``alias``.
+        """Call ``run``, a method of Django, while :attr:`db` is fixed to ``alias``.
 
         Each use of :attr:`db` in ``run`` then returns ``alias`` without routing the query again.
         """
@@ -199,8 +195,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return clone
 
     def explain_routing(self) -> Route:
-        """Return the :class:`Route` of this query: ``shards``, ``aliases``, ``nodes`` and
-        ``reason``.
+        """Return the :class:`Route` of this query: to which shards it is sent, and the reason.
 
         ``str()`` of the route is a sentence for people. This method does not send the query. It may
         query the directory, which stores the shard of each key.
@@ -215,7 +210,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return self._route()
 
     async def aexplain_routing(self) -> Route:
-        """Do what :meth:`explain_routing` does, in an event loop."""
+        """Return what :meth:`explain_routing` returns, for use in an event loop."""
         return await sync_to_async(self.explain_routing)()
 
     def scatter(self, *, partial: bool = False) -> Self:
@@ -231,7 +226,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return clone
 
     def using(self, alias: str | None) -> Self:
-        """Return a copy of this queryset that runs on ``alias``.
+        """Return a copy of this queryset whose query runs in the database ``alias``.
 
         The conditions and subqueries of the query see only the rows of that database.
         """
@@ -269,7 +264,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     def _refuse_other_alias(self, *others: Any) -> None:
         # Django runs a combination of querysets on the alias of the left one, whose database does
-        # not have the rows of other shards. So check the other querysets too.
+        # not have the rows of other shards. So check that the other querysets have the same alias.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
@@ -285,7 +280,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
         # If the two combined querysets have different routing hints, remove the hints. Django would
-        # keep the hints of the first queryset, which may be wrong for the rows of the second.
+        # keep the hints of the first queryset, which may be wrong for the rows of the other.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

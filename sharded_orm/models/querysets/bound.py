@@ -1,4 +1,4 @@
-"""Querysets under a bound key, see :class:`sharded_orm.models.sharding.bound_key.bound`."""
+"""Querysets that filter by the bound key, see :class:`sharded_orm.models.sharding.bound_key.bound`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sharded_orm.models.sharding.type_variables import M
 
 
 def _with_key(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls ``method`` on a copy of the queryset, filtered by the bound key."""
+    """Return a method that calls ``method`` on a copy of its queryset, filtered by the bound key."""
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,10 +50,10 @@ def _with_key(method: Callable[..., Any]) -> Callable[..., Any]:
 class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     """A mixin that filters each query by the bound key when the query is run.
 
-    A queryset keeps the key under which it was built, see
+    A queryset remembers the key that was bound when the queryset was built; see
     :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. Each method that sends a query
-    runs on a copy that has the condition on the key, so the queryset itself can still be passed to
-    ``scatter()``.
+    runs on a copy that has the condition on the key. So the queryset itself has no such condition,
+    and :meth:`scatter` can still make it a queryset for all keys.
     """
 
     #: Whether this queryset is a copy that has the condition on the key.
@@ -69,8 +69,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def _with_bound_key(self) -> Self:
         """Return the queryset to be run: this one, or a copy that is filtered by the bound key.
 
-        :raises BoundKeyMismatch: the queryset was built under another key than the one that is
-            bound now.
+        :raises BoundKeyMismatch: the queryset was built while another key was bound than now.
         """
         if self._has_bound_key:
             return self
@@ -81,15 +80,17 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if key is not None:
             self._check_against(key)
         keyed = self._chain()
-        # Set _query, because Django's setter of ``query`` also changes the class of the rows.
+        # Set _query instead of query, because Django's setter of ``query`` also changes the class
+        # of the rows.
         keyed._query = keyed.query.with_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
         keyed._has_bound_key = True
         keyed._result_cache = self._result_cache
         return keyed
 
     def _check_against(self, key: BoundKey) -> None:
-        """Raise an error if this queryset has rows of another key than ``key``, or reads such rows
-        through a relation.
+        """Raise an error if this queryset has rows of another key, or reads them through a relation.
+
+        :param key: the bound key.
         """
         query: Any = self.query
         if isinstance(instance := self._hints.get("instance"), Model):
@@ -127,8 +128,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # Also give the key to this queryset. It keeps the rows that are read now, so it must
-            # not be usable under another key.
+            # Store the bound key in this queryset, too. The queryset keeps the rows that are read
+            # now, so it must not be usable under another key.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
@@ -153,9 +154,10 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset is for rows of all keys and prefetches, although a key is bound.
+        """Whether this queryset is for rows of all keys and has prefetches, although a key is bound.
 
-        :raises BoundKeyMismatch: a queryset in the prefetch was built under one key.
+        :raises BoundKeyMismatch: a queryset in the prefetches was built while a key was bound, so
+            it has rows of one key only.
         """
         query: Any = self.query
         if query.bound_key != EXEMPT or not self._prefetch_related_lookups or not is_any_bound():
@@ -173,8 +175,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def get(self, *args: Any, **kwargs: Any) -> M:
         keyed = self._with_bound_key()
         if keyed is not self and not args:
-            # Read a simple get() from the cache here: with the condition on the key, the cache's
-            # shortcut for get() would not be taken.
+            # Read a simple get() from the cache before the condition on the key is added. With this
+            # condition, the cache's shortcut for get() would not be used.
             named = keyed._naming_bound_key(kwargs)
             if (instance := self._get_by_key(named)) is not None:
                 return instance
@@ -195,11 +197,11 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def _naming_bound_key(
         self, lookup: dict[str, Any], *new_values: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """Return ``lookup`` with the bound key.
+        """Return ``lookup`` with the bound key added to it.
 
         :param lookup: keyword arguments such as those of ``get()``.
         :param new_values: values of the row that is created or updated, such as ``defaults``.
-        :raises BoundKeyMismatch: one of the arguments names another key.
+        :raises BoundKeyMismatch: one of the arguments has another key than the bound one.
         """
         query: Any = self.query
         bound_key: BoundKey | None = query.bound_key
@@ -219,7 +221,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
                     )
         return lookup if names & lookup.keys() else {**lookup, bound_key.name: bound_key.value}
 
-    if not TYPE_CHECKING:  # For type checkers, these are the methods of the base classes.
+    # Hide the wrapped methods from type checkers, which then use the types of the base classes.
+    if not TYPE_CHECKING:
         _prepared = _with_key(ReadingQuerySet._prepared)
         in_bulk = _with_key(ReadingQuerySet.in_bulk)
         contains = _with_key(ReadingQuerySet.contains)
@@ -234,9 +237,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     ) -> Any:
         """Run raw SQL on one shard, see :meth:`ReadingQuerySet.raw`.
 
-        A bound key cannot filter raw SQL. So it does not choose the shard, either.
+        A bound key cannot filter raw SQL. So the bound key does not choose the shard, either.
         """
-        self._with_bound_key()  # Raises an error if the conditions name another key.
+        self._with_bound_key()  # This call raises an error if the conditions contain another key.
         return super().raw(raw_query, params, translations, using)
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[M]:
@@ -263,8 +266,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             refuse_other_key(obj)
             refuse_rows_given_by_id(obj, fields)
         keyed = self._with_bound_key()
-        # Django's bulk_update() calls update() with expressions, whose keys cannot be checked
-        # there.
+        # The keys of related rows have been checked above. Skip the check in update(): Django's
+        # bulk_update() passes expressions to it, in which keys cannot be checked.
         with related_rows_checked():
             return super(BoundKeyQuerySet, keyed).bulk_update(objs, fields, batch_size)
 
@@ -282,8 +285,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         self._result_cache = None
         return deleted
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as on Django's method
 
     def explain_routing(self) -> Route:
         keyed = self._with_bound_key()
@@ -296,7 +299,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def scatter(self, *, partial: bool = False) -> Self:
         """Return a copy of this queryset whose query may go to every shard of its group.
 
-        Inside ``bound()``, the copy is for all keys.
+        Even while a key is bound, the copy is for the rows of all keys.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
             True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
@@ -335,8 +338,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             )
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
-        # Combine copies, which take the bound key. Django would combine the queries of the
-        # querysets themselves, which may have been built before the key was bound.
+        # Combine copies of the querysets, because a copy has the bound key. Django would combine
+        # the queries of the querysets themselves, which may have been built before the key was
+        # bound.
         if not is_any_bound():
             return super()._combinator_query(combinator, *others, **kwargs)
         copies = [
@@ -355,9 +359,9 @@ def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
 
 
 def _refuse_prefetches_of_one_key(rows: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``rows`` prefetch by a queryset of one key.
+    """Raise :exc:`BoundKeyMismatch` if a prefetch of ``rows`` uses a queryset for one key only.
 
-    The rows themselves are of all keys. Rows of other keys would get no related rows.
+    ``rows`` is for all keys. With such a queryset, rows of other keys would get no related rows.
     """
     for lookup in rows._prefetch_related_lookups:
         querysets = getattr(lookup, "querysets", None) or [getattr(lookup, "queryset", None)]

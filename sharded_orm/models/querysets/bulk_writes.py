@@ -31,7 +31,9 @@ from sharded_orm.models.sharding.type_variables import M
 class BulkWritingQuerySet(RoutedQuerySet[M]):
     """A mixin with ``bulk_create()`` and ``bulk_update()`` of a sharded queryset."""
 
-    if TYPE_CHECKING:  # Each mixin would get another type from the plugin of django-stubs.
+    # Declare as_manager() for type checkers, because the plugin of django-stubs would give it
+    # another type in each mixin.
+    if TYPE_CHECKING:
 
         @classmethod
         def as_manager(cls) -> Any: ...
@@ -184,7 +186,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
                         rows, fields, batch_size
                     )
                     # Raise an error before the commit if a key has moved, because the UPDATE may
-                    # have missed rows. Nothing is committed, so a repetition updates no row twice.
+                    # have missed rows. Then nothing is committed, so a repetition updates no row
+                    # twice.
                     refuse_former_route()
                 updated += number
                 done = set(map(id, rows))
@@ -214,8 +217,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
                 refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            # Check which rows the filters of this queryset read, because the filters become part of
-            # the UPDATE on each shard.
+            # Check that this shard has all rows that the filters of this queryset read, because the
+            # filters become part of the UPDATE on the shard.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sorted(by_shard.items())
@@ -241,11 +244,10 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
 
 def refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if one of ``values`` is an instance on another shard than
-    ``alias``.
+    """Raise :exc:`CrossShardRelation` if an instance in ``values`` is on another shard than ``alias``.
 
-    ``values`` are the values of a row that is to be stored on ``alias``. Through such a value, the
-    row would refer to an instance on another shard.
+    ``values`` are the values of a row that is to be stored on ``alias``. The row would refer to an
+    instance on another shard.
     """
     for value in values:
         value_alias = colocated_alias(options, value) if isinstance(value, Model) else None
@@ -258,11 +260,10 @@ def refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], al
 
 
 def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise an error unless the new ``rows`` can be stored on the shard ``alias``.
+    """Raise an error if the new ``rows`` cannot be stored on the shard ``alias``.
 
-    For this, the shard must have all rows to which the new rows refer, and all rows that
-    expressions in the new rows read. And the ``pre_save()`` of the key's field must not change the
-    key.
+    The shard must have all rows to which the new rows refer, and all rows that expressions in the
+    new rows read. The ``pre_save()`` of the key's field must not change the key.
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
@@ -275,8 +276,8 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     """Return the new rows ``objs`` as one list per shard, keyed by the shard's alias.
 
-    Each list keeps the order of ``objs``. A key that has no shard yet first gets one, which is
-    recorded.
+    Each list keeps the order of ``objs``. If a key has no shard yet, a shard is assigned to the key
+    and recorded in the directory.
     """
     for obj in objs:
         # Copy the primary keys of related rows into ``obj``: a related row may have been saved
@@ -293,8 +294,8 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     awaiting = (
         {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_generated else ()
     )
-    # Pair each key with its type: 1, 1.0 and True are equal in Python, but may be different keys
-    # when they are converted to text.
+    # Use each key together with its type: 1, 1.0 and True are equal in Python, but may be different
+    # keys when they are converted to text.
     values = [(type(value), value) for value in map(read, objs)]
     # Convert each distinct key only once. There are many rows and few keys, and converting a key
     # costs more than a look-up in a dict.

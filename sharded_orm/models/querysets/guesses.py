@@ -1,8 +1,9 @@
-"""Reads at the shard that a source of keys remembers for a value. The answer proves the guess, or refutes it.
+"""Reads a row at a guessed shard: the shard that a source of keys remembers for a value of the row.
 
-If at most one row of all shards can have a value, and a shard answers with a row that has it, this is
-the row: a query of the source would change nothing. If the shard has no such row, the guess may be out
-of date, and the read is repeated with what the source says now.
+This is done only if at most one row of all shards can have the value. If the guessed shard returns
+a row with the value, this is the row, and the source need not be queried. If the shard has no such
+row, the guess may be out of date. Then the read is repeated with the shard that the source returns
+now.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from sharded_orm.routing.where_clause import compares_as
 def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
     """Return the guess for a query of the form ``column = value AND …``; None for any other query.
 
-    Each row of such a query has the value, and the query reads no other rows. Sends nothing.
+    Each row that matches such a query has the value, and the query reads no other rows. Sends
+    nothing.
     """
     model = query.model
     if model is None or not key_sources.has_key_sources():
@@ -45,9 +47,10 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
 
 
 def alias_of(group: str, key_guess: KeyGuess) -> str | None:
-    """Return the alias of the shard of a guess; None if it has none.
+    """Return the alias of the guessed shard; None if there is no guess.
 
-    None also if the shard has rows of keys that are moving. The second copy of a row proves nothing.
+    Return None also if the shard has rows of keys that are moving. Such a row may be an outdated
+    copy, so it does not prove the guess.
     """
     shard = None if key_guess.key is None else runtime.locate(group, key_guess.key)
     if shard is None or shard.number in keys_left_out(group):

@@ -1,9 +1,9 @@
-"""Reads by plans: the SQL of a shape of queries is compiled once, and bound to values afterwards.
+"""Reads by plans: the SQL for queries of one shape is compiled once, and reused with other values.
 
-A new queryset records the calls that build it, see :mod:`sharded_orm.models.plans.shapes`. If it is
-read while it is nothing but recorded calls, a plan sends the query. Any other use of the queryset
-reaches :attr:`PlannedQuerySet.query`, which makes the recorded calls on an ordinary query; from
-then on it is like any queryset.
+A new queryset records the calls that build it (see :mod:`sharded_orm.models.plans.shapes`). If the
+rows are read when nothing else was done with the queryset, a plan sends the query. Every other use
+needs :attr:`PlannedQuerySet.query`, which applies the recorded calls to an ordinary query. From
+then on, the queryset is like any other.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.models.sharding.type_variables import M
 
-# Stands for the query of a queryset on which the recorded calls have not been made yet.
+# The value of ``_query`` as long as the recorded calls have not been applied to a query.
 _UNBUILT: Any = object()
 _build_lock = RLock()
 
-# The attributes that QuerySet._clone() and those of this package copy or set.
+# The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
+# querysets.
 _COPIED = frozenset(QuerySet().__dict__) | {
     "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
@@ -48,7 +49,7 @@ _are_plans_on: ContextVar[bool] = ContextVar("sharded_orm_plans", default=True)
 def without_plans() -> Iterator[None]:
     """Within the ``with`` block, let Django compile each query.
 
-    This applies to the current context (:mod:`contextvars`).
+    This applies only to the current context (:mod:`contextvars`).
     """
     token = _are_plans_on.set(False)
     try:
@@ -58,10 +59,10 @@ def without_plans() -> Iterator[None]:
 
 
 class PlannedQuerySet(BoundKeyQuerySet[M]):
-    """A mixin that reads by plans where it can, and as its base class does everywhere else."""
+    """A mixin that reads by a plan where it can, and otherwise as its base class does."""
 
-    #: The calls that have built this queryset; None if its query was built otherwise, or if a
-    #: caller may have changed it.
+    #: The calls that have built this queryset. None if its query was built in another way, or if
+    #: a caller may have changed the query.
     _recording: Recording | None = None
 
     def __init__(
@@ -77,12 +78,12 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             self._recording = recording
 
     if TYPE_CHECKING:
-        _query: Any  # Missing in the stubs of Django's QuerySet.
-    else:  # For type checkers, it is the attribute of Django's class.
+        _query: Any  # These attributes are missing in the stubs of Django's QuerySet.
+    else:  # For type checkers, ``query`` is the attribute of Django's QuerySet.
 
         @property
         def query(self) -> Any:
-            """The query, as Django's. From now on, the caller may change it."""
+            """The query, as in Django's QuerySet. The caller may change it, so the recording ends."""
             self._end_recording()
             return QuerySet.query.fget(self)
 
@@ -92,10 +93,11 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             QuerySet.query.fset(self, value)
 
     def _end_recording(self) -> None:
-        """Make the recorded calls on an ordinary query."""
+        """Apply the recorded calls to an ordinary query, and stop recording."""
         if self._recording is None:
             return
-        # Another thread may use this queryset at the same time. Both must get the same query.
+        # Take a lock: another thread may use this queryset at the same time, and both must get the
+        # same query.
         with _build_lock:
             recording = self._recording
             if recording is not None and self._query is _UNBUILT:
@@ -118,7 +120,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return super().__deepcopy__(memo)
 
     def _recorded(self) -> Recording | None:
-        """Return the recorded calls if one more call may be recorded, or a plan used; else None."""
+        """Return the recorded calls; None if no call may be recorded and no plan may be used."""
         recording = self._recording
         if (
             recording is None
@@ -141,12 +143,13 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         attributes = clone.__dict__
         attributes.update(self.__dict__)
         if not attributes.keys() <= _COPIED:
-            # A project has set an attribute, or replaced a method, of this object only.
+            # Do not copy an attribute or method that the project has set on this one object.
             for name in attributes.keys() - _COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
         attributes["_query"] = _UNBUILT
-        # _recorded() has found no hints. QuerySet._add_hints() changes the dict in place.
+        # Use a new dict, because QuerySet._add_hints() changes the dict in place. _recorded() has
+        # made sure that there are no hints.
         attributes["_hints"] = {}
         attributes["_result_cache"] = None
         attributes["_prefetch_done"] = False
@@ -222,7 +225,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         recording = self._recording
         if recording is None or recording.shape.ordering is not None or self.ordered:
             return super().first()
-        # As QuerySet.first(), without looking at the query.
+        # Do the same as QuerySet.first(), but without using the query.
         for row in self.order_by("pk")[:1]:
             return row
         return None
@@ -254,9 +257,9 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         limits: tuple[int, int | None] | None,
         read_by_django: Callable[[], Any],
     ) -> Any:
-        """Do a read of the recorded query by its plan; by ``read_by_django`` if it has none.
+        """Read the recorded query by its plan, or by ``read_by_django`` if it has no plan.
 
-        :returns: the rows as a list, or the value of :data:`EXISTS` or :data:`COUNT`.
+        :returns: the rows as a list, or for :data:`EXISTS` or :data:`COUNT` the value.
         """
         shape = recording.shape
         if (
@@ -285,7 +288,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             parameters = plan.parameters(recording.values, connection)
             if parameters is None:
                 return _UNKNOWN
-            # As the compiler does before each statement, see ReadMixin.
+            # Check the text keys, as the compiler does before each statement (see ReadMixin).
             if (own := getattr(connection, "shard", None)) is not None:
                 text_keys.check(connection, (own,), plan.tables)
             if kind in (ROWS, GET):
@@ -304,13 +307,14 @@ _UNKNOWN: Any = object()
 
 
 def _learn(kind: str, recording: Recording, connection: Any) -> None:
-    """Make a plan of a recorded query that Django has run on ``connection``."""
+    """Make the plan of a recorded query. Called after Django has run the query on ``connection``."""
     shape = recording.shape
     plan: Plan | None = None
     try:
         plan = _plan_of_example(kind, recording, connection)
     except Exception:
-        # A field or the backend does not take the values of the example. The read itself was done.
+        # A field or the backend refuses the values of the example. The read itself has succeeded,
+        # so it is enough to do without a plan.
         logger.debug("%s has no plan", shape, exc_info=True)
     logger.debug("%s of %s: %s", kind, shape, "left to Django" if plan is None else "planned")
     shape.plans[kind] = plan
@@ -338,7 +342,8 @@ _new_recordings: dict[tuple[Any, Any], Recording | None] = {}
 
 
 def _forget() -> None:
-    # The routing strategies say which ids name a shard, and the settings have changed.
+    # The settings have changed, and with them perhaps which ids determine a shard. So drop all
+    # shapes.
     _new_recordings.clear()
     forget_shapes()
 
@@ -347,13 +352,14 @@ runtime.on_reset(_forget)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return the recording of a new queryset; None if querysets of the class are not recorded."""
+    """Return the recording for a new queryset; None if querysets of this class are not recorded."""
     try:
         return _new_recordings[queryset_class, model]
     except KeyError:
         pass
     if model is None or model._meta.apps is not apps or not apps.models_ready:
-        # A historical model must not be kept: it must be possible to delete its class.
+        # Do not store a historical model in the dict, because it must be possible to
+        # garbage-collect it.
         return None
     options = shard_options(model)
     recording = None
@@ -369,9 +375,10 @@ def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
 
 
 def _skips_nothing(queryset_class: Any) -> bool:
-    """Whether each definition of the methods in :data:`_SKIPPED` is Django's or this package's.
+    """Whether all definitions of the methods in :data:`_SKIPPED` are Django's or this package's.
 
-    A class that stands behind this package's classes in the order of bases counts, too.
+    All base classes are examined, also those that come after this package's classes in the method
+    resolution order.
     """
     return all(
         _module_of(vars(base)[name]).startswith(("django.db.models.", "sharded_orm.models."))

@@ -1,4 +1,4 @@
-"""Splits lists for prefetching: instances by database, and lookups by the group they lead to."""
+"""Splits prefetches: instances by their database, and lookups by the group to which they lead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.models.sharding.options import colocated_alias, group_of, shard
 
 
 def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
-    """Split ``instances`` into several lists, one for each database that has some of them."""
+    """Split ``instances`` into several lists, one for each database that stores some of them."""
     groups: dict[str | None, list[Any]] = {}
     for instance in instances:
         groups.setdefault(alias_of(instance), []).append(instance)
@@ -21,7 +21,7 @@ def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
 
 
 def alias_of(instance: Any) -> str | None:
-    """Return the alias of the database that has ``instance``.
+    """Return the alias of the database that stores ``instance``.
 
     For a new row of a sharded model, return the alias of the shard of its key, or None if the key
     has no shard yet.
@@ -33,8 +33,10 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return two lists: the lookups that begin with a foreign key to another shard group, or with a
-    generic foreign key, and all other lookups.
+    """Return two lists of lookups for prefetching: those that may leave the shard group, and all others.
+
+    A lookup may leave the group if it begins with a foreign key to another group, or with a generic
+    foreign key.
     """
     other_group: list[Any] = []
     same_group: list[Any] = []
@@ -46,7 +48,8 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)
         )
-        # A generic foreign key finds the shards of all instances by itself, and may lead anywhere.
+        # A generic foreign key finds the shards of all instances by itself, and may refer to rows
+        # of any group.
         leaves_group = leaves_group or getattr(descriptor, "leads_anywhere", False)
         (other_group if leaves_group else same_group).append(lookup)
     return other_group, same_group

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # not generic at run time
     """Raw SQL that runs on the shard of a key. The shard is looked up when the rows are read.
 
-    Afterwards, a check makes sure that the key was on this shard, as for other reads by key.
+    After the read, it is checked that the key was on this shard all the time, as for other reads by
+    key.
     """
 
-    #: The queryset whose conditions name the shard key.
+    #: The queryset whose conditions contain the shard key.
     of_key: RoutedQuerySet[Any]
     _result_cache: list[Any] | None
 

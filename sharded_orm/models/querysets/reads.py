@@ -1,5 +1,6 @@
-"""The reading methods of sharded querysets. Django's own code reads from one shard; the results of
-several shards are merged.
+"""The reading methods of sharded querysets.
+
+Django's own code reads from one shard. The results of several shards are merged.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def _merge_options(self, *, groups: bool = True) -> dict[str, Any]:
         """Return keyword arguments for the functions of :mod:`sharded_orm.scatter`.
 
-        The arguments say what to do if a shard fails. They also name the shard key's column in
-        ``local_columns``. Rows with the same key are on one shard, so if a GROUP BY contains the
-        key, its groups need no merge.
+        The arguments determine what happens if a shard fails. They also contain the column of the
+        shard key, as ``local_columns``. All rows with the same key are on one shard, so if a GROUP
+        BY contains the key, its groups need no merge.
 
         :param groups: whether the function to be called accepts ``local_columns``. If False,
             ``local_columns`` is left out.
@@ -53,9 +54,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # ``local_columns`` are the columns whose equal values are all on one shard. Do not name a
-        # key that is text among them: the database's collation may treat different keys as equal,
-        # so one group of GROUP BY may have rows of two shards.
+        # ``local_columns`` are the columns in which equal values are always on one shard. A text
+        # key is not one of them: the database's collation may treat different keys as equal, so one
+        # group of GROUP BY may have rows on two shards.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(
@@ -70,11 +71,11 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._proved(self._fetch_rows)
 
     def _proved(self, read: Callable[[], bool]) -> bool:
-        """Run ``read``, perhaps first where a source of keys remembers the row.
+        """Call ``read``, if possible first on the shard that a source of keys remembers for the row.
 
         See :mod:`sharded_orm.models.querysets.guesses`.
 
-        :param read: reads, and returns whether there are rows.
+        :param read: reads the rows, and returns whether there are any.
         """
         self._may_guess, self._guess, has_rows = True, None, False
         try:
@@ -88,12 +89,12 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guess of the read that has ended. The next read makes its own."""
+        """Return the guess of the read that has ended, and reset it for the next read."""
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 
     def _fetch_rows(self) -> bool:
-        # If a key has moved, this is called again. Then drop the rows of the earlier attempt.
+        # If a key has moved, this method is called again. So drop the rows of the earlier attempt.
         self._result_cache, self._prefetch_done = None, False
         destination = self._destination()
         if isinstance(destination, str):
@@ -157,7 +158,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> AsyncIterator[M]:
-        # Read in another thread. The search for the shard may query the directory of keys, too, which
+        # Read in another thread. Finding the shard may also query the directory of keys, which
         # would block the event loop.
         rows = await sync_to_async(self.iterator)(chunk_size)
         take = sync_to_async(_next_rows)
@@ -183,13 +184,13 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return self._only_row(self.filter(*args, **kwargs)._matches())
 
     def _matches(self) -> list[M]:
-        """Return the rows among which ``get()`` looks for the only one. Changes the query."""
+        """Return the matching rows, at most ``MAX_GET_RESULTS``, for ``get()``. Changes the query."""
         self.query.clear_ordering(force=True)
         self.query.set_limits(high=MAX_GET_RESULTS)
         return list(self)
 
     def _only_row(self, rows: list[M]) -> M:
-        """Return the one row that ``get()`` has found; raise the errors of Django's ``get()``.
+        """Return the only row in ``rows``; otherwise raise the same error as Django's ``get()``.
 
         :param rows: the rows that match, at most ``MAX_GET_RESULTS``.
         """
@@ -205,8 +206,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         )
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:
-        # If possible, filter by the ids before calling Django's in_bulk(), because the ids may name
-        # the shards. Django's in_bulk() asks for the database's alias before it filters by the ids.
+        # If possible, filter by the ids before calling Django's in_bulk(), because the ids may
+        # determine the shards. Django's in_bulk() reads the database's alias before it filters by
+        # the ids.
         if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         ids = list(id_list)
@@ -271,7 +273,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # Return a plan for each shard, because the database's plan depends on the shard's rows.
+        # Return one plan for each shard, because the database's plan depends on the rows of the
+        # shard.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets
@@ -282,11 +285,11 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     ) -> Any:
         """Run raw SQL on one shard.
 
-        The argument ``using`` is the alias of the shard. If the argument is missing, the raw SQL
-        runs on the shard that this queryset names by its method ``using()`` or by its filters.
+        The argument ``using`` is the alias of the shard. If it is missing, the raw SQL runs on the
+        shard that is determined by the queryset's ``using()`` or by its filters.
 
-        :raises ShardKeyRequired: neither the argument nor the method ``using()`` names a shard, and
-            the filters do not name exactly one.
+        :raises ShardKeyRequired: neither the argument nor ``using()`` is given, and the filters do
+            not determine exactly one shard.
         """
         if using is None and not self._is_pinned():
             route = self._route()

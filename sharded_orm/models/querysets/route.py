@@ -42,15 +42,15 @@ from sharded_orm.routing.where_clause import (
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias of the shard to which queries that name no shard are sent; None means that such queries
-# are refused. The alias is set while Django validates an instance: the check for unique values must
-# query only the instance's shard.
+# The alias of the shard to which queries are sent if their conditions determine no shard. None
+# means that such queries are refused. The alias is set while Django validates an instance, because
+# the check for unique values must query only the instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
 @contextmanager
 def scoped(alias: str) -> Iterator[None]:
-    """Within the ``with`` block, send queries that name no shard to ``alias``.
+    """Within the ``with`` block, send queries whose conditions determine no shard to ``alias``.
 
     This applies only to the current context (:mod:`contextvars`).
     """
@@ -62,13 +62,13 @@ def scoped(alias: str) -> Iterator[None]:
 
 
 def is_scoped() -> bool:
-    """Whether :func:`scoped` is in force."""
+    """Whether the calling code runs inside of a :func:`scoped` block."""
     return _scope.get() is not None
 
 
 @dataclass(frozen=True)
 class Route:
-    """The shards that a query goes to, and the reason.
+    """The shards to which a query is sent, and the reason.
 
     ``shards`` are the numbers of these shards in ``group``, ascending. ``aliases`` are their Django
     aliases. ``nodes`` are the names of the primary database servers that have these shards.
@@ -78,12 +78,13 @@ class Route:
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: The alias given to ``using()``, if it names a database that is not a shard of the group, such
-    #: as the database that had the table before the model was sharded. None if ``using()`` names a
-    #: shard of the group, or was not called.
+    #: The alias passed to ``using()``, if it is not a shard of the group: for example, the
+    #: database that had the table before the model was sharded. None if ``using()`` chose a shard
+    #: of the group, or was not called.
     outside: str | None = None
-    #: Whether a source of keys has named the shards. Then the conditions name no key, and rows that another
-    #: key has left behind on its way to another shard match them, too.
+    #: Whether the shards come from a source of keys, because the conditions contain no shard
+    #: key. Then the conditions may also match rows of a key that has moved away, which its old
+    #: shard still stores.
     by_values: bool = False
 
     @property
@@ -124,19 +125,20 @@ def find_route(
     scatter: bool,
     ordered: bool = True,
 ) -> tuple[Route, ShardGroup]:
-    """Return the :class:`Route` of ``query``, the shards that it goes to, and their group.
+    """Return the :class:`Route` of ``query`` (the shards to which it is sent), and their group.
 
     Sends nothing if the group's strategy computes shards. With the directory strategy, sends at
-    most one query to the directory for each condition on the key. If no condition names a key, the
-    sources of keys are asked (:mod:`sharded_orm.models.sharding.key_sources`).
+    most one query to the directory for each condition on the key. If no condition contains a key,
+    the sources of keys are queried (:mod:`sharded_orm.models.sharding.key_sources`).
 
     :param options: the group and shard key of the query's model.
     :param scatter: whether the query may go to all shards.
     :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
         too. False for a count, for example.
-    :raises ShardKeyRequired: the query's conditions name no shard, and it may not go to all shards.
+    :raises ShardKeyRequired: the query's conditions determine no shard, and the query may not go to
+        all shards.
     :raises CrossShardRelation: the query reads rows that may be on other shards than its own.
-    :raises UnknownExpression: the library cannot tell which rows an expression reads.
+    :raises UnknownExpression: it is unknown to the library which rows an expression reads.
     """
     bound = _bound_of_combination(options, query) if query.combinator else _bound(options, query)
     if bound is None:
@@ -150,8 +152,8 @@ def find_route(
     if bound is None and not scatter:
         problem = "this query does not say which shards it is about"
         raise shard_key_required(options, problem + key_sources.hint(options.model))
-    # Look up the group after the keys. Meanwhile this process may have got a newer topology, and
-    # the directory may have named a shard that the older one lacks.
+    # Look up the group after the keys: this process may have loaded a newer topology meanwhile, and
+    # the directory may have returned a shard that the older topology lacks.
     group = runtime.group(options.group)
     if bound is not None:
         numbers = tuple(sorted(bound.shards))
@@ -174,9 +176,9 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 
 
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
-    """Return a checker of statements that run on ``shards``, see :class:`Colocation`.
+    """Return a checker for statements that run on ``shards``, see :class:`Colocation`.
 
-    Its methods raise an error if a statement reads rows that these shards may lack.
+    The methods of the checker raise an error if a statement reads rows that these shards may lack.
 
     :param shards: shard numbers; None for all shards of the group.
     """
@@ -192,9 +194,9 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 
 
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
-    """Return a checker of statements that run on the shard ``alias``, see :class:`Colocation`.
+    """Return a checker for statements that run on the shard ``alias``, see :class:`Colocation`.
 
-    Its methods raise an error if a statement reads rows that this shard may lack.
+    The methods of the checker raise an error if a statement reads rows that this shard may lack.
     """
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
@@ -208,20 +210,20 @@ PLAIN_KEYS = frozenset({int, str, UUID})
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
     """Return the shard of a query of the form ``key = value AND …``; None for any other query.
 
-    None also if the key has no shard yet. If the result is None, call :func:`find_route`, which knows
-    every form. This shortcut for the commonest queries finds the same shard as :func:`find_route` in a
-    fifth of the time.
+    Return None also if the key has no shard yet. If the result is None, call :func:`find_route`,
+    which handles every form. For the commonest queries, this shortcut finds the same shard as
+    :func:`find_route` in a fifth of the time.
     """
     value = plain_key(options, query, ordered=ordered)
     return None if value is None else runtime.locate(options.group, value)
 
 
 def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> Any:
-    """Return the one value that names the shard of a simple query; None if the query is not simple.
+    """Return the one value that determines the shard of a simple query; None if the query is not simple.
 
     A simple query reads one table, and its conditions compare columns with plain values, joined by
-    AND. One of them is an equality with the shard key, or with an id that carries its shard, and
-    no other condition names another value for these columns. Sends nothing.
+    AND. One condition is an equality with the shard key, or with an id that contains its shard
+    number. No other condition compares these columns with another value. Sends nothing.
     """
     if not has_one_table(query, ordered=ordered):
         return None
@@ -232,8 +234,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # Ignore a condition that is not an equality, but compares a column with plain values:
-            # it can exclude rows, but it does not change the shard. Do not ignore an __in on a key
+            # Ignore a condition that compares a column with plain values, but not by equality: it
+            # can exclude rows, but it does not change the shard. Do not ignore an __in on a key
             # column. If its list lacks the value of the equality, the query matches no row and
             # needs no shard.
             if is_plain_value(lookup.rhs) and not (
@@ -242,8 +244,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
                 continue
             return None
         if field is key or (field.column in columns and options.names_shard(field)):
-            # A related manager and the caller may both give the same value, but two different
-            # values are not simple.
+            # A related manager and the caller may both add a condition on the same value. With two
+            # different values, the query is not simple.
             if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs
@@ -255,9 +257,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
 
 def has_one_table(query: Query, *, ordered: bool) -> bool:
-    """Whether ``query`` reads one table, with conditions that are joined by AND. Sends nothing.
+    """Whether ``query`` reads one table only, with conditions that are joined by AND. Sends nothing.
 
-    The conditions themselves are not looked at. What is selected reads no other table.
+    The conditions themselves are not examined.
     """
     where = query.where
     return not (
@@ -274,7 +276,7 @@ def has_one_table(query: Query, *, ordered: bool) -> bool:
 
 
 def names_shards(options: ShardOptions, query: Query) -> bool:
-    """Whether the conditions of ``query`` name its shards themselves, by keys, ids or instances."""
+    """Whether the conditions of ``query`` determine its shards, by keys, ids or instances."""
     return _bound(options, query) is not None
 
 
@@ -315,12 +317,12 @@ def _number_in(group: str) -> Any:
 
 
 def _bound_of_combination(options: ShardOptions, query: Query) -> Bound | None:
-    """Return the bound (the shards of all rows that can match) of a union(), intersection() or
-    difference().
+    """Return the bound of a union(), intersection() or difference().
 
-    Return None if one of the combined queries has no bound.
+    The bound is the set of shards of all rows that can match. Return None if one of the combined
+    queries has no bound.
 
-    :raises ScatterNotSupported: the combined queries name more than one shard in total.
+    :raises ScatterNotSupported: the combined queries need more than one shard in total.
     """
     bounds = []
     for part in query.combined_queries:
@@ -349,11 +351,12 @@ def _bound_of_hints(options: ShardOptions, hints: dict[str, Any]) -> Bound | Non
 def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route) -> list[Target]:
     """Return each shard of ``route``, paired with the query to send to it.
 
-    While a key moves, two shards may have its rows. The query for one of them then hides the second
-    copy, unless the query names the keys of its rows on one shard. If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's
-    keys.
+    If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
+    shard. While a key moves, two shards may have its rows. Then the query for one of these shards
+    hides the second copy. Only a query whose conditions contain shard keys of a single shard needs
+    no such filter.
 
-    :param group: the shard group that ``options`` names.
+    :param group: the shard group of ``options``.
     """
     shards = _shards(group, route.shards)
     if len(shards) < 2 and not route.by_values:

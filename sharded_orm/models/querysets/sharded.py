@@ -14,13 +14,13 @@ from sharded_orm.models.sharding.type_variables import M
 class ShardedQuerySet(PlannedQuerySet[M]):
     """A :class:`~django.db.models.query.QuerySet` that sends its queries to the right shards.
 
-    Each time the query runs, its conditions name the shards. Equality on the shard key names one
-    shard, ``__in`` names the shards of the listed keys, and a comparison with an instance names the
-    shard of that instance. A query that names no shard raises :exc:`ShardKeyRequired`; after a call
-    of :meth:`scatter`, it asks all shards instead. A read of several shards gives exactly the
-    result that one database would give, or raises :exc:`ScatterNotSupported`. Writes run shard by
-    shard: the write on each shard is atomic, but the writes on several shards together are not
-    (P14).
+    Each time the query runs, its conditions determine the shards: equality on the shard key
+    determines one shard, ``__in`` the shards of the listed keys, and a comparison with an instance
+    the shard of that instance. If the conditions determine no shard, the query raises
+    :exc:`ShardKeyRequired`; after a call of :meth:`scatter`, it is sent to all shards instead. A
+    read of several shards returns exactly the result that one database would return, or raises
+    :exc:`ScatterNotSupported`. Writes run shard by shard: the write on each shard is atomic, but
+    the writes on several shards together are not (P14).
     """
 
 

@@ -2,9 +2,9 @@
 
 An upsert is ``bulk_create(update_conflicts=True)``. The database looks for a stored row that is in
 conflict with a new row by a unique constraint. The stored row may have another shard key. A query
-before the insert cannot rule this out, because another transaction may store such a row in between.
-So each unique constraint must contain the shard key, or a field in which the new row has a new id
-or NULL, because no stored row has the same.
+before the insert cannot exclude this, because another transaction may store such a row after the
+query. So each unique constraint must contain the shard key, or a field in which the new row has
+NULL or a new id. NULL and a new id are never equal to a stored value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharded_orm.models.fields.tickets import TicketField
 from sharded_orm.models.sharding.bound_key import BoundKey
 from sharded_orm.models.sharding.options import ShardOptions, describe
 
-# Methods pre_save() of fields that leave None unchanged, or replace None by a new id.
+# The pre_save() methods of fields that leave None unchanged, or replace None by a new id.
 _OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
 
 
@@ -52,7 +52,7 @@ def refuse_upserts_without_key(
 
 
 def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[Any]]:
-    """Return each constraint by which a conflict may be found, as names of fields and expressions."""
+    """Return the constraints by which a conflict may be found: field names and expressions of each."""
     if unique_fields:
         return [list(unique_fields)]
     meta = model._meta
@@ -63,7 +63,8 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
         if field.unique and not field.primary_key
     ]
     constraints += map(list, meta.unique_together)
-    # Ignore constraints with a condition: databases that use all constraints have none of these.
+    # Ignore constraints with a condition: databases that look for conflicts by all constraints do
+    # not support conditions.
     constraints += [
         [*constraint.fields, *constraint.expressions]
         for constraint in meta.constraints
@@ -73,9 +74,9 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
 
 
 def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
-    """Return the fields among ``names``.
+    """Return the fields among ``names``, and those of plain ``F()`` expressions.
 
-    An expression gives no field, unless it is a plain ``F()``.
+    Other expressions are skipped.
     """
     meta = model._meta
     fields: list[Any] = []
@@ -88,8 +89,8 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
-        # A row of an automatic many-to-many table has the shard key of the two rows that it joins.
-        # Their keys have been checked.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it
+        # relates. The keys of these rows have been checked.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 

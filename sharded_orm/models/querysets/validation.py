@@ -12,13 +12,14 @@ from sharded_orm.models.sharding.same_key import key_for_related
 
 
 def clean_reference(field: Any, row: Any, alias: str | None) -> None:
-    """Clean the value of ``field``, a foreign key of ``row`` to a sharded model, as ``Field.clean()``
-    does.
+    """Clean the foreign key ``field`` of ``row``, which refers to a sharded model.
 
-    ``ForeignKey.validate()`` cannot be used: it does not tell the router the value of the foreign
-    key, which names the shard in another group, and it accepts rows of any shard key.
+    Does the same as ``Field.clean()``. ``ForeignKey.validate()`` cannot be used, for two reasons.
+    It does not pass the value of the foreign key to the router, although this value determines the
+    shard in another group. And it accepts rows of any shard key.
 
-    :param alias: the shard of ``row`` if the model is of the same group; None for another group.
+    :param alias: the shard of ``row`` if the referenced model is in the same group; None for
+        another group.
     """
     value = field.to_python(getattr(row, field.attname))
     Field.validate(field, value, row)

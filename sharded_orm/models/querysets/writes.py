@@ -38,14 +38,16 @@ from sharded_orm.models.sharding.type_variables import M
 class WritingQuerySet(BulkWritingQuerySet[M]):
     """A mixin with the writing methods of a sharded queryset."""
 
-    if TYPE_CHECKING:  # Each mixin would get another type from the plugin of django-stubs.
+    # Declare as_manager() for type checkers, because the plugin of django-stubs would give it
+    # another type in each mixin.
+    if TYPE_CHECKING:
 
         @classmethod
         def as_manager(cls) -> Any: ...
 
     def create(self, **kwargs: Any) -> M:
         if not self._is_pinned():
-            # The new row's key decides the row's shard, even if the filters of this queryset name
+            # The new row's key determines its shard, even if the filters of this queryset determine
             # another shard.
             self._for_write = True
             obj: M = self.model(**kwargs)
@@ -92,8 +94,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         )
 
     def _refuse_new_row_of_two_keys(self, values: dict[str, Any]) -> None:
-        # Raise CrossKeyRelation before the first query: save() would raise it after the row was
-        # looked up.
+        # Raise CrossKeyRelation before the first query. save() would raise it only after the row
+        # was looked up.
         options = self._options
         for name in key_names(options).intersection(values):
             key = known_key(options, self.model(**{name: values[name]}))
@@ -101,11 +103,11 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, key, values)
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset limited to the shard of ``values["near"]``; remove ``near`` from
-        ``values``.
+        """Return this queryset limited to the shard of the row ``near``, if ``values`` has ``near``.
 
-        ``near`` is a row next to which the new row is to be stored. Return the queryset unchanged
-        if ``values`` has no ``near``, or if the model does not generate its shard key.
+        ``values["near"]`` is a row next to which the new row is to be stored; it is removed from
+        ``values``. Return the queryset unchanged if ``values`` has no ``near``, or if the model
+        does not generate its shard key.
         """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:
@@ -121,15 +123,15 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _on_shard_of_lookup(self, values: dict[str, Any], new: dict[str, Any] | None) -> Self:
         """Return this queryset limited to the shard of the row that is to be found or created.
 
-        ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``. If
-        ``using()`` was not called, they must contain the shard key, or name one shard by other
-        conditions. A key among the values ``new`` of a row to be created is not enough: a row on
-        another shard could match ``values`` and would be missed. It is enough if it is known that no
-        shard has such a row.
+        ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``;
+        ``new`` are the other values of a row to be created. If ``using()`` was not called,
+        ``values`` must contain the shard key, or other conditions that determine one shard. A key
+        in ``new`` is not enough, because a row on another shard could match ``values`` and would be
+        missed. It is enough only if it is known that no shard has a matching row.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
-        # Check the instances among ``values`` even if using() names the shard: a new row would
-        # refer to these instances.
+        # Check the instances among ``values`` even if using() chooses the shard, because a new row
+        # would refer to these instances.
         refuse_rows_of_other_shards(self._options, values.values(), alias)
         # Pass ordered=False, because get(), which will read the row, sends no ORDER BY.
         self.filter(**values)._check_colocation_on(alias, ordered=False)
@@ -152,8 +154,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             and not names_shards(options, matching.query)
             and not (route.shards and matching.exists())
         ):
-            # The shards are known by another column than the key, and have no such row. So the new
-            # row's key decides where it is created.
+            # A condition on another column than the key determines the shards, and no shard has
+            # such a row. So create the row on the shard of its own key.
             return options.place(self.model(**key)).alias
         if len(route.shards) != 1:
             raise shard_key_required(options, "the row to find or create is on no one shard")
@@ -162,7 +164,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
-            return super().update(**kwargs)  # Django raises an error for such a query.
+            return super().update(**kwargs)  # Let Django raise its error for such a query.
         self._refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
@@ -193,8 +195,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         return updated
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
-        # Refuse update(album=album) if one of the rows has another shard key than the album. If the
-        # conditions do not name the key, ask the database: one query for each such value.
+        # Refuse update(album=album) if one of the rows to be updated has another shard key than the
+        # album. If the conditions do not contain the key, send one query for each such value.
         options = self._options
         if options.key is None:
             self._refuse_ends_of_two_keys(values)
@@ -213,15 +215,15 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             if related_key is None:
                 continue
             attname = options.key.attname
-            # Read keys and not rows, because the caller may have called values().
+            # Read keys instead of instances, because the caller may have called values().
             of_other_key = self.exclude(**{attname: related_key}).order_by(attname)
             key = of_other_key.values_list(attname, flat=True).first()
             if key is not None:
                 refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
 
     def _refuse_ends_of_two_keys(self, values: dict[str, Any]) -> None:
-        # The same check for an automatic many-to-many table. Its rows have the shard key of the two
-        # rows that they join.
+        # Refuse an update that would relate rows of two keys by an automatic many-to-many table. A
+        # row of this table has the shard key of the two rows that it relates.
         options = self._options
         instances = {name: value for name, value in values.items() if isinstance(value, Model)}
         if not instances or not relates_one_key(options):
@@ -244,7 +246,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Django raises an error for such a query.
+            return super().delete()  # Let Django raise its error for such a query.
         return repeated(
             self._options.group,
             self._delete_rows,
@@ -267,5 +269,5 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         self._result_cache = None
         return total, per_model
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as on Django's method

@@ -16,15 +16,15 @@ class GlobalContentTypeManager(ContentTypeManager):
     """The manager of content types, which are never on a shard.
 
     Django and other packages look for the content type of a row in the database of that row:
-    ``ContentType.objects.db_manager(photo._state.db).get_for_model(photo)``. If that is a shard, or
-    the alias of a group, this manager asks the global database.
+    ``ContentType.objects.db_manager(photo._state.db).get_for_model(photo)``. If ``using`` is the
+    alias of a shard or a group, this manager reads the global database.
     """
 
     def db_manager(self, using: str | None = None, hints: Any = None) -> Self:
         return super().db_manager(None if _is_on_shards(using) else using, hints)
 
     def __eq__(self, other: object) -> bool:
-        # Django's migrations compare managers. This manager changes nothing for them, so it is
+        # Django's migrations compare managers. For them, this manager makes no difference, so it is
         # equal to the manager that it replaces.
         return isinstance(other, ContentTypeManager)
 

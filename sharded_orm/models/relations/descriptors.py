@@ -43,10 +43,9 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, ref
 class _PerShard:
     """A mixin that prefetches separately for each shard.
 
-    A related row belongs to an instance only if both are on the same shard and have the same value
-    of the relation, because rows of two shards may have the same id. The instances can be on
-    several shards after an outer prefetch for global rows, or in a call of
-    ``prefetch_related_objects()``.
+    Rows of two shards may have the same id. So a related row belongs to an instance only if both
+    have the same value of the relation and are on the same shard. The instances can be on several
+    shards after an outer prefetch for global rows, or in a call of ``prefetch_related_objects()``.
     """
 
     get_queryset: Callable[..., Any]
@@ -80,9 +79,9 @@ class _PerShard:
         )
 
     def _refuse_several_rows(self, part: Any) -> Any:
-        """Raise an error if a relation to a single row has found several rows.
+        """Raise an error if a relation to a single row has matched several rows.
 
-        That can happen because values are unique only within each shard.
+        This can happen because values are unique only within each shard.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         if not single or group_of(self._sides()[1]) is None:
@@ -102,7 +101,8 @@ def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> 
             continue
         equal = [row for row in rows if value_of(row) == value]
         aliases = sorted({str(row._state.db) for row in equal})
-        # A join may repeat a row of one shard. That is no error, as on one database.
+        # A join may return a row of one shard twice. This is no error, because it happens on one
+        # database, too.
         if len(aliases) > 1:
             raise CrossShardRelation(
                 f"{number} rows of {equal[0].__class__.__name__} on {aliases!r} have the value"
@@ -114,13 +114,14 @@ def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> 
 class _ByConditions(_PerShard):
     """A mixin for relations to a single row, which may be of another group than the instance.
 
-    If the groups differ, the instance does not tell the shard of the related row. Then the
-    conditions of the query name this shard.
+    If the groups differ, the instance does not determine the shard of the related row. Then the
+    conditions of the query determine it.
     """
 
     def get_queryset(self, **hints: Any) -> Any:
         # Overrides get_queryset() of Django's descriptor, which uses a plain base manager. A
-        # queryset of that manager would ask the router, which does not know the relation.
+        # queryset of that manager would get its alias from the router, which does not know the
+        # relation.
         if (instance := hints.get("instance")) is not None:
             refuse_other_key(instance)
         rows = super().get_queryset(**hints)
@@ -128,7 +129,8 @@ class _ByConditions(_PerShard):
         if type(rows) is QuerySet and not self._stays_on_shard() and group_of(model) is not None:
             rows = ShardedQuerySet(model, hints=hints)
         if isinstance(rows.query, BoundKeyQuery):
-            # Like a plain base manager, return the row that is referred to, under any bound key.
+            # Return the referenced row even if its key is not the bound key, as a plain base
+            # manager does.
             rows.query.bound_key = EXEMPT
         return rows if instance is None else compat.copy_fetch_mode(rows, instance)
 
@@ -147,13 +149,13 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
-        # Refuse a change of the shard key here. save() would refuse it too, but
-        # person.albums.add(album) does not call save(): add() sends an UPDATE of the column.
+        # Refuse a change of the shard key in memory already. save() would refuse it, too, but
+        # person.albums.add(album) updates the column without calling save().
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
-        # ``field`` is typed as Any, because the type checker takes a shard key for a plain field.
-        # Here the shard key is a relation.
+        # Type the field as Any: the type checker takes a shard key for a plain field, but this one
+        # is a relation.
         field: Any = self.field
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
@@ -165,14 +167,14 @@ class _Forward(_ByConditions):
 class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of a foreign key, such as ``photo.album``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
 
 class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of a one-to-one field, such as ``profile.user``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
 
@@ -183,9 +185,9 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). A row with another shard key than the
-        # instance counts as missing, however the row was read: here, together with the instance, or
-        # by a prefetch.
+        # Overrides ReverseOneToOneDescriptor.__get__(). If the row has another shard key than the
+        # instance, it counts as missing, no matter how it was read: by this call, together with the
+        # instance, or by a prefetch.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
@@ -208,7 +210,7 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
 class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of the other side of a foreign key, such as ``album.photos``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
     @cached_property
@@ -220,7 +222,7 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
 class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The descriptor of both sides of a many-to-many field, such as ``photo.tags`` and ``tag.photos``.
 
-    It prefetches over several shards.
+    It can prefetch for instances on several shards.
     """
 
     @cached_property
@@ -230,12 +232,13 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
-#: The value of a prefetched row that belongs to no instance.
+#: Replaces the value by which a prefetched row is related to an instance, if the row belongs to
+#: no instance.
 _UNRELATED = object()
 
 
 class _RelatedManager(_PerShard):
-    """The base class of all related managers that :func:`make_related_manager` makes."""
+    """The base class of all related managers that :func:`make_related_manager` returns."""
 
     instance: Any
     model: Any
@@ -247,24 +250,24 @@ class _RelatedManager(_PerShard):
     def __init__(self, instance: Any = None) -> None:
         if instance is not None:
             refuse_other_key(instance)
-        super().__init__(instance)  # type: ignore[call-arg]  # of Django's manager
+        super().__init__(instance)  # type: ignore[call-arg]  # a method of Django's manager
 
     def __call__(self, *, manager: str) -> Any:
         # Overrides __call__() of Django's managers, which returns a manager of Django's class,
         # without the methods of this module.
-        other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
+        other = super().__call__(manager=manager)  # type: ignore[misc]  # a method of Django's manager
         own = make_related_manager(type(other), self._rel, self._mixins, reverse=self._reverse)
         return own(self.instance)
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
-        # queryset. So pass a copy to it: the queryset may belong to a Prefetch object of the
-        # project, which prefetch_one_level() passes on without a copy. Related rows have the shard
-        # key of the instance.
+        # queryset. So pass a copy: the queryset may belong to a Prefetch object of the project,
+        # which prefetch_one_level() passes on without a copy. Also filter by the shard key of the
+        # instance, because related rows have the same key.
         rows = queryset._chain()
         if key := key_for_related(queryset.model, self._rel.field, self.instance):
             rows = rows.filter(**key)
-        return super()._apply_rel_filters(rows)  # type: ignore[misc]  # of Django's manager
+        return super()._apply_rel_filters(rows)  # type: ignore[misc]  # a method of Django's manager
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         # Related rows have the shard key of their instance, as in _apply_rel_filters(). Other rows
@@ -327,7 +330,8 @@ def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
     The model on the other side gets a descriptor even if it is a global or plain Django model.
-    Django's own descriptor would ask the router, which does not know the relation that is followed.
+    Django's own descriptor would get the alias from the router, which does not know the relation
+    that is followed.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:

@@ -1,8 +1,8 @@
-"""Relations of sharded models in forms: a visitor can choose rows of the row's own shard key only.
+"""Relations in forms of sharded models: a visitor can choose only rows with the row's shard key.
 
-Fields of a model make their form fields (``formfield()``), and set the value of a form on the row
-(``save_form_data()``). :func:`install_relations_in_forms` overrides both for the relations of a
-model, on the fields themselves. So Django's forms, formsets and admin need no change.
+A model field creates its form field (``formfield()``), and sets the value of a form on the row
+(``save_form_data()``). :func:`install_relations_in_forms` overrides both methods on the relation
+fields of a model. So Django's forms, formsets and admin need no change.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, nam
 
 
 def install_relations_in_forms(model: type[Model]) -> None:
-    """Let forms of ``model`` offer only related rows of the row's shard key, and report other rows.
+    """Make forms of ``model`` offer only related rows with the row's shard key, and report other rows.
 
-    Without this, assigning a row of another key would raise :exc:`CrossShardRelation`, which a
+    Without this, a choice of a row with another key would raise :exc:`CrossShardRelation`, which a
     visitor should not see.
     """
     field: Any
     for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
         if not (field.many_to_one or field.one_to_one or field.many_to_many):
             continue
-        # These are attributes of the field object, so deconstruct() does not see them. A shard key
-        # may have such an attribute already; it is kept.
+        # Set the methods on the field object, where deconstruct() does not see them. If the field
+        # has such an attribute already, as a shard key may, keep it.
         field.__dict__.setdefault("formfield", partial(_formfield, field))
         if not field.many_to_many:
             field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
 
 
-# -- What a form offers
+# -- What a form offers: related rows with the shard key of its own row
 
 
 class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic in the stubs only
-    """A mixin for form fields of a relation: in the form of a row, it offers rows of that row's key.
+    """A mixin for form fields of a relation: it offers only rows with the shard key of the form's row.
 
-    The rows are those of the field's queryset. All of them are offered if the form does not tell
-    the key of its row.
+    The rows come from the field's queryset. If the form does not determine the key of its row, all
+    rows of the queryset are offered.
     """
 
     relation: Any = None
 
     def get_bound_field(self, form: Any, field_name: str) -> Any:
         # Overrides Field.get_bound_field(), which a form calls before it shows or cleans the field.
-        # ``self`` belongs to this form: each form copies its fields.
+        # ``self`` belongs to this form alone, because each form copies its fields.
         rows: Any = self.queryset
         # Offer the rows of a slice as they are, because a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
@@ -67,7 +67,7 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
     def _is_key_wrong(self, form: Any) -> bool:
         """Whether no rows can be offered because the visitor has sent no valid key for the new row.
 
-        The form itself reports that the key is wrong.
+        The form itself reports that the shard key is wrong.
         """
         row: Any = getattr(form, "instance", None)
         options = None if row is None else options_of(row)
@@ -77,7 +77,10 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
         return self.relation is not key and _submitted_key(form, key) is None
 
     def _key(self, form: Any) -> dict[str, Any]:
-        """Return the key of the rows to offer, as ``{attribute name: value}``; empty for any key."""
+        """Return the shard key of the rows to offer, as ``{attribute name: value}``.
+
+        Return an empty dict if rows with any key may be offered.
+        """
         row: Any = getattr(form, "instance", None)
         relation = self.relation
         options = None if row is None else options_of(row)
@@ -96,7 +99,7 @@ def _names_shards(rows: Any) -> bool:
 
 
 def _key_of_row(form: Any, options: ShardOptions) -> Any:
-    """Return the shard key that the form's row has, or will have; None if it is not known.
+    """Return the shard key that the form's row has or will have; None if it is unknown.
 
     :param options: the options of the row's model, which has a shard key.
     """
@@ -112,7 +115,7 @@ def _key_of_row(form: Any, options: ShardOptions) -> Any:
 
 
 def _key_of_parent(form: Any, key: Any) -> Any:
-    """Return the shard key that the form's row will get from the parent of an inline formset."""
+    """Return the shard key that the form's row will inherit from the parent of an inline formset."""
     row = form.instance
     for name, form_field in form.fields.items():
         if isinstance(form_field, InlineForeignKeyField):
@@ -123,10 +126,10 @@ def _key_of_parent(form: Any, key: Any) -> Any:
 
 
 def _submitted_key(form: Any, key: Any) -> Any:
-    """Return the shard key from the form's own field for the key.
+    """Return the shard key that the visitor has entered into the form's field for the key.
 
-    None if the visitor has given no value, or no valid one. To check the value may cost a query, so
-    the result is kept for the other relations of the form.
+    Return None if the visitor has entered no value or an invalid one. Checking the value may cost a
+    query, so the result is stored on the form, for its other relations.
     """
     if not hasattr(form, "_submitted_shard_key"):
         form._submitted_shard_key = _read_submitted_key(form, key)
@@ -139,8 +142,8 @@ def _read_submitted_key(form: Any, key: Any) -> Any:
         return None
     bound_field = form[key.name]
     try:
-        # For a disabled field, take the initial value, as the form itself does: a visitor cannot
-        # change it.
+        # If the field is disabled, use its initial value, as the form itself does, because a
+        # visitor cannot change it.
         value = form_field.clean(bound_field.initial if form_field.disabled else bound_field.data)
         if isinstance(value, Model):
             value = getattr(value, key.target_field.attname)
@@ -157,31 +160,32 @@ def _with_rows_of_the_key(form_class: type[Any]) -> type[Any]:
 
 
 def _formfield(field: Any, **kwargs: Any) -> Any:
-    # Overrides ForeignKey.formfield() and ManyToManyField.formfield(). The relation's class, or the
-    # project, chooses the class of the form field. The result is None for the link of a multi-table
-    # child to its parent.
+    # Overrides ForeignKey.formfield() and ManyToManyField.formfield(). Keep the class of the form
+    # field, which Django or the project has chosen, and add the mixin to it. The form field is None
+    # for the link of a multi-table child to its parent.
     form_field: Any = type(field).formfield(field, **kwargs)
     form_class: Any = type(form_field)
     if isinstance(form_field, ModelChoiceField):
         form_field.__class__ = _with_rows_of_the_key(form_class)
-        form_field.relation = field  # type: ignore[attr-defined]  # of its new class
+        form_field.relation = field  # type: ignore[attr-defined]  # an attribute of its new class
     return form_field
 
 
-# -- What a form sets
+# -- What a form sets: the chosen rows, on the form's own row
 
 
 def _save_relation(field: Any, row: Any, value: Any) -> None:
-    # Overrides Field.save_form_data(), by which a model form sets the value on the row.
+    # Overrides Field.save_form_data(), with which a model form sets the value on the row.
     if isinstance(value, Model) and _is_parent_in_formset(field, row, value):
         for name, key in key_for_related(type(row), field, value, load=True).items():
-            # clean_key() compares this key with the key that a visitor gives.
+            # Store the parent's key, because clean_key() compares it with the key that a visitor
+            # has entered.
             row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
-    # A row of another shard key cannot be assigned, so set its id only. Model.clean_fields() then
-    # does not find the row and reports that. If the visitor has also changed the key of the form's
-    # row, the other row may have the new key, and be on another shard.
+    # A row with another shard key cannot be assigned, so set only its id. Model.clean_fields() then
+    # reports that there is no such row. But if the visitor has also changed the key of the form's
+    # row, the other row may have this new key, and be on another shard.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:
@@ -191,8 +195,8 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
 def _is_parent_in_formset(field: Any, row: Any, value: Any) -> bool:
     """Whether ``value`` is the parent of an inline formset, and not a choice of the visitor.
 
-    For a new row, ``BaseInlineFormSet._construct_form()`` has set the parent's id. That method does
-    not set the shard key.
+    ``BaseInlineFormSet._construct_form()`` sets the parent's id on a new row, but not its shard
+    key.
     """
     own, parents = row.__dict__.get(field.attname), getattr(value, field.target_field.attname)
     return bool(row._state.adding) and own == parents

@@ -1,8 +1,8 @@
 """Generic relations of sharded models: ``note.content_object`` and ``photo.notes``.
 
 A note is *about* the row to which its generic foreign key refers. Inside a group, both rows are on
-one shard, as with a foreign key. A relation that leaves the group is followed if the stored values
-determine the shard. Otherwise it is refused.
+one shard, as with a foreign key. A relation to a row outside of the group is followed if the stored
+values determine the shard; otherwise it is refused.
 
 The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
 """
@@ -48,22 +48,22 @@ from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_key
 
 
 class ShardedGenericForeignKey(GenericForeignKey):
-    """A generic foreign key that looks for the other row on the right database.
+    """A generic foreign key that looks up the other row in the right database.
 
-    If both rows are of one group, that is the shard of the instance. Otherwise it is the global
+    If both rows are of one group, this is the shard of the instance. Otherwise it is the global
     database, or the shard that the other row's id determines.
     """
 
-    #: Both rows of this relation are on one shard if they are of one group. ``Colocation`` reads
-    #: this attribute to allow subqueries along this field.
+    #: Tells ``Colocation`` that subqueries along this field are allowed: if both rows of the
+    #: relation are of one group, they are on one shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
-        """Raise :exc:`CrossShardRelation` if a new row refers to a wrong row of the group.
+        """Raise :exc:`CrossShardRelation` if a new row refers to a row that it must not refer to.
 
-        The row referred to must be on the shard ``alias``, and have the same shard key. No
-        constraint of the database checks this. If a row refers by an id, one query is sent for each
-        content type and shard key. A row that refers to an assigned instance costs nothing: the
+        The referenced row must be on the shard ``alias`` and have the same shard key. No constraint
+        of the database checks this. If rows refer by id, one query is sent for each content type
+        and shard key. A row to which an instance was assigned costs no query, because the
         assignment was checked.
         """
         pks_by_model: dict[tuple[Any, tuple[Any, ...]], set[Any]] = defaultdict(set)
@@ -102,7 +102,10 @@ class ShardedGenericForeignKey(GenericForeignKey):
         return any(group_of(model) is not None for model in (self.model, *content_models))
 
     def alias_beside(self, model: Any, instance: Any) -> str | None:
-        """Return the alias of the shard of ``instance`` if it refers to rows of ``model`` there."""
+        """Return the alias of the shard of ``instance`` and of its related rows of ``model``.
+
+        Return None if the two models are not of one group.
+        """
         group = group_of(self.model)
         return alias_of(instance) if group is not None and group_of(model) == group else None
 
@@ -122,23 +125,25 @@ class ShardedGenericForeignKey(GenericForeignKey):
         if type(rows) is QuerySet and group_of(model) not in (None, group_of(self.model)):
             rows = ShardedQuerySet(model)
         if isinstance(rows.query, BoundKeyQuery):
-            # Find the row under any bound key, as Django's base manager does. If the query were
-            # filtered, the reference would seem to be None.
+            # Find the row even if its key is not the bound key, as Django's base manager does. If
+            # the query were filtered by the bound key, the reference would seem to be None.
             rows.query.bound_key = EXEMPT
         return compat.copy_fetch_mode(rows, instance)
 
 
-class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # a class of Any
+class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # the base class is typed as Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    #: A :class:`ShardedGenericForeignKey`. It is typed as Any, because the type checker would take
-    #: the attribute for the value of the field.
+    #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
+    #: attribute for the value of the field.
     field: Any
-    #: Read by ``split_lookups()``: one prefetch handles the instances of all shards at once.
+    #: Tells ``split_lookups()`` that one prefetch can handle the instances of all shards
+    #: together.
     leads_anywhere = True
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides GenericForeignKeyDescriptor.__get__(), which looks in the database of ``instance``.
+        # Overrides GenericForeignKeyDescriptor.__get__(), which queries the database of
+        # ``instance``.
         model = None if instance is None else self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             return super().__get__(instance, cls)
@@ -150,7 +155,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
         return self.field.get_cached_value(instance)
 
     def fetch_one(self, instance: Any) -> None:
-        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), as __get__() does.
+        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), for the same reason as
+        # __get__().
         model = self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             super().fetch_one(instance)
@@ -160,7 +166,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
     def __set__(self, instance: Any, value: Any) -> None:
         if value is not None:
             refuse_two_keys(self.field, instance, value)
-            router.allow_relation(value, instance)  # Raises an error if the shards differ.
+            # This call raises an error if the two rows are on different shards.
+            router.allow_relation(value, instance)
         super().__set__(instance, value)
 
     def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
@@ -203,7 +210,9 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
                 return None
             model = model_by_type.get(type_id)
             if model is None:
-                return None  # No instance refers to a row of this content type.
+                # Return a key that no instance has, because no instance refers to a row of this
+                # content type.
+                return None
             return (
                 model,
                 model._meta.pk.get_prep_value(pk),
@@ -233,7 +242,7 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
 
 
 def generic_foreign_key(model: Any, ct_field: str, fk_field: str) -> GenericForeignKey | None:
-    """Return the generic foreign key of ``model`` that is stored in the fields with these names."""
+    """Return the generic foreign key of ``model`` whose values are stored in these two fields."""
     names = ct_field, fk_field
     for field in model._meta.private_fields:
         if isinstance(field, GenericForeignKey) and (field.ct_field, field.fk_field) == names:
@@ -242,18 +251,19 @@ def generic_foreign_key(model: Any, ct_field: str, fk_field: str) -> GenericFore
 
 
 class ShardedGenericRelation(GenericRelation):
-    """A generic relation whose joins stay on a shard.
+    """A generic relation whose joins find rows on the same shard.
 
-    If the other row is deleted, the related rows are deleted, too, or prevent that.
+    If the other row is deleted, the related rows are either deleted, too, or they prevent the
+    deletion.
     """
 
-    #: ``Colocation`` reads this attribute: a join along this field finds all rows on the same
-    #: shard.
+    #: Tells ``Colocation`` that a join along this field finds all rows on the same shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
-        # Overrides GenericRelation.bulk_related_objects(). Django deletes the rows that this method
-        # returns in the database of ``objs``.
+        # Overrides GenericRelation.bulk_related_objects(). Django deletes the returned rows in the
+        # database of ``objs``. Rows of another group are in other databases, so refuse the deletion
+        # if there are any.
         model: Any = self.remote_field.model
         group = group_of(model)
         if group == group_of(self.model):
@@ -288,13 +298,13 @@ class ShardedReverseGenericDescriptor(ReverseGenericManyToOneDescriptor):
         rel: Any = self.rel
         group = group_of(rel.model)
         if group is None:
-            return manager  # Global rows are found by Django's manager and the router.
+            return manager  # Global rows need no mixin: Django's manager finds them through the router.
         mixin = GenericBeside if group == group_of(rel.related_model) else GenericFromOutside
         return make_related_manager(manager, rel, (mixin,), reverse=False)
 
 
 class GenericRows(RelatedRows):
-    """Base class of the mixins for Django's related managers of generic relations."""
+    """The base class of the mixins for Django's related managers of generic relations."""
 
     content_type: Any
     content_type_field_name: str
@@ -303,8 +313,8 @@ class GenericRows(RelatedRows):
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides _apply_rel_filters() of Django's manager. Django asks the router for an alias
-        # and fixes it by using(), so the filters of the caller would not be checked.
+        # Overrides _apply_rel_filters() of Django's manager, which gets an alias from the router
+        # and passes it to using(). Then the filters of the caller would not be checked.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -320,7 +330,7 @@ class GenericRows(RelatedRows):
     def _refuse_key_change(self, objs: Iterable[Any]) -> None:
         """Raise :exc:`ShardKeyChanged` if relating ``objs`` would change their shard key.
 
-        That can happen if the field with the id of the related row is the shard key.
+        Relating a row changes its key if the field with the id of the other row is the shard key.
         """
         key = self._options.key
         if key is None or key.name not in (relating := self._related({})):
@@ -336,19 +346,19 @@ class GenericRows(RelatedRows):
 
 
 class GenericBeside(GenericRows, NullableBeside):
-    """The manager of ``photo.notes`` if the notes are on the shard of the photo."""
+    """The manager of ``photo.notes`` for notes that are on the shard of the photo."""
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         return super()._apply_rel_filters(self._on_shard(queryset, self.instance))
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         # All ``instances`` are on one shard, because the descriptor calls this once for each shard.
-        rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # of the model's own manager
+        rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # a method of the model's own manager
         rows = [self._on_shard(queryset, instances[0]) for queryset in rows]
-        return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # of Django's manager
+        return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # a method of Django's manager
 
     def _on_shard(self, queryset: Any, instance: Any) -> Any:
-        # Add a condition on the shard of ``instance``. Otherwise other conditions could lead to
+        # Add a condition on the shard of ``instance``. Otherwise other conditions could select
         # another shard, where another row may have the same primary key.
         alias = colocated_alias(self._options, instance)
         if alias is None:
@@ -356,14 +366,14 @@ class GenericBeside(GenericRows, NullableBeside):
         return queryset.filter(on_shard_of(self._options, [instance]))
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides create() of Django's manager, which passes the id of the instance only. Pass the
-        # instance itself, so that it need not be looked up.
+        # Overrides create() of Django's manager, which passes only the id of the instance. Pass the
+        # instance itself, so that no query is needed to find it.
         names = self.content_type_field_name, self.object_id_field_name
         if (field := generic_foreign_key(self.model, *names)) is not None:
             kwargs[field.name] = self.instance
         return super().create(**kwargs)
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides add() of Django's manager, which does not check whether the update changes the
@@ -371,7 +381,7 @@ class GenericBeside(GenericRows, NullableBeside):
         self._refuse_key_change(objs)
         super().add(*objs, bulk=bulk)
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides set() of Django's manager, to refuse rows before a transaction begins.
@@ -379,27 +389,27 @@ class GenericBeside(GenericRows, NullableBeside):
         self._refuse_key_change(objs)
         super().set(objs, bulk=bulk, clear=clear)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
 
 class GenericFromOutside(GenericRows, NullableFromOutside):
-    """The manager of ``person.notes``, if the person is global or of another group than the notes.
+    """The manager of ``person.notes`` if the person is global or of another group than the notes.
 
-    Each note is on the shard of its own key. Django deletes notes that are removed.
+    Each note is on the shard of its own key. ``remove()`` deletes the notes, as Django's does.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         self._refuse_key_change(objs)
         if bulk:
-            self._pks_by_alias(objs)  # Like Django, first raise an error if a row is not stored.
+            self._pks_by_alias(objs)  # Raise an error first if a row is not stored, as Django does.
         super().add(*objs, bulk=bulk)
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         raise self._unbounded("set()")
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         by_alias: dict[str, set[Any]] = defaultdict(set)
@@ -410,14 +420,14 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
         self._begin_change()
         with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
-                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
+                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # a method of Django's manager
                 if bulk:
                     rows.delete()
                     continue
                 for row in rows:
                     row.delete()
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _check_fk_val(self) -> None:
         pass  # Django makes no such check for generic relations.
@@ -428,8 +438,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
 
 
 def install() -> None:
-    """Replace Django's fields and descriptors of generic relations on all models by those of this
-    module.
+    """Replace Django's fields and descriptors of generic relations on all models by this module's.
 
     Plain models get them, too, because any model may be on the other side of a generic relation. If
     neither side is on shards, they behave like Django's.
@@ -443,8 +452,8 @@ def install() -> None:
 def _install_on(sender: Any, **kwargs: Any) -> None:
     fields: list[Any] = sender._meta.private_fields
     for field in fields:
-        # Change the class of the field, as other objects refer to it already. Subclasses of
-        # Django's fields stay what they are.
+        # Change the class of the existing field, because other objects refer to it already. Fields
+        # of a subclass of Django's fields are not changed.
         if type(field) is GenericForeignKey:
             field.__class__ = ShardedGenericForeignKey
             setattr(sender, field.name, ShardedGenericDescriptor(field))

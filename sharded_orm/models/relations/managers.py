@@ -1,9 +1,9 @@
 """Mixins that make Django's related managers find the right shards.
 
-A related manager of Django asks the router for one alias, and passes the manager's instance as a
-hint. This is right if the related rows are on the shard of the instance: see :class:`Beside` and
-:class:`ManyBeside`. It is wrong if the instance is global or of another group: see
-:class:`~sharded_orm.models.relations.outside_managers.FromOutside`.
+A related manager of Django gets one alias from the router, to which it passes the manager's
+instance as a hint. The alias is right if the related rows are on the shard of the instance: see
+:class:`Beside` and :class:`ManyBeside`. The alias is wrong if the instance is global or of another
+group: see :class:`~sharded_orm.models.relations.outside_managers.FromOutside`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_key
 
 
 class RelatedRows:
-    """Base class of the mixins. It declares the attributes of Django's related managers that the
-    mixins use.
+    """The base class of the mixins for related managers.
+
+    It declares the attributes of Django's related managers that the mixins use.
     """
 
     instance: Any
@@ -41,7 +42,7 @@ class RelatedRows:
     #: attribute.
     field: Any
     _db: str | None
-    #: The relation, as Django describes it on the model that the field refers to.
+    #: Django's relation object, such as a ManyToOneRel, which belongs to the referenced model.
     _rel: Any
     #: The class of Django's related manager, which comes after the mixin in the MRO.
     _django: type[Any]
@@ -53,40 +54,41 @@ class RelatedRows:
         return options
 
     def _repeated(self, change: Callable[[], Any]) -> Any:
-        """Run ``change``; run it again if a shard key moves meanwhile.
+        """Call ``change``; call it again if a shard key moves meanwhile.
 
-        To repeat it does no harm: the same rows are related afterwards.
+        A second call does no harm, because it leaves the same rows related.
         """
         return repeated(self._options.group, change, nothing_written=lambda _: True)
 
     def _created(self, create: Callable[[], Any]) -> Any:
-        """Run ``create``; run it again if a shard key moves meanwhile.
+        """Call ``create``; call it again if a shard key moves meanwhile.
 
-        ``create`` fails if nothing was stored.
+        :param create: stores a row, or raises an error if nothing was stored.
         """
         return repeated(self._options.group, create)
 
     def _found_or_created(self, run: Callable[[], tuple[Any, bool]]) -> tuple[Any, bool]:
-        """Run ``run``; run it again if a shard key moves meanwhile, unless a row was created.
+        """Call ``run``; call it again if a shard key moves meanwhile, unless a row was created.
 
         :param run: returns a row, and whether the row was created.
         """
         return repeated(self._options.group, run, nothing_written=lambda result: not result[1])
 
     def _values_with_key(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return ``values`` for a new related row, with the shard key of the instance if the row needs
-        the same key and ``values`` has none.
+        """Return ``values`` of a new related row, with the shard key of the instance added if needed.
+
+        The key is added if the row needs the same key as the instance and ``values`` contains no
+        key.
         """
         key = key_for_related(self.model, self._rel.field, self.instance)
         return with_key(self.model, key, values)
 
 
 def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if one of ``rows`` cannot be related to ``instance``, because it
-    has another shard key, or is on another shard.
+    """Raise :exc:`CrossShardRelation` if one of ``rows`` cannot be related to ``instance``.
 
-    Without this check, a different row could be changed: one that has the same id, but is on the
-    shard of ``instance``.
+    It cannot be related if it has another shard key, or is on another shard. Without this check, a
+    different row might be changed: a row on the shard of ``instance`` that has the same id.
 
     :param field: the foreign key or many-to-many field of the relation.
     """
@@ -100,80 +102,81 @@ def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
 class Beside(RelatedRows):
     """The manager of ``album.photos``, whose related rows are on the shard of the album.
 
-    It refuses rows of other shards: Django compares primary keys only, and a row of another shard
+    It refuses rows of other shards. Django compares only primary keys, and a row of another shard
     may have the same primary key as a row of this shard.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add, to refuse rows of other shards before a transaction begins.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        add = super().add  # type: ignore[misc]  # of Django's manager
+        add = super().add  # type: ignore[misc]  # a method of Django's manager
 
         def change() -> None:
             for obj in objs:
-                # Django compares the aliases of the rows. The alias of a row that was read before a
-                # move is outdated.
+                # Set the current alias of each row, because Django compares the aliases of the
+                # rows. If a row was read before a move, its alias is outdated.
                 if isinstance(obj, self.model) and not obj._state.adding:
                     obj._state.db = current_alias(self._options, obj)
             add(*objs, bulk=bulk)
 
         self._repeated(change)
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set (create_reverse_many_to_one_manager), to refuse rows of other
-        # shards early.
+        # shards before anything is changed.
         objs = tuple(objs)
         _refuse_unrelatable(self._rel.field, self.instance, objs)
         set_rows = super().set  # type: ignore[misc]  # the base class is chosen at run time
         self._repeated(lambda: set_rows(objs, bulk=bulk, clear=clear))
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.create(): a related row has the shard key of the instance.
-        create = super().create  # type: ignore[misc]  # of Django's manager
+        # Overrides RelatedManager.create(), to set the shard key of the instance on the new row.
+        create = super().create  # type: ignore[misc]  # a method of Django's manager
         values = self._values_with_key(kwargs)
         return self._created(lambda: create(**values))
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def get_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.get_or_create(): a related row has the shard key of the instance.
-        get_or_create = super().get_or_create  # type: ignore[misc]  # of Django's manager
+        # Overrides RelatedManager.get_or_create(), to give a new row the shard key of the instance.
+        get_or_create = super().get_or_create  # type: ignore[misc]  # a method of Django's manager
         values = self._values_with_key(kwargs)
         return self._found_or_created(lambda: get_or_create(**values))
 
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def update_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.update_or_create(): a related row has the shard key of the
+        # Overrides RelatedManager.update_or_create(), to give a new row the shard key of the
         # instance.
-        update_or_create = super().update_or_create  # type: ignore[misc]  # of Django's manager
+        update_or_create = super().update_or_create  # type: ignore[misc]  # a method of Django's manager
         values = self._values_with_key(kwargs)
         return self._found_or_created(lambda: update_or_create(**values))
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
 
 class NullableBeside(Beside):
-    """The manager of ``album.photos`` if the foreign key may be NULL; it has ``remove()`` too."""
+    """The manager of ``album.photos`` if the foreign key may be NULL; it can also remove photos."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove, to refuse rows of other shards.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        remove = super().remove  # type: ignore[misc]  # of Django's manager
+        remove = super().remove  # type: ignore[misc]  # a method of Django's manager
         self._repeated(lambda: remove(*objs, bulk=bulk))
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear, which chooses the shard before it writes.
-        clear = super().clear  # type: ignore[misc]  # of Django's manager
+        # Overrides RelatedManager.clear, which fails if a shard key moves after the shard was
+        # chosen and before the write. Then repeat the call.
+        clear = super().clear  # type: ignore[misc]  # a method of Django's manager
         self._repeated(lambda: clear(bulk=bulk))
 
-    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    clear.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
 
 class ManyBeside(RelatedRows):
@@ -187,42 +190,43 @@ class ManyBeside(RelatedRows):
     target_field_name: str
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides ManyRelatedManager._apply_rel_filters(), which compares the instance's primary
-        # key only. Add a condition on the instance's shard too, so that later filters cannot lead
-        # to another shard, where another row may have this primary key. add_q() changes the
-        # queryset in place, which is safe: _RelatedManager passes a copy of the caller's queryset.
-        # If related rows have the shard key of the instance, no such condition is needed: the
-        # condition on the key names the shard.
+        # Overrides ManyRelatedManager._apply_rel_filters(), which compares only the instance's
+        # primary key. Related rows may have the shard key of the instance; then the condition on
+        # this key determines the shard. Otherwise, add a condition on the instance's shard, so that
+        # later filters cannot select another shard, where another row may have the same primary
+        # key. add_q() changes the queryset in place, which is safe: _RelatedManager passes a copy
+        # of the caller's queryset.
         if key_for_related(self.model, self._rel.field, self.instance):
-            return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
+            return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # a method of Django's manager
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(on_shard_of(self._options, [self.instance])))
-        return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
+        return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # a method of Django's manager
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
         # Overrides ManyRelatedManager.add(), which inserts rows of the many-to-many table by INSERT
-        # IGNORE. If such a row referred to a row of another shard, MariaDB would leave it out
-        # without an error. So first check the rows that are to be related.
+        # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
+        # error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # Do not repeat the whole call if a key moves: create() or get_or_create() may have stored
-        # the related row already. Under set() a transaction is open, which is rolled back as a
-        # whole.
+        # If a key moves, only this add() may be repeated, but not the call around it: create() or
+        # get_or_create() may have stored the related row already. set() opens a transaction, which
+        # is rolled back as a whole.
         if not in_transaction(self._options.group):
             write_in_part()
-        add = super().add  # type: ignore[misc]  # of Django's manager
+        add = super().add  # type: ignore[misc]  # a method of Django's manager
         defaults = self._through_with_key(through_defaults)
         self._repeated(lambda: add(*objs, through_defaults=defaults))
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
-        # Overrides ManyRelatedManager.set(), for the same reason as set_base() below.
+        # Overrides ManyRelatedManager.set(), which removes old rows before it checks the new ones.
+        # set_base() checks the new rows first.
         self.set_base(objs, clear=clear, through_defaults=through_defaults)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def set_base(
         self,
@@ -233,7 +237,7 @@ class ManyBeside(RelatedRows):
         raw: bool = False,
     ) -> None:
         # Overrides ManyRelatedManager.set_base() (Django 6.1), which deserializers call. Django
-        # removes old rows before it checks the new ones. Check the new ones first.
+        # removes old rows before it checks the new rows, so check the new rows first.
         objs = tuple(objs)
         self._check_targets(objs)
         through_defaults = self._through_with_key(through_defaults)
@@ -244,74 +248,77 @@ class ManyBeside(RelatedRows):
             )
         )
 
-    set_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks set()
+    set_base.alters_data = True  # type: ignore[attr-defined]  # as on Django's set()
 
     def remove(self, *objs: Any) -> None:
-        # Overrides ManyRelatedManager.remove(), which compares primary keys only. Refuse rows of
-        # other shards: they may have the same primary keys.
+        # Overrides ManyRelatedManager.remove(), which compares only primary keys. Refuse rows of
+        # other shards, because they may have the same primary keys as rows of this shard.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        remove = super().remove  # type: ignore[misc]  # of Django's manager
+        remove = super().remove  # type: ignore[misc]  # a method of Django's manager
         self._repeated(lambda: remove(*objs))
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def clear(self) -> None:
-        # Overrides ManyRelatedManager.clear(), which chooses the shard before it writes.
-        clear = super().clear  # type: ignore[misc]  # of Django's manager
+        # Overrides ManyRelatedManager.clear(), which fails if a shard key moves after the shard was
+        # chosen and before the write. Then repeat the call.
+        clear = super().clear  # type: ignore[misc]  # a method of Django's manager
         self._repeated(clear)
 
-    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    clear.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
-        # Overrides ManyRelatedManager.create(): a related row, and the row of an explicit
-        # many-to-many table, have the shard key of the instance.
+        # Overrides ManyRelatedManager.create(), to set the shard key of the instance on the related
+        # row and on the row of an explicit many-to-many table.
         through_defaults = self._through_with_key(through_defaults)
-        create = super().create  # type: ignore[misc]  # of Django's manager
+        create = super().create  # type: ignore[misc]  # a method of Django's manager
         values = self._values_with_key(kwargs)
         return self._created(lambda: create(through_defaults=through_defaults, **values))
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def get_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
-        # Overrides ManyRelatedManager.get_or_create(), as create() does.
+        # Overrides ManyRelatedManager.get_or_create(), to set the shard key of the instance on new
+        # rows.
         through_defaults = self._through_with_key(through_defaults)
         values = self._values_with_key(kwargs)
-        get_or_create = super().get_or_create  # type: ignore[misc]  # of Django's manager
+        get_or_create = super().get_or_create  # type: ignore[misc]  # a method of Django's manager
         return self._found_or_created(
             lambda: get_or_create(through_defaults=through_defaults, **values)
         )
 
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def update_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
-        # Overrides ManyRelatedManager.update_or_create(), as create() does.
+        # Overrides ManyRelatedManager.update_or_create(), to set the shard key of the instance on
+        # new rows.
         through_defaults = self._through_with_key(through_defaults)
         values = self._values_with_key(kwargs)
-        update_or_create = super().update_or_create  # type: ignore[misc]  # of Django's manager
+        update_or_create = super().update_or_create  # type: ignore[misc]  # a method of Django's manager
         return self._found_or_created(
             lambda: update_or_create(through_defaults=through_defaults, **values)
         )
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _add_items(self, *args: Any, **kwargs: Any) -> None:
-        # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many
-        # table by ids. _check_targets() has compared the shard keys of the two rows that each of
-        # them joins.
+        # Overrides ManyRelatedManager._add_items(), which inserts rows of the many-to-many table by
+        # ids. Skip the check of these rows: _check_targets() has compared the shard keys of the two
+        # rows that each of them relates.
         with related_rows_checked():
-            super()._add_items(*args, **kwargs)  # type: ignore[misc]  # of Django's manager
+            super()._add_items(*args, **kwargs)  # type: ignore[misc]  # a method of Django's manager
 
     def _through_with_key(self, values: Any) -> Any:
         # ``values`` is the argument through_defaults. Its values may be callables, which Django
-        # calls for each row.
+        # calls once for each row.
         key = key_for_related(self.through, self._rel.field, self.instance)
         return with_key(self.through, key, values or {}) if key else values
 
     def _check_targets(self, objs: Any) -> None:
-        # Raise errors about ``objs`` before Django opens a transaction. An error inside the
-        # transaction would make the transaction unusable.
+        # Check ``objs`` before Django opens a transaction, because an error inside the transaction
+        # would make it unusable.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
+        self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # a method of Django's manager
         self._refuse_absent(objs)
 
     def _refuse_absent(self, objs: Any) -> None:

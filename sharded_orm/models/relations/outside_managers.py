@@ -17,12 +17,12 @@ from sharded_orm.models.sharding.options import colocated_alias, describe
 
 
 class FromOutside(RelatedRows):
-    """The manager of ``person.photos``, if the person is global or of another group than the
-    photos.
+    """The manager of ``person.photos`` if the person is global or of another group than the photos.
 
     The photos may be on any shard. If their foreign key to the person is the shard key, all photos
-    of one person are on one shard. Otherwise the shard key of each photo, or a condition of the
-    caller, names the shard. The manager does not ask the router, which does not know the relation.
+    of one person are on one shard. Otherwise the shard is determined by the shard key of each
+    photo, or by a condition of the caller. The router is not used, because it does not know the
+    relation.
     """
 
     core_filters: dict[str, Any]
@@ -46,13 +46,13 @@ class FromOutside(RelatedRows):
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add(), which updates rows on one alias only. Here the rows may be
-        # on several shards.
+        # on several shards, so send an UPDATE to each.
         self._begin_change()
         for obj in objs:
             self._check_type(obj)
         self._repeated(lambda: self._add_rows(objs, bulk=bulk))
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _add_rows(self, objs: Iterable[Any], *, bulk: bool) -> None:
         if bulk:
@@ -66,7 +66,7 @@ class FromOutside(RelatedRows):
                 for obj in objs:
                     obj.save()
             return
-        # Leave out the shard key. It has not changed: a change has been refused.
+        # Leave out the shard key. It is unchanged, because a change of the key is refused before.
         key = self._options.key
         changes = {name: value for name, value in values.items() if not key or name != key.name}
         if changes:
@@ -77,53 +77,53 @@ class FromOutside(RelatedRows):
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set(), which works on one alias only. If the foreign key may be
-        # NULL, set() would also have to remove the old rows, which may be on any shard. So set() is
-        # refused for such a foreign key.
+        # NULL, set() must also remove the old rows, which may be on any shard. So set() is refused
+        # for such a foreign key.
         if self.field.null:
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.create(), which asks the router for an alias. Here the key of the
-        # new row names the shard.
+        # Overrides RelatedManager.create(), which gets the alias from the router. Here the key of
+        # the new row determines the shard.
         self._begin_change()
         return self._plain_manager_method("create")(**self._related(kwargs))
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def get_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.get_or_create(), which asks the router for an alias. Here the
-        # values to look up, such as the shard key, name the shard.
+        # Overrides RelatedManager.get_or_create(), which gets the alias from the router. Here the
+        # values to look up, such as the shard key, determine the shard.
         self._check_fk_val()
         return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def update_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.update_or_create(), which asks the router for an alias. Here the
-        # values to look up, such as the shard key, name the shard.
+        # Overrides RelatedManager.update_or_create(), which gets the alias from the router. Here
+        # the values to look up, such as the shard key, determine the shard.
         self._check_fk_val()
         return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _check_fk_val(self) -> None:
-        super()._check_fk_val()  # type: ignore[misc]  # of Django's manager
+        super()._check_fk_val()  # type: ignore[misc]  # a method of Django's manager
 
     def _begin_change(self) -> None:
         self._check_fk_val()
-        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # of Django's manager
+        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # a method of Django's manager
 
     def _related(self, values: dict[str, Any]) -> dict[str, Any]:
         return {**values, self.field.name: self.instance}
 
     def _plain_manager_method(self, name: str) -> Any:
-        """Return the method with this name of the model's own manager, such as ``create()``.
+        """Return the method called ``name`` of the model's own manager, such as ``create()``.
 
-        Plain ``super()`` would find the method of Django's related manager, which comes before the
-        model's own manager in the MRO.
+        ``super()`` without arguments would return the method of Django's related manager, which
+        comes before the model's own manager in the MRO.
         """
         return getattr(super(self._django, self), name)
 
@@ -165,7 +165,7 @@ class FromOutside(RelatedRows):
         )
 
     def _relation_and_change(self) -> tuple[str, str]:
-        """Return the name of this manager, and the method of a queryset that removes all rows."""
+        """Return the name of this manager, and the queryset call that removes all of its rows."""
         return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
 
 
@@ -174,12 +174,12 @@ class NullableFromOutside(FromOutside):
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove(), which works on one alias only. Here the rows may be on
-        # several shards.
+        # several shards, so send an UPDATE to each.
         if not objs:
             return
         self._repeated(lambda: self._remove_rows(objs, bulk=bulk))
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _remove_rows(self, objs: Iterable[Any], *, bulk: bool) -> None:
         self._check_fk_val()
@@ -196,7 +196,7 @@ class NullableFromOutside(FromOutside):
         self._begin_change()
         with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
-                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
+                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # a method of Django's manager
                 if bulk:
                     rows.update(**{self.field.name: None})
                     continue
@@ -210,10 +210,10 @@ class NullableFromOutside(FromOutside):
         self._check_fk_val()
         raise self._unbounded("clear()")
 
-    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    clear.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
     def _alias_of(self, row: Any) -> str:
-        # Accept a row that was not read from a database if its values tell its shard. Django
+        # Accept a row that was not read from a database if its values determine its shard. Django
         # accepts such an instance, too, if it has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:

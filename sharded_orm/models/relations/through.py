@@ -1,8 +1,7 @@
-"""Puts automatic many-to-many tables on shards: each row is on the same shard as the two rows that
-it joins.
+"""Puts automatic many-to-many tables on shards: each row is on the shard of the two rows it relates.
 
 Django derives the models of these tables from its own :class:`~django.db.models.Model`. So this
-module gives them the methods that they would inherit from
+module adds the methods that the models would inherit from
 :class:`~sharded_orm.models.ShardedModel`.
 """
 
@@ -24,10 +23,10 @@ from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 
 
 def install_through(model: type[Model]) -> None:
-    """Add the manager and the checks of sharded models to the many-to-many tables that ``model``
-    declares.
+    """Add the manager and the checks of sharded models to the many-to-many tables of ``model``.
 
-    Only automatic tables are changed. A table with an explicit ``through`` model is not.
+    Only automatic tables of fields that ``model`` declares are changed. A table with an explicit
+    ``through`` model is not changed.
     """
     fields: Any = model._meta.local_many_to_many
     for field in fields:
@@ -52,8 +51,8 @@ def _save_base(
     using: str | None = None,
     update_fields: Any = None,
 ) -> None:
-    # Overrides Model.save_base(). The router or the caller has chosen the alias ``using``. So check
-    # that this alias is the shard of the two rows that are related.
+    # Overrides Model.save_base(). The router or the caller has chosen the alias ``using``. Check
+    # that it is the alias of the shard of the two related rows.
     refuse_other_key(self)
     refuse_rows_given_by_id(self, update_fields)
     _refuse_other_shard(self, str(using))
@@ -70,14 +69,14 @@ def _delete(
     return Model.delete(self, using, keep_parents)
 
 
-_delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+_delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
 
 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
-    """Raise :exc:`BoundKeyMismatch` if the stored row is of another key than the bound one.
+    """Raise :exc:`BoundKeyMismatch` if the stored row has another key than the bound key.
 
-    The ids of the row do not tell its key, and the row may have been read before the key was bound.
-    So this sends one query if a key is bound.
+    The ids in the row do not determine its key, and the row may have been read before the key was
+    bound. So if a key is bound, one query is sent.
     """
     key = key_in_force(type(self))
     if key is None or self.pk is None:
@@ -99,7 +98,7 @@ def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:
-    """Raise if a row of an automatic many-to-many table cannot be saved on ``alias``.
+    """Raise an error if a row of an automatic many-to-many table cannot be saved on ``alias``.
 
     Saving is refused if ``alias`` is not a shard of the table's group, or if the row refers to a
     row that is known to be on another shard.

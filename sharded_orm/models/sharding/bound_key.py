@@ -1,8 +1,9 @@
 """The bound key: the shard key that all queries and new rows use inside a ``with`` block.
 
-The binding in force is in a context variable. So a binding holds in the current thread or task, and
-in what is started from it with a copy of the context: ``sync_to_async()``, ``asyncio.to_thread()``
-and tasks. A new thread begins without a binding.
+A binding, the shard keys that are bound and their values, is stored in a context variable. So it
+holds in the current thread or task, and in code that is started with a copy of the context: by
+``sync_to_async()``, by ``asyncio.to_thread()``, or as a new task. A new thread begins without a
+binding.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BoundKey:
-    """The value of one model's shard key that a binding prescribes.
+    """The value that a binding prescribes for one model's shard key.
 
     :param name: the ``attname`` of the shard key's field, such as ``owner_id``. An automatic
         many-to-many table has no key of its own. For such a table, ``name`` is the path to the key
-        of a row that it joins, such as ``photo__owner_id``.
+        of one of the related rows, such as ``photo__owner_id``.
     :param value: the value as the field's ``get_prep_value()`` returns it.
     """
 
@@ -50,20 +51,20 @@ class BoundKey:
         return f"bound({self.name}={self.value!r})"
 
 
-#: The bound key of a query that is for all keys on purpose, because ``scatter()`` was called on it.
+#: The ``bound_key`` of a query that is meant for all keys, because ``scatter()`` was called on
+#: it.
 EXEMPT = BoundKey("", None)
 
 
 class _Binding:
-    """One entered ``with`` block of :class:`bound` or :class:`unbound`.
+    """One ``with`` block of :class:`bound` or :class:`unbound` that has been entered.
 
-    Only ``_keys`` changes after the block was entered. It remembers the bound key of each model for which
-    :meth:`key_of` was called.
+    Only ``_keys`` changes while the block is active. It caches the results of :meth:`key_of`.
 
     :param owner: the :class:`bound` or :class:`unbound` object of the block.
     :param outer: the binding that was in force before the block.
-    :param values: the value of each shard key, as the key's field stores it. Values of outer blocks
-        are among them. Empty in an ``unbound()`` block.
+    :param values: the value of each bound shard key, as the key's field stores it, keyed by field.
+        Values of outer blocks are included. Empty in an ``unbound()`` block.
     """
 
     def __init__(
@@ -77,17 +78,17 @@ class _Binding:
         self._imports = count_imports_under_way()
 
     def holds(self) -> bool:
-        """Whether the binding holds in the calling code.
+        """Whether the binding applies to the calling code.
 
-        It does not hold in a module that is being imported inside the block.
+        It does not apply to the code of a module that is being imported inside the block.
         """
         imports = count_imports_under_way()
-        # If an import was already under way before the block, it does not count: the program as a
-        # whole may run inside of an import.
+        # An import that was under way before the block began does not count: the whole program may
+        # run inside of an import.
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
-        """Return the key that rows of ``model`` must have; None if the block does not say."""
+        """Return the key that rows of ``model`` must have; None if the block does not bind it."""
         if not self.values:
             return None
         try:
@@ -101,7 +102,8 @@ class _Binding:
         if options.key is not None:
             value = self.values.get(options.key)
             return None if value is None else BoundKey(options.key.attname, value)
-        # A row of an automatic many-to-many table has the shard key of the two rows that it joins.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it
+        # relates.
         if not relates_one_key(options):
             return None
         for relation in options.relations:
@@ -120,16 +122,17 @@ def _binding_in_force() -> _Binding | None:
 
 
 def is_any_bound() -> bool:
-    """Whether a binding is in force, for any model."""
+    """Whether a key of any model is bound now."""
     binding = _binding_in_force()
     return binding is not None and bool(binding.values)
 
 
 def key_in_force(model: type[Any]) -> BoundKey | None:
-    """Return the key that rows of ``model`` must have now; None if no binding prescribes one.
+    """Return the key that rows of ``model`` must have now; None if no key of ``model`` is bound.
 
-    Use the attribute ``name`` of the returned :class:`BoundKey` in filters only. It may be a path such as
-    ``photo__owner_id``: rows of an automatic many-to-many table have no attribute of that name.
+    Use the attribute ``name`` of the returned :class:`BoundKey` only in filters. It may be a path
+    such as ``photo__owner_id``, because rows of an automatic many-to-many table have no shard key
+    of their own.
     """
     binding = _binding_in_force()
     return None if binding is None else binding.key_of(model)
@@ -138,12 +141,12 @@ def key_in_force(model: type[Any]) -> BoundKey | None:
 class _Block:
     """The base class of :class:`bound` and :class:`unbound`.
 
-    An object may be entered several times, also by several threads and tasks at once: each context
-    (:mod:`contextvars`) has a chain of entered blocks of its own.
+    One object may be entered several times, even by several threads and tasks at once, because each
+    context (:mod:`contextvars`) has its own chain of entered blocks.
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
-        """Return the values that are bound inside the block, in the format of :class:`_Binding`."""
+        """Return the values that are bound inside the block, as for ``values`` of :class:`_Binding`."""
         raise NotImplementedError
 
     def _of_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Block:
@@ -155,9 +158,9 @@ class _Block:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # A block may end in another context than it began in, because the garbage collector may
-        # close an abandoned generator anywhere. In that case, leave the binding of that other
-        # context as it is.
+        # A block may end in another context than the one where it began, because the garbage
+        # collector may close an abandoned generator anywhere. Then do not change the binding of the
+        # other context.
         binding = _binding.get()
         while binding is not None and binding.owner is not self:
             binding = binding.outer
@@ -171,7 +174,7 @@ class _Block:
         self.__exit__()
 
     def __call__(self, function: _Function) -> _Function:
-        """Decorate a function, coroutine function or generator function."""
+        """Decorate a function, a coroutine function or a generator function."""
         run: Any
         if inspect.isasyncgenfunction(function):
 
@@ -213,13 +216,13 @@ class bound(_Block):  # used like a function
             Case.objects.count()  # the cases of the tenant
             Case.objects.create(title="…")  # a case of the tenant
 
-    In the block, each query of a model with this shard key is filtered by it, as by
-    ``filter(tenant=…)``, and a new row gets the key. A query or row of another key is refused.
-    :class:`unbound` undoes this for a block, and ``scatter()`` for a query.
+    In the block, each query of a model with this shard key is filtered by the key, as by
+    ``filter(tenant=…)``, and the key is set on each new row. A query or row with another key is
+    refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
 
     As a decorator, ``@bound("tenant_id")`` takes the value from the function's argument of that
-    name. Functions, coroutine functions and generator functions can be decorated. A decorated
-    generator does not bind the code that it yields to.
+    name. Functions, coroutine functions and generator functions can be decorated. While a decorated
+    generator is suspended, its caller runs without the binding.
 
     The binding holds in the current context (:mod:`contextvars`): for the thread or task, and for
     what ``sync_to_async()``, ``asyncio.to_thread()`` and new tasks run. A new thread begins without
@@ -227,8 +230,9 @@ class bound(_Block):  # used like a function
 
     :param names: names of shard keys that are also names of the decorated function's parameters.
     :param keys: the value of each shard key: a plain value, or the instance that the key refers to.
-        The name is that of the field, or its ``attname``: ``tenant`` and ``tenant_id``.
-    :raises InvalidBoundKey: no model has such a shard key, or the value cannot be one. It is raised
+        The argument's name is the name of the field or its ``attname``, such as ``tenant`` or
+        ``tenant_id``.
+    :raises InvalidBoundKey: no model has such a shard key, or the value cannot be a key. Raised
         when the block begins.
     :raises BoundKeyMismatch: an outer block binds the key to another value.
     """
@@ -281,7 +285,7 @@ class bound(_Block):  # used like a function
 class unbound(_Block):  # used like a function
     """Within the ``with`` or ``async with`` block, no key is bound; see :class:`bound`.
 
-    It may also decorate a function. A queryset that was built inside ``bound()`` keeps its key.
+    It can also decorate a function. A queryset that was built inside ``bound()`` keeps its key.
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
@@ -289,7 +293,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run each step of ``generator`` inside ``block``. The code that gets the items runs outside."""
+    """Run each step of ``generator`` inside ``block``, but the code that uses its items outside."""
     step, argument = generator.send, None
     while True:
         with block:
@@ -309,7 +313,7 @@ def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
 
 
 async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
-    """Do the same as :func:`_each_step`, for an asynchronous generator."""
+    """Run each step of an asynchronous ``generator`` inside ``block``, as :func:`_each_step` does."""
     step, argument = generator.asend, None
     while True:
         with block:
@@ -329,22 +333,23 @@ async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
 
 
 def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield ``items``. Each item is made inside ``block``, and used outside of it."""
+    """Yield ``items``, each of them computed inside ``block`` but used outside of it."""
     return _each_step(block, (item for item in items))
 
 
 def iterate_inside_async(block: _Block, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Do the same as :func:`iterate_inside`, for an asynchronous iterator."""
+    """Yield the items of an asynchronous iterator, as :func:`iterate_inside` does."""
     return _each_step_async(block, (item async for item in items))
 
 
 def _keys_named(name: str, given: Any) -> set[Any]:
-    """Return the fields that are shard keys, are called ``name``, and can have the value ``given``.
+    """Return the shard key fields that are called ``name`` and can have the value ``given``.
 
-    An id that is generated for each new row cannot be bound: all rows would have the same id.
+    A shard key that is generated for each new row cannot be bound, because all rows would have the
+    same key.
 
     :param name: the name of the field or its ``attname``. If a foreign key has this name, plain
-        fields with the name of its ``attname`` are included.
+        fields whose name is its ``attname`` are included.
     :raises InvalidBoundKey: there is no such field.
     """
     all_options = filter(None, map(shard_options, apps.get_models()))
@@ -372,10 +377,10 @@ def _keys_named(name: str, given: Any) -> set[Any]:
 
 
 def prepared_key(key: Any, value: Any) -> Any:
-    """Return ``value`` as the field ``key`` stores it.
+    """Return ``value`` in the form in which the field ``key`` stores it.
 
-    :param value: a plain value, or the instance that the shard key refers to.
-    :raises InvalidBoundKey: the value cannot be a value of the field, or is None.
+    :param value: a plain value, or the instance to which the shard key refers.
+    :raises InvalidBoundKey: the value is None, or cannot be a value of the field.
     """
     what = f"bound({key.name}=…): {key.model._meta.object_name}.{key.name}"
     plain = value
@@ -398,11 +403,10 @@ def prepared_key(key: Any, value: Any) -> Any:
 
 
 class _DefaultOfKey:
-    """Takes the place of ``get_default()`` of a shard key's field, so that new instances get the
-    bound key.
+    """Replaces ``get_default()`` of a shard key's field, so that new instances have the bound key.
 
     Django calls ``get_default()`` for each field that the caller of ``Model()`` does not set, and
-    never for a row from the database. So bound keys cost nothing when rows are read.
+    never for a row from the database. So reading rows does not become slower.
     """
 
     def __init__(self, key: Any) -> None:
@@ -416,7 +420,7 @@ class _DefaultOfKey:
 
 
 def _install_default(key: Any) -> None:
-    # Only a key that was bound gets this method. So projects without bound keys run Django's own
-    # method.
+    # Replace the method only on keys that were bound. So projects without bound keys run Django's
+    # own method.
     if "get_default" not in key.__dict__:
         key.get_default = _DefaultOfKey(key)

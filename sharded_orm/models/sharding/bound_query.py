@@ -1,4 +1,4 @@
-"""The part of a query that handles bound keys: it keeps the key, and filters the query by it."""
+"""The part of a query class that handles bound keys: it stores the key, and filters the query by it."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _TOO_LATE = (
 
 
 class BoundKeyQuery(Query):
-    """A query that keeps the key under which it was built, and filters by the key when it is run.
+    """A query that remembers the key that was bound when it was built, and filters by it when it is run.
 
-    The condition on the key is not among the query's conditions while the query is being built, so
-    ``scatter()`` can still leave it out. :meth:`with_bound_key` returns the query to be run.
+    While the query is being built, it has no condition on the key, so that ``scatter()`` can still
+    make it a query for all keys. :meth:`with_bound_key` returns the query to be run.
     """
 
-    #: The key under which the query was built, or first evaluated. :data:`EXEMPT` if the query is
-    #: for all keys on purpose. None if no binding was in force.
+    #: The key that was bound when the query was built or first evaluated. None if no key was
+    #: bound. :data:`EXEMPT` if the query is meant for all keys.
     bound_key: BoundKey | None = None
     #: Whether the query's only limit is that of :meth:`exists`. Such a query can still be filtered.
     is_limited_by_exists = False
 
     def take_bound_key(self) -> None:
-        """Keep the key that is in force now.
+        """Store the key that is bound now in the query.
 
-        :raises BoundKeyMismatch: the query has kept another key, or it was built outside of the
-            block and cannot be filtered any more.
+        :raises BoundKeyMismatch: the query has stored another key. Or the query was built outside
+            of the block, and a condition cannot be added any more.
         """
         if self.model is None or (key := key_in_force(self.model)) is None:
             return
         if self.bound_key is None:
             self._take_late(key)
-        # setdefault() is atomic. If two threads evaluate one queryset under two keys, one of them
-        # gets the error below.
+        # setdefault() is atomic. If two threads evaluate one queryset while different keys are
+        # bound, one of them gets the error below.
         held = self.__dict__.setdefault("bound_key", key)
         if held not in (key, EXEMPT):
             raise BoundKeyMismatch(
@@ -55,7 +55,7 @@ class BoundKeyQuery(Query):
             )
 
     def _take_late(self, key: BoundKey) -> None:
-        """Prepare a query that was built outside of the block for :meth:`take_bound_key`.
+        """Prepare a query for :meth:`take_bound_key` if it was built outside of the block.
 
         Also called for a new query, which needs no preparation.
         """
@@ -67,7 +67,7 @@ class BoundKeyQuery(Query):
             and (self.combinator or self.lacks(key))
         ):
             raise BoundKeyMismatch(
-                f"A slice of a query of {self.model.__name__} {_TOO_LATE}. ({key} is in force.)"  # type: ignore[union-attr]  # it has one
+                f"A slice of a query of {self.model.__name__} {_TOO_LATE}. ({key} is in force.)"  # type: ignore[union-attr]  # the model is not None here
             )
         if self.where.children or self.annotations:
             self._take_late_in_subqueries()
@@ -86,13 +86,13 @@ class BoundKeyQuery(Query):
         }
         if replacements.keys() & {nested.query for nested in nested_queries(self, trusted=True)}:
             raise BoundKeyMismatch(
-                f"A subquery in a query of {self.model.__name__} {_TOO_LATE}."  # type: ignore[union-attr]  # it has one
+                f"A subquery in a query of {self.model.__name__} {_TOO_LATE}."  # type: ignore[union-attr]  # the model is not None here
             )
 
     def with_bound_key(self) -> Self:
         """Return the query to be run: this query, or a copy that is also filtered by the bound key.
 
-        :raises BoundKeyMismatch: the query names another key.
+        :raises BoundKeyMismatch: the query's conditions contain another key.
         """
         key = self.bound_key
         if key is None or key is EXEMPT or key == EXEMPT:
@@ -101,19 +101,19 @@ class BoundKeyQuery(Query):
             parts = [_filtered(part) for part in self.combined_queries]
             if all(map(_is_same, parts, self.combined_queries)):
                 return self
-            copy: Self = self.clone()  # type: ignore[assignment]  # of this class
+            copy: Self = self.clone()  # type: ignore[assignment]  # a query of this class
             copy.combined_queries = tuple(parts)
             return copy
         if not self.lacks(key):
             return self
-        copy = self.clone()  # type: ignore[assignment]  # of this class
+        copy = self.clone()  # type: ignore[assignment]  # a query of this class
         copy.add_q(Q((key.name, key.value)))
         return copy
 
     def lacks(self, key: BoundKey) -> bool:
         """Whether rows of another key than ``key`` may match the query.
 
-        :raises BoundKeyMismatch: the query names another key.
+        :raises BoundKeyMismatch: the query's conditions contain another key.
         """
         if self.combinator or not self.where.children:
             return True
@@ -121,7 +121,7 @@ class BoundKeyQuery(Query):
         for path, values, required in self._named_keys(self.where):
             if any(value != key.value for value in values):
                 raise BoundKeyMismatch(
-                    f"This query of {self.model.__name__} names the shard key {path} in"  # type: ignore[union-attr]  # it has one
+                    f"This query of {self.model.__name__} names the shard key {path} in"  # type: ignore[union-attr]  # the model is not None here
                     f" {values!r}, and {key} is in force. Leave the condition out, or leave the key"
                     " with sharded_orm.unbound() or scatter()."
                 )
@@ -133,9 +133,9 @@ class BoundKeyQuery(Query):
     ) -> Iterator[tuple[str, list[Any], bool]]:
         """Yield the conditions in ``node`` that compare the shard key with values.
 
-        Each is a tuple of three: the path to the key, as in :attr:`BoundKey.name`; the list of
-        values; and whether every row of the query must meet the condition. Conditions under a NOT
-        are left out, because they exclude keys instead of naming them.
+        Each condition is a tuple of three: the path to the key, as in :attr:`BoundKey.name`; the
+        list of values; and whether every row of the query must meet the condition. Conditions under
+        a NOT are left out, because they exclude keys.
         """
         denied = denied != node.negated
         required = (
@@ -153,14 +153,18 @@ class BoundKeyQuery(Query):
                             yield path, values, required
 
     def _path_to_key(self, column: Any) -> str | None:
-        """Return the path to ``column`` if it is the shard key of the query's rows; otherwise None."""
+        """Return the path to ``column`` if it is the shard key of the query's rows; otherwise None.
+
+        The path is that of :attr:`BoundKey.name`.
+        """
         options = shard_options(self.model) if self.model is not None else None
         if type(column) is not Col or options is None:
             return None
         if options.key is not None:
             is_key = _is_column(column, options.key) and column.alias in self._tables_of_row()
             return options.key.attname if is_key else None
-        # A row of an automatic many-to-many table has the shard key of the two rows that it joins.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it
+        # relates.
         for relation in options.relations:
             end = shard_options(relation.related_model)
             key: Any = None if end is None else end.key
@@ -168,17 +172,17 @@ class BoundKeyQuery(Query):
                 continue
             is_key = _is_column(column, key) and column.alias in self._tables_of_row(relation)
             # If the foreign key stores the shard key itself, Django compares the column of the
-            # foreign key.
+            # foreign key, without a join.
             holds_key = _is_column(column, relation) and relation.target_field == key
             if is_key or (holds_key and column.alias in self._tables_of_row()):
                 return f"{relation.name}__{key.attname}"
         return None
 
     def _tables_of_row(self, relation: Any = None) -> set[str]:
-        """Return the aliases of the tables that hold the columns of a row of the model, or of the row
-        to which the row refers by ``relation``.
+        """Return the aliases of the tables that store the columns of a row of the query's model.
 
-        In multi-table inheritance, the tables of parents are among them.
+        If ``relation`` is given, return those of the row to which ``relation`` refers. In
+        multi-table inheritance, the tables of parents are included.
         """
         tables: set[str] = set()
         first = next(iter(self.alias_map), None)
@@ -197,27 +201,28 @@ class BoundKeyQuery(Query):
         return tables
 
     def exists(self, limit: bool = True) -> Self:
-        # Overrides exists() of Django's query. Django calls this method for Exists().
+        # Overrides exists() of Django's query, which Django calls for Exists() expressions, too.
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy
 
-    # -- Where Django turns a query into SQL or into a part of another query ---------------
+    # -- Where Django turns a query into SQL, or into a part of another query --------------
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
-        # The methods of the queryset have added the condition on the key already. This is a second
-        # safeguard: no SQL is made without the condition.
+        # Add the condition on the key, in case it is missing, so that no SQL is compiled without
+        # it. The methods of the queryset have usually added it already.
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query.resolve_expression(), which Django calls for every subquery.
+        # Overrides Query.resolve_expression(), which Django calls for every subquery, to filter the
+        # subquery by the bound key.
         return super(BoundKeyQuery, _filtered(_taken(self))).resolve_expression(
             query, *args, **kwargs
         )
 
 
 def _taken(query: Any) -> Any:
-    """Return ``query``, or a copy that has taken the key that is bound now."""
+    """Return ``query``, or a copy in which the key that is bound now is stored."""
     if (
         not isinstance(query, BoundKeyQuery)
         or query.model is None

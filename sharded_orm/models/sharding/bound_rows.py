@@ -1,4 +1,4 @@
-"""Rows under a bound key: new rows get the key, and rows of another key are refused."""
+"""Rows under a bound key: the key is set on new rows, and rows of another key are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sharded_orm.models.sharding.options import describe, required_options
 
 
 def give_bound_key(instance: Any) -> None:
-    """Set the shard key of the new row ``instance`` to the bound key if the row has none yet.
+    """If the new row ``instance`` has no shard key yet, set it to the bound key.
 
     :raises BoundKeyMismatch: the row has another key.
     """
@@ -34,12 +34,11 @@ def give_bound_key(instance: Any) -> None:
 
 
 def refuse_other_key(instance: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if a binding is in force for another key than that of
-    ``instance``.
+    """Raise :exc:`BoundKeyMismatch` if the key of ``instance`` is not the bound key.
 
-    Does nothing for instances of models without a bound key, and for a row without a key. If the
-    key was not loaded, one query loads it. A row of an automatic many-to-many table is refused if
-    one of the rows that it joins is in memory and has another key.
+    Does nothing if no key of the instance's model is bound, and for a row without a key. If the key
+    was not loaded, one query loads it. A row of an automatic many-to-many table is refused if one
+    of the two related rows is in memory and has another key.
     """
     bound_key = key_in_force(instance.__class__)
     if bound_key is None:
@@ -57,13 +56,13 @@ def refuse_other_key(instance: Any) -> None:
 
 
 def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
-    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row by an id only.
+    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by its id.
 
-    The id alone does not tell the key of that row. Does nothing inside
-    :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no
-    binding is in force for the rows.
+    The id alone does not determine the key of that row. Does nothing inside
+    :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no key
+    is bound for the rows.
 
-    :param written: names of the fields that are about to be written; None for all.
+    :param written: names of the fields that are about to be written; None for all fields.
     """
     names = None if written is None else set(written)
     values = {
@@ -79,11 +78,11 @@ def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None)
 def refuse_values_given_by_id(
     model: type[Model], values: Mapping[str, Any], row: str | None = None
 ) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``values`` for many-to-many rows are of another key.
+    """Raise :exc:`BoundKeyMismatch` if ``values`` would relate many-to-many rows to rows of another key.
 
-    Each value must be an instance of the bound key, because an id alone does not tell the key. Does
-    nothing inside :func:`related_rows_checked`, for other models than automatic many-to-many
-    tables, or if no binding is in force for the rows.
+    Each value must be an instance with the bound key, because an id alone does not determine the
+    key. Does nothing inside :func:`related_rows_checked`, for other models than automatic
+    many-to-many tables, or if no key is bound for the rows.
 
     :param values: keyed by field name, as for ``update()``.
     :param row: a description of the row; None for several rows.
@@ -102,7 +101,10 @@ def refuse_values_given_by_id(
 
 
 def _checked_relations(model: type[Model]) -> list[Any]:
-    """Return the relations of ``model`` if it is an automatic many-to-many table under a bound key."""
+    """Return the relations of ``model`` if it is an automatic many-to-many table whose key is bound.
+
+    Otherwise return an empty list.
+    """
     if key_in_force(model) is None or _are_related_rows_checked.get():
         return []
     options = required_options(model)
@@ -116,9 +118,9 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def related_rows_checked() -> Iterator[None]:
-    """A context manager: in its block, new many-to-many rows are not checked for the bound key.
+    """Context manager for a block in which new many-to-many rows are not checked for the bound key.
 
-    The caller has already checked the keys of the rows that are joined.
+    Use it if the keys of the related rows have been checked already.
     """
     token = _are_related_rows_checked.set(True)
     try:

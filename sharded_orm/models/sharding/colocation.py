@@ -41,8 +41,8 @@ class Colocation:
     :param alias: the alias of a database for which the statement can be compiled.
     :param shards: the numbers of the shards that execute the statement; None for all shards of the
         group.
-    :param bound_of: a function that returns the shards that a subquery's own conditions name, or
-        None if these conditions name no shard.
+    :param bound_of: a function that returns the shards which a subquery's own conditions determine,
+        or None if these conditions determine no shard.
     """
 
     def __init__(
@@ -66,20 +66,19 @@ class Colocation:
         ordered: bool = True,
         values: Iterable[Any] = (),
     ) -> None:
-        """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads
-        there.
+        """Raise :exc:`CrossShardRelation` if a shard may lack a row that ``query`` reads there.
 
         :param outer: the queries that enclose ``query``, outermost first; empty if ``query`` is not
             a subquery.
-        :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are
-            checked too.
+        :param ordered: whether the SQL will have an ORDER BY. If so, its expressions are checked,
+            too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
-        :raises UnknownExpression: the library cannot tell which rows an expression reads.
+        :raises UnknownExpression: it is unknown to the library which rows an expression reads.
 
-        The check of a query on one table with plain values costs next to nothing. No check sends
-        the query itself. Only ``bound_of`` may send a query, to the directory: the table that
-        records the shard of each key.
+        The check of a query on one table with plain values costs next to nothing. The query itself
+        is never sent. Only ``bound_of`` may send a query, to the directory: the table that records
+        the shard of each key.
         """
         for part in query.combined_queries:
             if part.model is not None:
@@ -110,8 +109,8 @@ class Colocation:
             for alias, join in tables.items()
         }
         for alias, join in tables.items():
-            # Skip a join that Django has trimmed: it stays in alias_map with a reference count of
-            # 0.
+            # Skip a join that Django has trimmed: it is still in alias_map, with a reference count
+            # of 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 self._check_model(query, models[alias], "joins")
                 self._check_way_from_copy(query, models[join.parent_alias], models[alias])
@@ -125,9 +124,9 @@ class Colocation:
                     self._check_model(query, column.target.model, "reads")
 
     def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
-        """Raise if a join leads from a copy of global rows back to rows of the group.
+        """Raise an error if a join leads from copies of global rows back to rows of the group.
 
-        Rows of any shard may refer to the same global row.
+        Rows on other shards may refer to the same global row, and the join would miss them.
         """
         if self._group is not None and has_copies(model) and not has_copies(joined):
             raise CrossShardRelation(
@@ -137,17 +136,17 @@ class Colocation:
             )
 
     def _check_join(self, query: Query, join: Any) -> None:
-        """Raise if a row that ``join`` needs may be on another shard.
+        """Raise an error if a row that ``join`` needs may be on another shard.
 
-        A join along a foreign key or a generic relation is allowed, because neither leads to another
-        shard.
+        A join along a foreign key or a generic relation is allowed, because it never leads to
+        another shard.
         """
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
             return
         if getattr(field, "stays_on_shard", False):
             return
-        # Nothing keeps the rows of a ForeignObject on one shard. So such a join is allowed only if
+        # The rows of a ForeignObject may be on different shards. So such a join is allowed only if
         # equal values of the compared columns are always on one shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
@@ -173,10 +172,10 @@ class Colocation:
         )
 
     def _check_select_related(self, query: Query) -> Query:
-        """Check the relations that ``select_related()`` follows. Return the query to check further.
+        """Check the relations that ``select_related()`` follows, and return the query to check further.
 
-        In most cases, ``query`` itself is returned. If ``select_related()`` follows a
-        :class:`FilteredRelation`, a copy of ``query`` with the joins of that relation is returned.
+        This is usually ``query`` itself. If ``select_related()`` follows a
+        :class:`FilteredRelation`, it is a copy of ``query`` with the joins of that relation.
         """
         meta: Any = query.get_meta()
         relations: Any = query.select_related
@@ -195,10 +194,9 @@ class Colocation:
         return query
 
     def _check_required_relations(self, query: Query, meta: Any, depth: int) -> None:
-        """Check ``select_related()`` without names, which follows all foreign keys that are not
-        nullable.
+        """Check ``select_related()`` without names, which follows all foreign keys with ``null=False``.
 
-        :param depth: the largest length of a chain of relations to follow.
+        :param depth: the maximum length of a chain of relations to follow.
         """
         if not depth:
             return
@@ -214,7 +212,7 @@ class Colocation:
         for name, deeper in relations.items():
             relation = names.get(name)
             if relation is None or relation.related_model is None:
-                continue  # For an unknown name Django raises an error that lists the choices.
+                continue  # Skip an unknown name: Django raises an error for it, which lists the choices.
             self._check_model(query, relation.related_model, "follows (select_related)")
             self._check_way_from_copy(query, meta.model, relation.related_model)
             if deeper:
@@ -223,16 +221,18 @@ class Colocation:
     # -- Subqueries
 
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
-        """Raise unless each shard of the statement has all rows that the subquery reads.
+        """Raise an error if a shard of the statement may lack a row that the subquery reads.
 
         The check passes in three cases: (1) The statement is for one shard, and the subquery's own
-        conditions name that shard. (2) No row can meet the subquery's own conditions. (3) A
+        conditions determine that shard. (2) No row can meet the subquery's own conditions. (3) A
         condition compares a column of the subquery with a column of the outer query, and equal
         values of these columns are always on one shard.
         """
         inner = nested.query
         if not inner.combinator and has_copies(inner.model):
-            return  # Each shard has all rows: check() has found that the query reads only copies.
+            # Each shard has all rows: check() has made sure that the query reads only copies of
+            # global rows.
+            return
         parts = inner.combined_queries or (inner,)
         if not inner.combinator and self._is_tied(nested, outer):
             return
@@ -257,10 +257,10 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether ``inner`` has a condition such as ``ref=OuterRef("pk")``, which only rows on the
-        outer row's shard can meet.
+        """Whether ``inner`` has a condition that only rows on the outer row's shard can meet.
 
-        ``inner`` may also have a GROUP BY or a slice, because the condition applies before them.
+        An example is ``ref=OuterRef("pk")``. ``inner`` may also have a GROUP BY or a slice, because
+        they are applied after the condition.
         """
         for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
@@ -282,10 +282,10 @@ class Colocation:
     def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
         """Whether the rows of ``inner`` refer to the outer row by a generic foreign key.
 
-        Then they are on its shard.
+        If so, they are on the shard of the outer row.
 
-        :param object_id: a column of ``inner`` that is equal to ``pk``. The rows of ``inner`` must also
-            have the content type of the outer row.
+        :param object_id: a column of ``inner`` that is equal to ``pk``. To refer to the outer row,
+            the rows of ``inner`` must also have its content type.
         :param pk: a column of the outer query.
         """
         model: Any = object_id.target.model
@@ -305,9 +305,9 @@ class Colocation:
         return False
 
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
-        """Whether ``pk__in=….values("ref")`` gives the right result if each shard runs it alone.
+        """Whether ``pk__in=….values("ref")`` has the right result if each shard evaluates it alone.
 
-        On each shard, the comparison sees only the rows that the subquery returns there. That is
+        On each shard, the comparison sees only the rows that the subquery returns there. This is
         enough if equal values of both sides are always on one shard. False for a subquery with a
         slice or an aggregate, because its result on one shard differs from that on all shards.
         """
@@ -329,10 +329,10 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # If one side contains NULL, SQL's ``IN`` yields "unknown" instead of "false". But a NULL in
-        # a row of another shard is not seen here, so ``IN`` yields "false" on this shard. Where
-        # "false" and "unknown" have different effects, such as under NOT, neither side may contain
-        # NULL.
+        # If one side contains NULL, SQL's ``IN`` may yield "unknown" instead of "false". But this
+        # shard does not see a NULL in a row of another shard, so its ``IN`` yields "false". Where
+        # "false" and "unknown" have different effects, for example under NOT, neither side may
+        # contain NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
@@ -353,7 +353,10 @@ class Colocation:
 
 
 def _required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:
-    """Yield each number that every row of ``query`` must have in the column of ``field``."""
+    """Yield each number that every row of ``query`` must have in the column of ``field``.
+
+    Only the table ``alias`` is considered.
+    """
     for lookup in required_conditions(query.where):
         if isinstance(lookup, Exact) and is_from_django(lookup) and isinstance(lookup.rhs, int):
             for column in columns(lookup.lhs):
@@ -364,19 +367,19 @@ def _required_values(query: Query, alias: str | None, field: Any) -> Iterator[in
 def _joined_model(join_field: Any) -> Any:
     """Return the model whose table a join along ``join_field`` adds to the query."""
     field = getattr(join_field, "field", join_field)
-    # A generic relation is declared on the model that is referred to; a foreign key, on the other
-    # one.
+    # A generic relation is declared on the model to which the rows refer; a foreign key is declared
+    # on the model of the referring rows.
     is_generic = field.one_to_many
     return join_field.model if is_generic else join_field.related_model
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return the tokens of ``field``, which tell with which other fields it can be compared.
+    """Return the tokens of ``field``. Fields with a common token can be compared on each shard alone.
 
     If two fields have a common token, rows with equal values in these fields are always on one
-    shard of ``group``. One kind of token is for fields that contain the shard key. The other kind
-    is for fields that are, or refer to, the same primary key. Equal values of a field without
-    tokens may be on several shards.
+    shard of ``group``. There are two kinds of tokens: one for fields that contain the shard key,
+    and one for fields that are the same primary key, or refer to it. Equal values of a field
+    without tokens may be on several shards.
     """
     keys: set[tuple[Any, ...]] = set()
     options = shard_options(field.model)
@@ -392,8 +395,8 @@ def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            # The foreign key refers to a field that is not a primary key, so add no token. Such a
-            # target field is unique only within each shard: several shards may have the same value.
+            # The foreign key refers to a field that is not a primary key, so add no token: such a
+            # field is unique only within each shard, and several shards may have the same value.
             return frozenset(keys)
 
 

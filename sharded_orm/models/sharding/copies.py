@@ -8,7 +8,7 @@ from typing import Any
 def has_copies(model: Any) -> bool:
     """Whether each shard of each group has a table of ``model`` with copies of its global rows.
 
-    An app that keeps such copies sets ``_has_copies_on_shards`` on the class. The shard has all rows,
-    so a statement may join them, and may read them in a subquery.
+    An app that maintains such copies sets ``_has_copies_on_shards`` on the class. Each shard has
+    all rows of the model, so a statement may join them or read them in a subquery.
     """
     return getattr(model, "_has_copies_on_shards", False) is True

@@ -1,8 +1,8 @@
-"""The shard on which a stored row is now, although its key may have moved since the row was read.
+"""Finds the current shard of a stored row, whose key may have moved since the row was read.
 
-``_state.db`` of an instance names the shard from which the row was read. That may be long ago,
-because the instance may have been pickled or cached. The shard can differ only if the key has
-moved, so an instance of any other key costs no additional query.
+``_state.db`` of an instance is the shard from which the row was read. That may be long ago, because
+the instance may have been pickled or cached. The current shard can differ only if the key has
+moved, so an instance with a key that has not moved costs no additional query.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from sharded_orm.exceptions import KeyMoved
 def current_alias(options: Any, instance: Any) -> str | None:
     """Return the alias of the shard that has a stored row now.
 
-    The result is ``_state.db`` if the key has not moved, or if ``_state.db`` is not a shard, such
-    as the database that had the rows before they were sharded. Costs as much as a look-up of the
-    key, but nothing inside Django's ``TestCase``, where no key moves. If some keys have moved and
-    the instance does not know its key, one query reads the key from ``_state.db`` first.
+    The result is ``_state.db`` if the key has not moved. It is also ``_state.db`` if this is not a
+    shard, but for example the database that had the rows before they were sharded. Costs as much as
+    a look-up of the key, but nothing inside Django's ``TestCase``, where no key moves. If some keys
+    have moved and the key of the instance is not loaded, one query reads the key from ``_state.db``
+    first.
 
-    :raises KeyMoved: the instance does not know its key, and its row is not on ``_state.db`` any
+    :raises KeyMoved: the key of the instance is not loaded, and its row is not on ``_state.db`` any
         more.
     :param options: the :class:`~sharded_orm.models.sharding.options.ShardOptions` of the instance.
     """
@@ -41,7 +42,8 @@ def current_alias(options: Any, instance: Any) -> str | None:
     try:
         number = strategy.moved_to(field.get_prep_value(value))
     except (TypeError, ValueError, ValidationError):
-        return alias  # The value cannot be a key. Code that needs the key reports that.
+        # The value cannot be a key. Ignore this here, because code that needs the key reports it.
+        return alias
     if number is None:
         return alias
     shard = runtime.topology().resolve(alias)
@@ -53,8 +55,8 @@ def current_alias(options: Any, instance: Any) -> str | None:
 def _key_field(options: Any) -> Any:
     """Return the field of the shard key.
 
-    For an automatic many-to-many table, return the field of the first of the two models that it
-    joins.
+    For an automatic many-to-many table, return the shard key of the first of the two related
+    models.
     """
     if options.key is not None:
         return options.key
@@ -64,7 +66,7 @@ def _key_field(options: Any) -> Any:
 def _read_key(options: Any, instance: Any, alias: str) -> Any:
     """Read the shard key of ``instance``, which was loaded without its key, from the shard ``alias``.
 
-    Return None if ``alias`` is no shard of the group, or if the instance has no primary key.
+    Return None if ``alias`` is not a shard of the group, or if the instance has no primary key.
 
     :raises KeyMoved: the shard does not have the row.
     """
@@ -73,7 +75,8 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
     if shard is None or shard.group != options.group or instance.pk is None:
         return None
     if options.key is not None and attname in instance.__dict__:
-        return None  # None was assigned. Code that needs the key reports that.
+        # The key is None because None was assigned to it. Code that needs the key reports this.
+        return None
     path = attname if options.key is not None else f"{options.relations[0].name}__{attname}"
     # Use Django's queryset, because the library's own would look for the shard again.
     rows: Any = QuerySet(type(instance), using=alias)
@@ -90,11 +93,9 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
 
 
 def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
-    """Whether a stored row has another shard key than ``instance``.
+    """Whether an UPDATE found no row because the stored row has another shard key.
 
-    Called if an UPDATE found no row.
-
-    At most two queries.
+    Sends at most two queries.
 
     :param rows: a queryset on the shard of the UPDATE, not limited to one key.
     :param pk: the primary key of the row.
@@ -104,7 +105,8 @@ def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
     read_from = instance._state.db
     if read_from in (None, rows.db):
         return False
-    # The row was read from another shard than the one that the instance's key has now. Either the
-    # key has moved, or another key was assigned to the instance.
+    # The row was read from another shard than the current shard of the instance's key. Either the
+    # key has moved, or another key was assigned to the instance. In the second case, the former
+    # shard has the row with another key.
     former = rows.using(read_from).filter(pk=pk)
     return bool(former.exclude(**{options.key.attname: options.key_of(instance)}).exists())

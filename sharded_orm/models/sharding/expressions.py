@@ -1,10 +1,10 @@
 """Finds the subqueries inside a query, wherever Django allows an expression.
 
-``get_source_expressions()`` does not list every subquery. Others are in the values of a lookup, in
-the condition of a joined relation, or in attributes that later versions of Django may add. So this
-module searches all attributes of an object. It refuses SQL text that contains SELECT or TABLE. It
-also refuses an expression of a project's class that writes its own SQL, unless the class has the
-decorator ``reads_own_row``.
+``get_source_expressions()`` does not return every subquery. A subquery may also be in the values of
+a lookup, in the condition of a joined relation, or in an attribute that a later version of Django
+adds. So this module searches all attributes of an object. It refuses SQL text that contains SELECT
+or TABLE. It also refuses an expression whose class comes from the project and generates its own
+SQL, unless the class has the decorator ``reads_own_row``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from django.utils.tree import Node
 from sharded_orm.exceptions import UnknownExpression
 from sharded_orm.routing.where_clause import is_from_django, writes_own_sql
 
-#: Attributes of ``Query`` that can hold expressions, and so are searched for subqueries.
+#: Attributes of ``Query`` that can contain expressions, and so are searched for subqueries.
 HOLDS_EXPRESSIONS = frozenset(
     {
         "alias_map", "annotations", "combined_queries", "extra", "extra_order_by", "extra_tables",
@@ -52,13 +52,14 @@ HOLDS_EXPRESSIONS = frozenset(
 #: expressions when it compiles the query. :mod:`sharded_orm.models.sharding.ordering` resolves them
 #: earlier, so that the expressions can be searched for subqueries.
 HOLDS_NAMES = frozenset({"distinct_fields", "order_by"})
-#: Attributes of ``Query`` in which no subquery has to be looked for. They hold flags, integers,
-#: names of tables and columns, model instances, or copies of expressions of a searched attribute.
+#: Attributes of ``Query`` that need not be searched for subqueries. They contain flags,
+#: integers, names of tables and columns, model instances, or copies of expressions in a searched
+#: attribute.
 HOLDS_NONE = frozenset(
     {
         "_annotation_select_cache", "_constructor_args", "_db", "_extra_select_cache",
-        # This attribute need not be searched. A filtered relation is compiled only as part of a
-        # join, and the join, which is searched, holds a copy of the relation's condition.
+        # Do not search this attribute. A filtered relation is compiled only as a part of a join.
+        # The join, which is searched, contains a copy of the relation's condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
         "base_table", "combinator", "combinator_all", "compiler", "contains_subquery", "default_cols",
@@ -72,9 +73,9 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
-# Attributes of ``Query`` that are not searched for subqueries. ``combined_queries`` has the parts
-# of a union; they are left out, because Colocation.check() checks each part like a separate query.
-# "bound_key" is a plain value of BoundKeyQuery, and "is_limited_by_exists" a flag.
+# Attributes of ``Query`` that are not searched for subqueries. "combined_queries" contains the
+# parts of a union, which Colocation.check() checks like separate queries. "bound_key" is a plain
+# value of BoundKeyQuery, and "is_limited_by_exists" is a flag.
 _SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries", "bound_key", "is_limited_by_exists"}
 # Types whose values cannot contain an expression.
 _PLAIN = frozenset(
@@ -83,7 +84,7 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Attributes of expressions that hold the constructor's arguments as they were before Django
+# Attributes of expressions that contain the constructor's arguments as they were before Django
 # resolved them. They are not searched, because the resolved arguments are in other attributes.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
@@ -94,7 +95,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Class decorator: declare that an expression's SQL reads nothing but its source expressions.
+    """Class decorator: declare that the SQL of an expression reads only its source expressions.
 
     ::
 
@@ -105,9 +106,9 @@ def reads_own_row(cls: _Class) -> _Class:
             def as_sql(self, compiler, connection): ...
 
     Decorate lookups, transforms, functions and other expressions of a project if they override a
-    method that writes SQL. Without the decorator, a query on shards that uses such a class raises
-    :exc:`UnknownExpression`, because the class could read rows of another shard. A subclass needs
-    the decorator too if it overrides such a method itself.
+    method that generates SQL. Without the decorator, a query on shards that uses such a class
+    raises :exc:`UnknownExpression`, because the class could read rows of another shard. A subclass
+    needs the decorator, too, if it overrides such a method itself.
     """
     _registered.add(cls)
     _known_kinds.clear()
@@ -116,13 +117,14 @@ def reads_own_row(cls: _Class) -> _Class:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A subquery, with the facts about its place in the outer query.
+    """A subquery, with the facts about its position in the outer query.
 
     :param query: the subquery; its references to the outer query are resolved to columns.
     :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: True if SQL's "unknown" (a comparison with NULL) has the same effect as "false"
-        at this place, as in a condition without NOT. False if the effects may differ.
+    :param certain: True if SQL's "unknown" (the result of a comparison with NULL) has the same
+        effect as "false" at this position, as in a condition without NOT. False if the effects may
+        differ.
     :param not_null: columns that cannot be NULL here, because another condition, joined by AND,
         excludes NULL.
     """
@@ -136,13 +138,14 @@ class Nested:
 def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
     """Yield the subqueries of ``query``, but not the subqueries inside a subquery.
 
-    :param more: other expressions whose subqueries are yielded too.
-    :param trusted: whether to accept SQL that the library does not know. True for the global
+    :param more: other expressions whose subqueries are yielded, too.
+    :param trusted: whether to accept SQL whose rows are unknown to the library. True for the global
         database, which has all rows of its tables.
-    :raises UnknownExpression: ``trusted`` is False, and the library cannot tell which rows an
+    :raises UnknownExpression: ``trusted`` is False, and it is unknown to the library which rows an
         expression reads.
     """
-    # A copy, because another thread that evaluates the same queryset may set an attribute meanwhile.
+    # Iterate over a copy, because another thread that evaluates the same queryset may add an
+    # attribute at the same time.
     for name, value in vars(query).copy().items():
         if not value or name in _SKIPPED:
             continue
@@ -169,7 +172,7 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
 def required_conditions(where: WhereNode) -> Iterator[Any]:
     """Yield the conditions in ``where`` that every matching row must meet.
 
-    Conditions under OR or NOT are not among them.
+    Conditions under OR or NOT are left out.
     """
     if where.negated or (where.connector != AND and len(where.children) != 1):
         return
@@ -193,9 +196,9 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Whether the attributes of an expression of class ``kind`` contain all that its SQL refers to.
+    """Whether an expression of class ``kind`` contains everything to which its SQL refers.
 
-    This is False for a class of a project that writes its own SQL without ``reads_own_row``.
+    False for a class of a project that generates its own SQL without ``reads_own_row``.
     """
     known = _known_kinds.get(kind)
     if known is None:
@@ -214,7 +217,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # reads_own_row also covers the methods that the class inherits.
+            return True  # Stop here: reads_own_row also covers the methods that the class inherits.
         if writes_own_sql(cls):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Finds the group of a historical model: one that occurs in migrations, but is no longer installed.
+"""Finds the group of a historical model: a model in migrations that is no longer installed.
 
 Migrations of a renamed or deleted model still run on every new shard of its group. They must not
 run on any other database.
@@ -22,9 +22,10 @@ from sharded_orm.models.sharding.options import shard_options
 def group_of_historical_model(app_label: str, model_name: str) -> str | None:
     """Return the group of a model that is not installed, or None for the global database.
 
-    The first rule that applies decides. (1) The model is in the ``FORMER_MODELS`` of a group: that
-    group. (2) The model was renamed to an installed model: the group of that model. (3) All models
-    of the app, installed or in ``FORMER_MODELS``, are in one group: that group. Otherwise None.
+    The first rule that applies decides: (1) If the model is in the ``FORMER_MODELS`` of a group, it
+    is in that group. (2) If the model was renamed to an installed model, it is in the group of that
+    model. (3) If all models of the app, installed or in ``FORMER_MODELS``, are in one group, it is
+    in that group. Otherwise the result is None.
 
     Reads the app's migrations from disk, once per process.
     """
@@ -40,7 +41,10 @@ def group_of_historical_model(app_label: str, model_name: str) -> str | None:
 
 
 def named_model_has_copies(app_label: str, model_name: str) -> bool:
-    """Whether :func:`has_copies` is true for the model of this name, which may have been renamed since."""
+    """Whether :func:`has_copies` is true for a model, which may have been renamed since the migration.
+
+    :param model_name: the model's name in the migration.
+    """
     if app_label not in apps.app_configs:
         return False
     name: str | None = model_name.lower()
@@ -87,7 +91,7 @@ def _current_name(app_label: str, module: str | None, model_name: str) -> str | 
 
 @cache
 def _new_names(app_label: str, module: str | None) -> dict[str, str]:
-    # The parameter ``module`` is not read. It makes @cache keep a separate result for each
+    # The parameter ``module`` is not used here. It makes @cache store a separate result for each
     # migrations module, because tests may set another migrations module for the app.
     loader = MigrationLoader(None, ignore_no_migrations=True)
     return {

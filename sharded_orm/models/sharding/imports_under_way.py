@@ -9,16 +9,16 @@ from typing import Any
 
 _machinery: Any = getattr(importlib, "_bootstrap", None)
 _FILE = "<frozen importlib._bootstrap>"
-#: Python's dict with a lock for each module that any thread imports at the moment. The dict is
-#: mostly empty; then no stack frames need to be examined. If Python has no such dict, they are
+#: Python's dict with one lock for each module that any thread is importing. The dict is usually
+#: empty; then no stack frames need to be examined. If Python has no such dict, the frames are
 #: examined each time.
 _module_locks: Any = getattr(_machinery, "_module_locks", (None,))
 
 
 def count_imports_under_way() -> int:
-    """Return how many imports the current thread is executing, counted in frames; 0 if none.
+    """Return a number that grows with each nested import in the current thread; 0 if it imports nothing.
 
-    The number is that of the frames of Python's import system on the thread's stack.
+    It is the number of frames of Python's import system on the thread's stack.
     """
     if not _module_locks:
         return 0

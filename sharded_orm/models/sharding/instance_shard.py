@@ -1,4 +1,4 @@
-"""A condition that limits a query to the shard of instances, also after their key has moved."""
+"""A condition that limits a query to the shard of instances, even after their key has moved."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sharded_orm.routing.where_clause import OnShard
 def on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnShard:
     """Return a condition that is true on the shard that has ``instances``.
 
-    The shard is found when the query is sent, because a queryset may be built before a move of the key
-    and evaluated afterwards.
+    The shard is looked up when the query is sent, because a queryset may be built before a move of
+    the key and evaluated after it.
 
-    :param options: the options of the model of the query.
+    :param options: the options of the query's model.
     :param instances: at least one instance, all on one shard of the group of ``options``.
     """
     if runtime.strategy(options.group).moves_keys:
@@ -43,4 +43,4 @@ class _OnShardOf(OnShard):
 
     @alias.setter
     def alias(self, alias: str) -> None:
-        pass  # No alias is kept: the shard is looked up for each query.
+        pass  # Ignore the value, because the shard must be looked up for each query.

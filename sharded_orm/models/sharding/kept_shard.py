@@ -1,4 +1,4 @@
-"""Keeps the shard of a row while the row is saved, so that the routing strategy is asked only once."""
+"""Remembers the shard of a row while the row is saved, so that its key is looked up only once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sharded_orm.topology.model import Shard
 
 
 class KeptShard:
-    """Keeps the shard that was last found for one row, until :meth:`close`.
+    """Remembers the shard that was last looked up for one row, until :meth:`close`.
 
     Saving a row looks up its shard several times: in the router, in ``save_base()`` and in the
-    insert. The kept shard is used only if the key's value and the topology are still the same: a
-    receiver of ``pre_save`` may change the key, and the topology may change meanwhile.
+    insert. The remembered shard is used only if the key's value and the topology have not changed:
+    a receiver of ``pre_save`` may change the key, and a new topology may be loaded in between.
     """
 
     def __init__(self) -> None:
@@ -24,27 +24,29 @@ class KeptShard:
         self._shard: Shard | None = None
 
     def close(self) -> None:
-        """Forget the kept shard, and keep no shard from now on.
+        """Forget the shard, and remember no shard from now on.
 
-        This holds for shallow copies of the row too, because they share this object.
+        Shallow copies of the row share this object, so they remember no shard, either.
         """
         self._is_open = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # So a deep copy or a pickle of the row has no kept shard.
+        # Reduce the object to None, so that a deep copy or a pickle of the row remembers no shard.
+        return type(None), ()
 
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
     ) -> Shard | None:
-        """Return the shard that is kept for ``value``.
+        """Return the shard that is remembered for ``value``.
 
-        If no shard is kept, call ``find(group, value)``, and keep the result.
+        If none is remembered, call ``find(group, value)`` and remember the result.
         """
         if not self._is_open or isinstance(value, bytearray | memoryview):
-            # Do not keep a shard for a mutable value, because the value may later be another key.
+            # Do not remember a shard for a mutable value, because the value may be changed to
+            # another key later.
             return find(group, value)
-        # The generation counts changes of the topology. Read it before the look-up: if the topology
-        # changes during the look-up, the next call does not use the result.
+        # The generation counts changes of the topology. Read it before the look-up, so that the
+        # result is not used again if the topology changes during the look-up.
         question = (relocation.generation, group, type(value), value)
         if self._shard is None or question != self._question:
             self._shard, self._question = find(group, value), question
@@ -53,9 +55,7 @@ class KeptShard:
 
 @contextmanager
 def keep_shard(instance: Any) -> Iterator[None]:
-    """Within the ``with`` block, look up the shard of ``instance`` only once for each value of its
-    key.
-    """
+    """Within the ``with`` block, look up the shard of ``instance`` once for each value of its key."""
     state = instance._state
     kept = state.kept_shard = KeptShard()
     try:
@@ -70,9 +70,10 @@ def find_shard(
 ) -> Shard | None:
     """Return the shard of a key or id in ``group``; None if ``find`` returns None.
 
-    While ``instance`` is being saved (see :func:`keep_shard`), the shard is looked up only once.
+    While ``instance`` is being saved (see :func:`keep_shard`), the shard is looked up only once for
+    each value.
 
-    :param value: the shard key of ``instance``, or an id that ``instance`` refers to.
+    :param value: the shard key of ``instance``, or an id to which ``instance`` refers.
     :param find: the function that looks the shard up: :func:`runtime.locate`,
         :func:`runtime.place` or :meth:`ShardOptions.place_key`.
     """

@@ -1,7 +1,7 @@
-"""Sources that know the shard keys of rows which a query names by another column.
+"""Sources of keys: they know the shard keys of rows that a query selects by another column.
 
-A source is asked only if the conditions of a query contain no shard key. Sources belong to apps of
-Django: an app provides its source when it is ready.
+The sources are used only if the conditions of a query contain no shard key. An app of Django can
+provide a source when it is ready.
 """
 
 from __future__ import annotations
@@ -13,44 +13,47 @@ from django.db.models import Field, Model
 
 
 class KeyGuess(Protocol):
-    """What a source remembers of the only row that may have a value. It may be out of date.
+    """A guess: which shard key the only row with a certain value had when the source last saw it.
 
-    The row is where the guess says only if the shard of :attr:`key` answers with it.
+    The guess may be out of date. It is proved if the shard of :attr:`key` returns a row with the
+    value.
     """
 
     @property
     def key(self) -> Any:
-        """The shard key that the row had, as the database stores it; None if it is not remembered."""
+        """The shard key that the row had, as the database stores it; None if no key is remembered."""
 
     def forget(self) -> None:
-        """Note that a query did not find the row."""
+        """Drop the guess, because a query did not find the row on the guessed shard."""
 
 
 class KeySource(Protocol):
-    """Knows which shard keys the rows with certain values in a column have."""
+    """A source of keys: knows the shard keys of the rows that have certain values in a column."""
 
     def keys(
         self, model: type[Model], field: Field[Any, Any], values: Sequence[Any]
     ) -> Sequence[Any] | None:
-        """Return shard keys, among them that of each stored row whose ``field`` has one of ``values``.
+        """Return the shard keys of all stored rows whose ``field`` has one of ``values``.
 
-        The result is as of one moment: a row that has one value after another is not missed.
+        The result may contain other keys, too. It is consistent: even if the value of a row changes
+        from one of ``values`` to another during the call, the row is not missed.
 
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.
-        :returns: the keys as the database stores them; None if the source does not know them all.
+        :returns: the keys as the database stores them; None if the source may not know all of them.
         """
 
     def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
         """Return the guess for the row with ``value``. Sends nothing.
 
-        :returns: None if two rows may have the value at one moment, on whatever shards, or if the source
-            does not know.
+        :returns: None if the source remembers nothing, or if two rows of any shards may have the
+            value at the same time.
         """
 
     def hint(self, model: type[Model]) -> str:
-        """Return why a query of ``model`` without a shard key is refused, as a clause; "" if the source
-        has nothing to say.
+        """Return why a query of ``model`` without a shard key is refused: a clause of an error message.
+
+        Return "" if the source knows no reason.
         """
 
 
@@ -58,7 +61,7 @@ _sources: list[KeySource] = []
 
 
 def provide_key_source(source: KeySource) -> None:
-    """Add a source, which :func:`known_keys` asks after the earlier ones."""
+    """Add a source. :func:`known_keys` queries the sources in the order in which they were added."""
     _sources.append(source)
 
 
@@ -69,7 +72,7 @@ def has_key_sources() -> bool:
 def known_keys(
     model: type[Model], field: Field[Any, Any], values: Sequence[Any]
 ) -> Sequence[Any] | None:
-    """Return the result of the first source that knows the keys; see :meth:`KeySource.keys`."""
+    """Return the keys from the first source that knows them; see :meth:`KeySource.keys`."""
     for source in _sources:
         keys = source.keys(model, field, values)
         if keys is not None:
@@ -78,7 +81,7 @@ def known_keys(
 
 
 def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
-    """Return the first guess of a source; see :meth:`KeySource.guess`."""
+    """Return the guess of the first source that has one; see :meth:`KeySource.guess`."""
     for source in _sources:
         key_guess = source.guess(model, field, value)
         if key_guess is not None:
@@ -87,5 +90,8 @@ def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | 
 
 
 def hint(model: type[Model]) -> str:
-    """Return what the sources say about a query of ``model`` that names no shard key."""
+    """Return why a query of ``model`` without a shard key is refused, according to the sources.
+
+    The result is the end of a sentence; "" if no source knows a reason.
+    """
     return "".join(f", and {text}" for source in _sources if (text := source.hint(model)))

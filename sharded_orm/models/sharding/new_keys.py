@@ -1,8 +1,8 @@
 """Checks shard keys that are foreign keys to the global database.
 
-New keys are checked before they are placed on shards, and the keys of a fixture when it is loaded.
-No database has a constraint for such a foreign key. Without the check, a mistyped key would get a
-shard for good, and its row would be stored.
+New keys are checked before they are assigned to shards, and the keys of a fixture when it is
+loaded. No database has a constraint for such a foreign key. Without the check, a mistyped key would
+be assigned to a shard permanently, and its row would be stored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ BATCH = 500
 def refuse_dangling_keys(group: str, field: Any, keys: Sequence[Any]) -> None:
     """Raise an error if one of the ``keys`` of ``group`` refers to a row that does not exist.
 
-    One query per 500 keys. It is sent to the database to which such rows are written, so it also
-    finds rows of the caller's open transaction.
+    Sends one query per 500 keys, to the database to which such rows are written. So rows of the
+    caller's open transaction are found, too.
 
     :param field: the foreign key whose values are the keys.
     :param keys: values as the database would store them.
-    :raises DanglingShardKey: a row does not exist. The error names the first such key.
+    :raises DanglingShardKey: a row does not exist. The message contains the first such key.
     """
     model, target = field.remote_field.model, field.target_field
     alias = router.db_for_write(model)
-    # Use no manager of the model, because a manager may leave rows out or read from the cache.
+    # Use no manager of the model, because it may leave rows out or read from the cache.
     rows: Any = QuerySet(model).using(alias).values_list(target.attname, flat=True)
     for start in range(0, len(keys), BATCH):
         batch = keys[start : start + BATCH]

@@ -36,8 +36,7 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # Ordering by an annotation adds no join, because the query has already resolved the
-        # annotation.
+        # Ordering by an annotation adds no join, because the annotation has been resolved already.
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
@@ -47,8 +46,8 @@ def is_plain(query: Query) -> bool:
 def own_names(model: Any) -> dict[str, str]:
     """Return the columns of the model, keyed by the names that ``order_by()`` accepts for them.
 
-    Columns of parents in multi-table inheritance are included. Each key is a name for which
-    ``order_by(name)`` orders by exactly that one column.
+    Columns of parents in multi-table inheritance are included. ``order_by(name)`` with one of the
+    names orders by exactly one column.
     """
     meta = model._meta
     columns = {}
@@ -77,9 +76,9 @@ def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # A name in the ORDER BY of a union stands for a column of the result, so it needs no join.
-        # Django adds an expression in that ORDER BY to each part of the union. So return the
-        # expression: the caller must check it.
+        # A name in the ORDER BY of a union is a column of the result, so it needs no join. Django
+        # adds an expression in this ORDER BY to each part of the union. So return the expressions,
+        # because the caller must check them.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
     # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do.
     expressions = [

@@ -1,4 +1,4 @@
-"""The SQL query of sharded models. It adds the shard of an instance to a condition on the instance."""
+"""The SQL query of sharded models. It adds the instance's shard to a condition on an instance."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, s
 
 
 class ShardedQuery(BoundKeyQuery):
-    """The query of a sharded model. It adds the album's shard to a condition such as
-    ``album=album``.
+    """The query of a sharded model. To a condition such as ``album=album``, it adds the album's shard.
 
-    Django compiles such a condition to a comparison of the primary key, which does not name the
-    shard. This class overrides :meth:`add_q`, through which all conditions come: those of
+    Django compiles such a condition to a comparison of the primary key, which does not determine
+    the shard. This class overrides :meth:`add_q`, which receives all conditions: those of
     ``filter()``, of related managers, and of Django's prefetches, which bypass the queryset.
     """
 
@@ -36,10 +35,11 @@ class ShardedQuery(BoundKeyQuery):
         super().add_q(q_object, reuse_all)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query.resolve_expression(), which Django calls for every subquery. Refuse here
-        # an outer query on a model that is not sharded. Nothing else would refuse it, and the
-        # global database may still have an old table with the name of the sharded model's table.
-        outer, options = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
+        # Overrides Query.resolve_expression(), which Django calls for every subquery. Refuse an
+        # outer query on a model that is not sharded. Nothing else would refuse it, and it could
+        # return wrong rows: the global database may still have an old table with the name of the
+        # sharded model's table.
+        outer, options = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # the model is not None here
         if outer is not None and options is not None and shard_options(outer) is None:
             raise CrossShardRelation(
                 f"The query on {outer.__name__} (global) has a subquery on {options.model.__name__}, which is"
@@ -57,9 +57,9 @@ class ShardedQuery(BoundKeyQuery):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # A shortcut, because nearly every query has a condition on the shard key. If a column of
-        # the model's own table is compared with a plain value, Django's build_filter() has nothing
-        # to resolve, join or trim. It would build the same condition as this block, but slower.
+        # This is a shortcut, because nearly every query has a condition on the shard key. If a
+        # column of the model's own table is compared with a plain value, Django's build_filter()
+        # has nothing to resolve, join or trim. It would build the same condition, but slower.
         if type(filter_expr) is tuple and not branch_negated and not self.annotations:
             name, value = filter_expr
             if type(value) in _PLAIN and (field := own_columns(self.model).get(name)):
@@ -82,7 +82,7 @@ _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 def own_columns(model: Any) -> dict[str, Any]:
     """Return the fields of the model's own table that are not relations, keyed by field name.
 
-    The primary key is also there under the name ``pk``.
+    The key ``pk`` stands for the primary key.
     """
     if model is None:
         return {}
@@ -102,9 +102,9 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # Add the instance's shard to a negated condition too, although negated conditions do not
-        # route the query: exclude(album=album) must not exclude a row of another shard that has the
-        # same album id.
+        # Add the instance's shard to a negated condition, too. Negated conditions do not route the
+        # query, but exclude(album=album) must not exclude a row of another shard that has the same
+        # album id.
         changed.connector, changed.negated = condition.connector, condition.negated
         changed.children = [_with_shard_conditions(options, child) for child in condition.children]
         return changed
@@ -115,10 +115,13 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     name = condition[0]
     lookup = name.rpartition(LOOKUP_SEP)[2]
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
-        return condition  # Rows before or after the instance may be on any shard.
+        # For other comparisons, add nothing, because rows before or after the instance may be on
+        # any shard.
+        return condition
     if _names_shard(options, name):
-        # Add no condition on the instance's shard: the compared value names the shard already. If
-        # the value was changed after the instance was read, the shard of the new value is right.
+        # Add no condition on the instance's shard, because the compared value already determines
+        # the shard. If the value was changed after the instance was read, the shard of the new
+        # value is right.
         return condition
     by_alias: dict[str | None, list[Any]] = {}
     for instance in instances:
@@ -133,7 +136,7 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
-    """Whether a lookup is a test for equality on a field whose values name the shard.
+    """Whether a lookup tests for equality a field whose values determine the shard.
 
     :param name: the name of the lookup, as in ``filter()``, such as ``album`` or ``album__in``.
     """
@@ -153,6 +156,6 @@ def _mentions_instance(child: Any) -> bool:
         return False
     value = child[1]
     if isinstance(value, list | tuple | set | frozenset | ValuesView) and value:
-        # Ignore each None in the list, as Django does, because no value is equal to NULL.
+        # Ignore None in the list, as Django does, because no value is equal to NULL.
         return {isinstance(item, Model) for item in value if item is not None} == {True}
     return isinstance(value, Model)

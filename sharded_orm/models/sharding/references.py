@@ -1,4 +1,4 @@
-"""Checks the rows that new rows refer to by values which no database constraint checks."""
+"""Checks references of new rows that no database constraint checks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 
 def check_references(alias: str, rows: Sequence[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if one of the new ``rows`` refers to a row that the shard
-    ``alias`` lacks.
+    """Raise :exc:`CrossShardRelation` if a new row refers to a row that the shard ``alias`` lacks.
 
-    Only fields with a method ``check_references`` are checked: generic foreign keys. Rows that are
-    given as instances cost no query.
+    Only fields with a method ``check_references`` are checked: generic foreign keys. Rows that were
+    assigned as instances cost no query.
     """
     for field in rows[0]._meta.private_fields if rows else ():
         if (check := getattr(field, "check_references", None)) is not None:

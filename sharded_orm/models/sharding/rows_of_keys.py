@@ -1,7 +1,7 @@
 """SQL conditions that select the rows of certain shard keys, in any table of a group.
 
-A table may have a column for the shard key. Otherwise, foreign keys lead to the row that has the
-key: from an automatic many-to-many table, or from the table of a child model.
+Some tables have no column for the shard key: automatic many-to-many tables, and the tables of child
+models. For them, foreign keys lead to the row that has the key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RowsOfKeys:
     def condition(self, table: str, alias: str) -> Expression | None:
         """Return a condition that is true for the rows of ``table`` that have one of the keys.
 
-        Return None if the table cannot have such rows, because its keys have another type, or it has
+        Return None if the table cannot have such rows: its keys have another type, or it contains
         copies of global rows.
 
         :param alias: the name of the table in the statement.
@@ -54,7 +54,7 @@ class RowsOfKeys:
         )
 
     def condition_of(self, model: type[Model], alias: str) -> Expression | None:
-        """Return the condition for the table of ``model``, as :meth:`condition` does."""
+        """Return the condition for the table of ``model``; see :meth:`condition`."""
         links, key = way_to_key(model)
         values = self.values(key)
         return (
@@ -62,10 +62,10 @@ class RowsOfKeys:
         )
 
     def values(self, key: Field[Any, Any]) -> list[Any]:
-        """Return the keys as values of the field ``key``.
+        """Return the shard keys as values of the field ``key``.
 
-        Shard keys of one group may have different types. For the directory, the number 7 and the
-        text "7" are the same key.
+        Shard keys of one group may have different types. For the directory, which stores keys as
+        text, the number 7 and the text "7" are the same key.
         """
         strategy = runtime.strategy(self.group)
         assert isinstance(strategy, DirectoryStrategy)
@@ -83,7 +83,7 @@ class RowsOfKeys:
 
 
 def way_to_key(model: type[Model]) -> tuple[list[Any], Any]:
-    """Return the way from ``model`` to its shard key: foreign keys, and the field of the key."""
+    """Return how to get from ``model`` to its shard key: a list of foreign keys, and the key's field."""
     options = required_options(model)
     key: Any = options.key
     if key is not None and key in model._meta.local_concrete_fields:
@@ -96,9 +96,11 @@ def way_to_key(model: type[Model]) -> tuple[list[Any], Any]:
 
 
 class HasKey(Expression):
-    """A condition: the row of a table has one of the keys ``values``.
+    """A condition that is true if the row of a table has one of the keys ``values``.
 
     :param column: the column of the first of ``links``; without links, the column of the key.
+    :param links: the foreign keys from the table to the row that has the key.
+    :param key: the field of the shard key.
     """
 
     conditional = True
@@ -115,7 +117,7 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # If the key may be NULL, make the result false for such a row, not unknown.
+            # If the key is NULL, make the result false instead of unknown.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

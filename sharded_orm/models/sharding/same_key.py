@@ -1,18 +1,18 @@
 """Makes sure that related rows inside a group have the same shard key.
 
-Rows of two keys may happen to be on one shard. A database would let them refer to each other. But
-if one of the keys had another shard, the relation would be refused. Also, a site whose keys are
-tenants must not show one tenant's rows to another. So a row refers only to rows of its own key.
-``ShardMeta.same_key = False`` allows rows of other keys that are on the same shard.
+Rows of two keys may happen to be on one shard, whose database would let them refer to each other.
+But if one of the keys were on another shard, the relation would be refused. Also, a site whose keys
+are tenants must not show one tenant's rows to another. So a row may refer only to rows of its own
+key. ``ShardMeta.same_key = False`` also allows rows of other keys on the same shard.
 
 In a group whose keys contain their shard (strategy ``embedded``), each row may have a key of its
-own, and rows of different keys are stored next to each other on purpose. Relations in such a group
-may join different keys.
+own. Rows of different keys are stored next to each other on purpose. Relations in such a group may
+join different keys.
 
 A stored row may have been read without its shard key (``only("name")``). A write, a form, and the
 other side of a one-to-one field then load the key with one query (``load=True``). Other reads do
-not load it. A row of an automatic many-to-many table has the key of the two rows that it joins. If
-only one of them is in memory, a write of a stored row loads the other one.
+not load the key. A row of an automatic many-to-many table has the key of the two rows that it
+relates. If only one of these rows is in memory, a write of a stored row loads the other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
 
 
 def relates_one_key(options: ShardOptions) -> bool:
-    """Whether the two rows that an automatic many-to-many table joins need the same shard key.
+    """Whether the two rows that an automatic many-to-many table relates need the same shard key.
 
     :param options: the options of the table's model.
     """
@@ -60,14 +60,14 @@ def relates_one_key(options: ShardOptions) -> bool:
 
 
 def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> Any:
-    """Return the shard key of ``instance`` as the database stores it, or None if it is not known.
+    """Return the shard key of ``instance`` as the database stores it, or None if it is unknown.
 
-    The key is not known if it is not set, not loaded, or computed by the database.
+    The key is unknown if it is not set, not loaded, or computed by the database.
 
     :param load: whether to load the key of a stored row if the key was deferred.
     """
     key = options.key
-    row = getattr(instance, "_wrapped", instance)  # Unwraps a lazy object such as request.user.
+    row = getattr(instance, "_wrapped", instance)  # Unwrap a lazy object such as request.user.
     if load and key is not None and not row._state.adding:
         getattr(row, key.attname)
     value = None if key is None else row.__dict__.get(key.attname)
@@ -79,8 +79,8 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
 def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = False) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
-    A relation that is itself the shard key of ``instance`` is not checked, because it gives the
-    key.
+    If the relation itself is the shard key of ``instance``, it is not checked, because the key
+    comes from ``other``.
 
     :param field: the relation between the two, declared by either side; None for a row of an
         automatic many-to-many table.
@@ -103,11 +103,11 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
 
     Only relations whose instance is in memory are checked.
 
-    :param written: names of the fields that are about to be written; None for all. Only for these
-        fields, a deferred key is loaded.
+    :param written: names of the fields that are about to be written; None for all. A deferred key
+        is loaded only for relations among these fields.
     """
     if not instance._state.fields_cache:
-        return  # No related instance is in memory.
+        return  # No related instance is in memory, so there is nothing to check.
     referred: list[Any] = []
     field: Any
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
@@ -122,10 +122,10 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     options = options_of(instance)
     if options is None or options.key is not None or not referred:
         return
-    # A row of an automatic many-to-many table has no key of its own, so compare the two rows that
-    # it joins.
+    # A row of an automatic many-to-many table has no key of its own, so compare the keys of the two
+    # rows that it relates.
     if len(referred) == 1 and not instance._state.adding and relates_one_key(options):
-        # Only one of the two rows is in memory. Load the other.
+        # Only one of the two rows is in memory, so load the other.
         referred = [getattr(instance, relation.name) for relation in options.relations]
     if len(referred) == 2:
         refuse_two_keys(None, *referred, load=True)
@@ -135,8 +135,8 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
     """Raise :exc:`CrossKeyRelation` if a row with the shard key ``key`` must not have ``values``.
 
     :param options: the options of the row's model.
-    :param key: as the database stores it.
-    :param values: the row's values, keyed by field name. Values that are no instances are ignored.
+    :param key: the key as the database stores it.
+    :param values: the row's values, keyed by field name. Values that are not instances are ignored.
     """
     for name, other in joined_instances(options, values).items():
         others = known_key(required_options(other.__class__), other, load=True)
@@ -146,7 +146,7 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
 
 
 def joined_instances(options: ShardOptions, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``values`` that are instances and need the same shard key as the row.
+    """Return those of ``values`` that are instances which need the same shard key as the row.
 
     :param options: the options of the row's model.
     :param values: the row's values, keyed by field name.
@@ -166,9 +166,9 @@ def key_for_related(
     """Return the shard key for rows of ``model`` that are related to ``instance``.
 
     :return: the key of ``instance``, as ``{attribute name: value}``. Empty if the related rows may
-        have other keys, if ``field`` itself is their shard key, or if the key is not known.
+        have other keys, if ``field`` itself is their shard key, or if the key is unknown.
     :param field: the foreign key or many-to-many field of the relation.
-    :param load: as for :func:`known_key`.
+    :param load: whether to load the key of ``instance`` if the key was deferred.
     """
     own = options_of(instance)
     name = None if own is None else name_of_related_key(model, field, own)
@@ -179,8 +179,7 @@ def key_for_related(
 
 
 def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
-    """Return the attribute name of the shard key of ``model`` if related rows must have the same
-    key.
+    """Return the attname of the shard key of ``model`` if related rows must have the same key.
 
     :return: None if the rows may have different keys, or if ``field`` itself is a shard key.
     :param field: the foreign key or many-to-many field of the relation.
@@ -197,9 +196,9 @@ def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> st
 def with_key(
     model: type[Model], key: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return ``values`` for a new row of ``model``.
+    """Return ``values`` for a new row of ``model``, with ``key`` added.
 
-    Add ``key`` unless they contain a shard key already.
+    If ``values`` contains a shard key already, ``key`` is not added.
 
     :param key: as :func:`key_for_related` returns it.
     """
@@ -210,18 +209,18 @@ def with_key(
 
 
 def gives_key(field: Any, options: ShardOptions) -> bool:
-    """Whether the relation ``field`` itself is the shard key of ``options``, or stores the key."""
+    """Whether the relation ``field`` itself is the shard key of ``options``, or is stored in the key."""
     key = options.key
     if field is None or key is None:
         return False
-    # The name of the field that stores the id. GenericRelation and GenericForeignKey have it in
-    # different attributes.
+    # Find the name of the field that stores the id. GenericRelation and GenericForeignKey have this
+    # name in different attributes.
     stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
     return field is key or stored_in == key.name
 
 
 def key_names(options: ShardOptions) -> set[str]:
-    """Return the names of the keyword arguments that can give the shard key of a new row."""
+    """Return the names of the keyword arguments by which the shard key of a new row can be passed."""
     key = options.key
     if key is None:
         return set()
@@ -233,7 +232,7 @@ def cross_key_relation(
 ) -> CrossKeyRelation:
     """Return the error to raise for a row that is related to a row of another shard key.
 
-    :param row: a description of the row; ``related`` is a description of the other row.
+    :param row: a description of the row for the message; ``related`` is that of the other row.
     :param field: the name of the relation; None for a row of an automatic many-to-many table.
     """
     by = "" if field is None else f" by {field!r}"

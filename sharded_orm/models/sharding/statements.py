@@ -1,8 +1,8 @@
 """Checks expressions that are not part of a query: aggregates, and values to be written.
 
-Django resolves such an expression only when it sends the statement. This module resolves it
-earlier, on a copy of the query, and checks it by the rule for queries: each shard must have all
-rows that the expression reads.
+Django resolves such an expression only when it sends the statement. This module resolves the
+expression earlier, on a copy of the query, and checks it by the rule for queries: each shard must
+have all rows that the expression reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sharded_orm.models.sharding.query import own_columns
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``aggregate()`` in a dict, with the names that Django gives them."""
+    """Return all arguments of ``aggregate()``, keyed by the names that Django assigns to them."""
     named = dict(kwargs)
     for arg in args:
         try:
@@ -31,7 +31,7 @@ def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if ``aggregates`` read rows that may be on another database.
+    """Raise :exc:`CrossShardRelation` if ``aggregates`` read rows that may be in another database.
 
     Each database to which ``query`` is sent must have all rows that the aggregates read there.
     """
@@ -41,7 +41,7 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
     # a later aggregate may refer to an earlier one.
     for name, aggregate in aggregates.items():
         if not hasattr(aggregate, "resolve_expression"):
-            return  # Not an aggregate: Django will raise an error for it.
+            return  # This is no aggregate, so let Django raise its error.
         resolved = aggregate.resolve_expression(copy, allow_joins=True, reuse=None, summarize=True)
         copy.append_annotation_mask([name])
         copy.annotations[name] = resolved
@@ -50,8 +50,7 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
 
 
 def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if an expression among the new values reads rows that may be
-    in another database.
+    """Raise :exc:`CrossShardRelation` if an expression in ``values`` may read rows of another database.
 
     Each database to which the update is sent must have all rows that these expressions read.
 
@@ -105,9 +104,7 @@ def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
 
 
 def check_constraint(constraint: Any) -> None:
-    """Raise if ``constraint`` has a subquery: on a shard, the subquery would see the rows of that
-    shard only.
-    """
+    """Raise an error if ``constraint`` has a subquery, which would see only the rows of one shard."""
     query = Query(None)
     if any(True for _ in nested_queries(query, *vars(constraint).values())):
         raise CrossShardRelation(
@@ -117,10 +114,10 @@ def check_constraint(constraint: Any) -> None:
 
 
 def _reads_own_columns(query: Query, expression: Any) -> bool:
-    """Whether ``expression`` consists of columns of the updated row and of plain values only.
+    """Whether ``expression`` consists only of columns of the updated row and of plain values.
 
-    A shortcut for counters, such as ``F("stars") + 1``, which need not be resolved to be checked. False
-    if in doubt, as for a name that may be that of an annotation.
+    This is a shortcut for counters, such as ``F("stars") + 1``, which need not be resolved to be
+    checked. False if in doubt, for example for a name that may be that of an annotation.
     """
     kind = type(expression)
     if kind is F:
@@ -141,7 +138,8 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
         name = field.attname
         if selected is not None and field.name not in selected and name not in selected:
             continue
-        # Look at the distinct types of the values first: there are many rows, but few types.
+        # Examine the distinct types of the values first, because there are many rows, but few
+        # types.
         kinds = {type(row.__dict__.get(name)) for row in rows}
         if any(hasattr(kind, "resolve_expression") for kind in kinds):
             values = (row.__dict__.get(name) for row in rows)
@@ -156,8 +154,7 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
 def _is_default(field: Any, value: Any) -> bool:
     """Whether ``value`` is the ``db_default`` of ``field``.
 
-    Such a value need not be checked. It reads no rows, because no database allows a default that
-    reads rows.
+    Such a value need not be checked, because no database allows a default that reads rows.
     """
     expression = getattr(value, "expression", None)
     return type(value) is DatabaseDefault and expression is field._db_default_expression

@@ -1,9 +1,9 @@
 """Reports a wrong shard key from a visitor as an error of its form field, before anything is saved.
 
-The key of a stored row never changes, and inside ``bound()`` rows have the bound key. ``save()``
-refuses other keys with :exc:`~sharded_orm.exceptions.ShardKeyChanged` or
-:exc:`~sharded_orm.exceptions.BoundKeyMismatch`. These errors are for the developer; a visitor
-should get an error of the form or serializer.
+The key of a stored row never changes, and inside ``bound()`` all rows have the bound key.
+``save()`` refuses other keys with :exc:`~sharded_orm.exceptions.ShardKeyChanged` or
+:exc:`~sharded_orm.exceptions.BoundKeyMismatch`. These exceptions are for the developer. A visitor
+should get an error of the form or serializer instead.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class StoredKeyValidator:
 
     A ``ModelSerializer`` calls the validators of the model's fields. To validators with the
     attribute ``requires_context``, it also passes its own field; Django does not. Validators run
-    before any row is changed. This one sends a query only if the key was deferred.
+    before any row is changed. This validator sends a query only if the key was deferred.
     """
 
     requires_context = True
 
     def __call__(self, value: Any, serializer_field: Any = None) -> None:
         serializer = getattr(serializer_field, "parent", None)
-        # With many=True, ``instance`` is a list of rows. Their keys are checked by save().
+        # With many=True, ``instance`` is a list of rows. These rows are not checked here, but by
+        # their save().
         row = getattr(serializer, "instance", None)
         is_stored = isinstance(row, Model) and not row._state.adding
         model = (
@@ -58,23 +59,25 @@ class StoredKeyValidator:
 
 
 def install_stored_key(model: type[Model]) -> None:
-    """Let forms and serializers of ``model`` report a wrong shard key.
+    """Make forms and serializers of ``model`` report a wrong shard key.
 
-    Does nothing if another model declares the field, such as a parent in multi-table inheritance.
+    Does nothing if the key's field is declared by another model, such as a parent in multi-table
+    inheritance.
     """
     name = getattr(getattr(model, "ShardMeta", None), "shard_key", None)
     for field in model._meta.local_fields:
         if name in (field.name, field.attname):
             key: Any = field
-            # These are attributes of the field object, so deconstruct() does not see them, and
+            # Set attributes of the field object, which deconstruct() does not see, so that
             # migrations do not contain them.
             if "validators" in vars(key):
-                # The field has read its validators already, as CharField does. Replace the list,
-                # because copies of the field in other models share it.
+                # The field has computed its list of validators already, as CharField does. Replace
+                # the list instead of changing it, because copies of the field in other models share
+                # it.
                 key.validators = [*key.validators, StoredKeyValidator()]
             else:
-                # Do not read ``validators`` here: to compute it, integer fields ask the default
-                # database.
+                # Do not read ``validators`` here, because integer fields use the default database
+                # to compute the list.
                 key.default_validators = [*key.default_validators, StoredKeyValidator()]
             key.save_form_data = partial(_save_form_data, key)
 
@@ -82,11 +85,11 @@ def install_stored_key(model: type[Model]) -> None:
 def clean_key(options: ShardOptions, row: Any) -> None:
     """Check the shard key of ``row``, for ``Model.clean_fields()``.
 
-    The key of a stored row must not have changed. If a form has set the key, any change is found
-    without a query. If code has set the key, a change is found only if the new key is on another
-    shard; this costs one look-up in the directory, unless the process knows the key. ``save()``
-    refuses all changes. Inside ``bound()``, the key must be the bound one. In a formset below a
-    parent, the key must be the parent's.
+    The key of a stored row must not have changed. If a form has set the key, any change is detected
+    without a query. If code has set the key, a change is detected only if the new key is on another
+    shard; this costs one look-up in the directory, unless the process remembers the key's shard.
+    ``save()`` refuses all changes. Inside ``bound()``, the key must be the bound key. In an inline
+    formset, the key must be that of the parent.
 
     :raises ValidationError: the key is wrong.
     """
@@ -102,7 +105,9 @@ def clean_key(options: ShardOptions, row: Any) -> None:
         if key_of_parent is not None:
             is_of_other_key |= _prepared(key, row.__dict__[key.attname]) != key_of_parent
     except (TypeError, ValueError, ValidationError):
-        return  # The value cannot be a key; the validation of its field reports that.
+        # The value cannot be a key. Ignore this here, because the validation of its field reports
+        # it.
+        return
     if is_of_other_key:
         raise _other_key(key) if row._state.adding else _key_stays(key)
     if not row._state.adding:
@@ -118,19 +123,22 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
         else:
             alias = str(current_alias(options, row))
             if runtime.topology().resolve(alias) is None:
-                # Not a shard: a template schema, or the database that had the rows before sharding.
+                # The alias is not a shard, but a template schema, or the database that had the rows
+                # before sharding.
                 return
             shard = options.locate(row)
             changed = shard is None or shard.alias != alias
     except (ShardKeyRequired, TypeError, ValueError, ValidationError):
-        return  # The value cannot be a key; the validation of its field reports that.
+        # The value cannot be a key. Ignore this here, because the validation of its field reports
+        # it.
+        return
     if changed:
         raise _key_stays(key)
 
 
 def _save_form_data(key: Any, row: Any, value: Any) -> None:
-    # Overrides Field.save_form_data() of the shard key's field, by which a model form sets the
-    # value on the row. Inside bound(), do not set another key than the bound one, because the code
+    # Overrides Field.save_form_data() of the shard key's field, with which a model form sets the
+    # value on the row. Inside bound(), do not set another key than the bound key, because the code
     # that shows the form again must not reach rows of another key. clean_key() reports the wrong
     # key.
     bound_key = key_in_force(type(row))
@@ -139,16 +147,16 @@ def _save_form_data(key: Any, row: Any, value: Any) -> None:
         row._state.is_key_refused = prepared is not None and prepared != bound_key.value
         if row._state.is_key_refused:
             return
-    # Remember the stored key first, so that clean_key() can compare. The primary key shows that the
-    # row is still the same one.
+    # Store the row's key before the form changes it, so that clean_key() can compare. It is stored
+    # with the primary key, which shows whether the instance is still the same row.
     if not row._state.adding and row.__dict__.get(key.attname) is not None:
         pk, before = row._state.__dict__.get("key_before_form", (None, None))
         if before is None or pk != row.pk:
             before = row.__dict__[key.attname]
             row._state.key_before_form = (row.pk, before)
         if isinstance(value, Model):
-            # Assign the key only. To assign a row with another key would raise an error that the
-            # form cannot report.
+            # Assign only the key. If the instance were assigned, a row with another key would raise
+            # an exception that the form cannot report.
             new_key = getattr(value, key.target_field.attname)
             setattr(row, key.attname, new_key)
             if new_key != before:

@@ -1,7 +1,7 @@
-"""Models without tables, which stand for shards and topology versions in Django's admin.
+"""Models without tables, which represent shards and topology versions in Django's admin.
 
-The admin needs a model for permissions and log entries. Tables of these models would only repeat
-the topology.
+The admin needs models for permissions and log entries. Tables for them would only repeat the
+topology.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class NoRows(models.Manager[M]):
 
 
 class ShardMap(models.Model):
-    """Stands for a shard, a range of shards or a shard group in the admin. The names are such as
-    ``photos_00042``, ``photos 0-511`` and ``photos``.
+    """Represents a shard, a range of shards or a shard group in the admin.
+
+    ``name`` is for example ``photos_00042``, ``photos 0-511`` or ``photos``.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=200, primary_key=True)
@@ -46,8 +47,9 @@ class ShardMap(models.Model):
 
 
 class TopologyVersion(models.Model):
-    """Stands for a version of the topology in the admin. The versions themselves are stored in the
-    source of the topology, from which processes load it.
+    """Represents a version of the topology in the admin.
+
+    The versions themselves are stored in the source of the topology, from which processes load it.
     """
 
     version: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)

@@ -17,9 +17,9 @@ from sharded_orm.models.fields.text import ExactCharField
 class OperationRun(models.Model):
     """One run of a long operation, with the lease of the process that executes the run.
 
-    ``unfinished`` is true or NULL, never false. The unique constraint on kind, subject and
-    ``unfinished`` ignores rows with NULL. So there is at most one unfinished run for each kind and
-    subject, but any number of finished runs.
+    ``unfinished`` is either true or NULL. The unique constraint on kind, subject and ``unfinished``
+    ignores rows with NULL. So there is at most one unfinished run for each kind and subject, but
+    any number of finished runs.
     """
 
     kind: models.CharField[str, str] = ExactCharField(max_length=32)
@@ -32,8 +32,8 @@ class OperationRun(models.Model):
     finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    # The fields from ``token`` to ``pid`` are the lease: they say which process executes the run.
-    # An empty token means that no process executes the run.
+    # The fields from ``token`` to ``pid`` are the lease: they identify the process that executes
+    # the run. If the token is empty, no process executes the run.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     #: When the process that executes the run last reported that it was alive, in UTC, by the clock
@@ -77,8 +77,8 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: The id of the run that is the lease of the process which works on this step. Used only if
-    #: several processes share the steps; see ``operations/runs/work_units.py``.
+    #: Used only if several processes share the steps: the id of the run that is the lease of the
+    #: process which executes this step. See ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

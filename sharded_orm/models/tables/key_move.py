@@ -1,4 +1,4 @@
-"""The table of key moves: it says which keys are on their way from one shard to another."""
+"""The table of key moves: it records which shard keys are moving from one shard to another."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from sharded_orm.models.fields.text import ExactCharField
 class KeyMove(models.Model):
     """The move of one shard key from one shard to another.
 
-    ``in_flight`` is true or NULL. The unique constraint on group, key and ``in_flight`` ignores rows
-    with NULL. So at most one move of a key is in flight. While a key is in flight, no process
-    remembers its placement.
+    ``in_flight`` is true while the key is moving, and NULL afterwards. The unique constraint on
+    group, key and ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight.
+    While a key is in flight, no process remembers its shard.
 
     One row is not a move: its group is empty, and ``in_flight`` is false. A process that announces
-    moves locks this row. It exists because a table without rows has nothing to lock.
+    moves locks this row. It exists because an empty table has no row to lock.
 
-    The table is in the database of the directory. So one transaction switches the placement and
-    records the new phase.
+    The table is in the database of the directory. So one transaction can change the key's shard and
+    record the new phase.
     """
 
     group: models.CharField[str, str] = ExactCharField(max_length=64)
     #: The text under which the directory stores the key.
     key: models.CharField[str, str] = ExactCharField(max_length=100)
-    #: The key itself, as text. The directory stores a digest of some keys.
+    #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
+    #: as a digest.
     value: models.TextField[str, str] = models.TextField()
     source: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()
     target: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()

@@ -1,6 +1,4 @@
-"""The directory: a table with the shard of each key, and the store that reads and writes the table
-(Y2).
-"""
+"""The directory: a table with the shard of each key, and the store that uses the table (Y2)."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ class Placement(models.Model):
         return f"{self.key} of {self.group} on shard {self.shard}"
 
 
-#: The number of the last move that has switched a key to another shard. One statement reads it
-#: together with the shard, so that the two fit together.
+#: The number of the last move that has switched a key to another shard. One statement reads the
+#: number together with the shard, so that they are consistent.
 _LAST_MOVE = Subquery(
     KeyMove.objects.filter(
         group=OuterRef("group"), key=OuterRef("key"), phase__in=("switched", "settled")
@@ -52,7 +50,7 @@ _LAST_MOVE = Subquery(
     .order_by("-id")
     .values("id")[:1]
 )
-#: The moves in flight, and the one that was announced last.
+#: The moves in flight, and the move that was announced last.
 _OPEN_MOVES = KeyMove.objects.filter(
     Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
 )
@@ -62,20 +60,20 @@ _MOVE_COLUMNS = ("in_flight", "group", "key", "value", "id", "source", "target",
 class DatabaseDirectory:
     """A store of placements (the shards of keys) in the directory table on ``alias``; thread-safe.
 
-    Each statement is autonomous (committed independently of the caller's transaction): that
-    transaction can neither hide nor roll back a placement. Inside Django's ``TestCase`` the
-    statements are part of the test's transaction, and the returned placements are marked as not
-    committed.
+    Each statement is autonomous: it is committed independently of the caller's transaction, which
+    can neither hide nor roll back a placement. Inside Django's ``TestCase``, the statements are
+    part of the test's transaction, and the returned placements are marked as not committed.
     """
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._connections = AutonomousConnections()
-        # For each number of keys: the compiled statement that looks up so many keys, and its first
-        # parameters. To compile the statement takes longer than to run it.
+        # Keyed by backend and number of keys: the compiled statement that looks up so many keys,
+        # and its first parameters. Compiling the statement takes longer than executing it.
         self._lookups: dict[tuple[type, int], tuple[str, tuple[Any, ...]]] = {}
-        # For each backend: the compiled statement that reads the moves in flight, and its parameters.
-        # A writer whose key is being switched sends this statement every few milliseconds.
+        # Keyed by backend: the compiled statement that reads the moves in flight, and its
+        # parameters. A writer whose key is being switched to another shard sends this statement
+        # every few milliseconds.
         self._open_moves: dict[type, tuple[str, tuple[Any, ...]]] = {}
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
@@ -89,8 +87,8 @@ class DatabaseDirectory:
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
         ]
         for start in range(0, len(rows), BATCH):
-            # If several processes insert the same key, the first insert wins. All these processes
-            # then read the stored placement with _find().
+            # If several processes insert the same key, the first insert wins. All of these
+            # processes then read the stored placement with _find().
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
             query.get_compiler(connection=connection).execute_sql()
@@ -139,7 +137,10 @@ class DatabaseDirectory:
         return placements
 
     def _compile(self, connection: BaseDatabaseWrapper, count: int) -> tuple[str, tuple[Any, ...]]:
-        """Return the statement that looks up ``count`` keys, and its parameters before group and keys."""
+        """Return the statement that looks up ``count`` keys, and its first parameters.
+
+        The group and the keys are the other parameters.
+        """
         values = [str(number) for number in range(count)]
         query = (
             Placement.objects.using(self._alias)

@@ -8,11 +8,11 @@ from django.db import models
 
 
 class TicketSequence(models.Model):
-    """The state of one sequence of ids on one ticket server: how far the ids have advanced.
+    """The state of one sequence of ids on one ticket server: how far its ids have advanced.
 
-    Read-only; query it with ``using()`` and the alias of a ticket server.
-    ``manage.py tickets create`` creates the table. Django does not manage the model. Otherwise the
-    flush after a test would empty the table, and the ids would start again.
+    Read-only; query it with ``using()`` and the alias of a ticket server. ``manage.py tickets
+    create`` creates the table. Django does not manage the model. Otherwise the flush after a test
+    would empty the table, and the ids would start again.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=100, primary_key=True)

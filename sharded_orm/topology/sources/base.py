@@ -1,4 +1,4 @@
-"""The base class of topology sources: places from which all processes get the topology document.
+"""The base class of topology sources, from which all processes load the topology document.
 
 Sources are pluggable: ``SHARDED_ORM["TOPOLOGY"]["SOURCE"]`` is the name of a built-in source or the
 dotted path of a subclass of :class:`TopologySource`.
@@ -33,9 +33,9 @@ BUILT_IN = {
     "zookeeper": "sharded_orm.topology.sources.zookeeper.ZooKeeperSource",
 }
 
-#: Type of the function to which a source passes each document that arrives. If a document cannot be
-#: read, the function gets an error instead. A source may call the function in any thread. The
-#: function must return quickly and must not raise an exception.
+#: The type of the function to which a source passes each new document, or an error if a document
+#: cannot be read. A source may call the function in any thread. The function must return quickly
+#: and must not raise an exception.
 OnChange = Callable[[Document | TopologyError], None]
 
 
@@ -51,22 +51,22 @@ class Revision:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that is connected to the topology source, and the topology version in use there."""
+    """A process that is connected to the topology source, and the topology version that it uses."""
 
     host: str
     pid: int
     version: int
     since: datetime | None
-    #: Whether this is the process that asked for the list of processes.
+    #: Whether this is the process that has requested the list of processes.
     own: bool = False
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """Call ``read`` and return its result, or return the error if ``read`` raises one.
+    """Call ``read`` and return its result; if ``read`` raises an exception, return an error instead.
 
-    Any error is returned as a :exc:`TopologyError`, and none is raised. So the thread that watches
-    the source survives whatever it reads. The result is to be passed to an :data:`OnChange`
-    function, unless it is None.
+    Every exception is returned as a :exc:`TopologyError`, and none is raised, so that the thread
+    which watches the source never stops. Pass the result to an :data:`OnChange` function, unless it
+    is None.
     """
     try:
         return read()
@@ -77,7 +77,7 @@ def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | N
 
 
 def author() -> str:
-    """Return who publishes, for the history: the account and the host of this process."""
+    """Return the author of a publication, for the history: the account and the host of this process."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # The user id has no name, as in many containers.
@@ -86,7 +86,7 @@ def author() -> str:
 
 
 def parsed_time(text: Any) -> datetime | None:
-    """Return the time that ``text`` has in ISO format; None if ``text`` has none."""
+    """Return the time that is written in ``text`` in ISO format; None if ``text`` is not such a time."""
     try:
         return datetime.fromisoformat(text)
     except (TypeError, ValueError):
@@ -96,8 +96,7 @@ def parsed_time(text: Any) -> datetime | None:
 def version_of(text: str | bytes) -> int | None:
     """Return the version of the document in ``text``; None if ``text`` is not a document.
 
-    If ``text`` is not a document, any publication may replace it, whatever version the publication
-    expects.
+    In the second case, any publication may replace ``text``, no matter which version it expects.
     """
     try:
         return Document.from_json(text).version
@@ -106,9 +105,9 @@ def version_of(text: str | bytes) -> int | None:
 
 
 def positive(name: str, value: Any, problems: list[str]) -> float:
-    """Return ``value`` as a float.
+    """Return ``value``, the option ``name``, as a float.
 
-    If it is not a valid number of seconds, add a sentence to ``problems``.
+    If the value is not a valid number of seconds, add a sentence to ``problems``.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= threading.TIMEOUT_MAX:
@@ -118,14 +117,14 @@ def positive(name: str, value: Any, problems: list[str]) -> float:
 
 
 class TopologySource(ABC):
-    """Base class of the sources: a client for the place that holds the topology document.
+    """The base class of the sources. A source is a client of the place where the document is stored.
 
     An instance serves one process. A source does not judge documents: its caller decides whether to
-    use them. So a source raises an error for content that is not a document at all, but delivers a
+    use them. So a source raises an error for content that is not a document at all, but returns a
     document even if it describes an invalid topology.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
-    :param setting: the whole of ``SHARDED_ORM``.
+    :param setting: the whole setting ``SHARDED_ORM``.
     :raises InvalidConfiguration: an option is unknown, missing or of the wrong type.
     """
 
@@ -133,8 +132,8 @@ class TopologySource(ABC):
     writable: ClassVar[bool] = False
     #: Whether the topology document can change while the process runs.
     live: ClassVar[bool] = True
-    #: Names of the options that this class accepts in addition to :data:`COMMON`, the options that
-    #: every source accepts.
+    #: Names of the options that this class accepts, in addition to :data:`COMMON`, the options of
+    #: every source.
     option_names: ClassVar[frozenset[str]] = frozenset()
     #: The names in :attr:`option_names` whose options must be set.
     required: ClassVar[frozenset[str]] = frozenset()
@@ -160,10 +159,10 @@ class TopologySource(ABC):
 
     @property
     def last_good(self) -> str | None:
-        """Path of the file in which to save the last valid document (the option LAST_GOOD).
+        """The path of the file in which the last valid document is saved (the option LAST_GOOD).
 
-        A process can start with that file if the source does not answer. None if the option is not
-        set: no file is saved.
+        A process can start with this file if the source does not answer. None if the option is not
+        set; then no file is saved.
         """
         path = self.options.get("LAST_GOOD")
         return str(path) if path else None
@@ -175,7 +174,7 @@ class TopologySource(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return where the source is, for messages: an address or a path, without credentials."""
+        """Return the address or the path of the source, without credentials, for messages."""
 
     @abstractmethod
     def load(self) -> Document | None:
@@ -188,11 +187,11 @@ class TopologySource(ABC):
         """
 
     def start(self, on_change: OnChange) -> None:  # noqa: B027  # a source that never changes need not
-        """Begin to call ``on_change`` with the current document and with each later document.
+        """Call ``on_change`` with the current document, and from now on with each later document.
 
         Returns at once. If the connection to the source is lost, the instance tries to reconnect in
         the background until :meth:`stop` is called. Do not call this method twice on an instance. A
-        forked child must make a new instance.
+        forked child must create its own instance.
         """
 
     def stop(self) -> None:  # noqa: B027  # as start()
@@ -202,7 +201,7 @@ class TopologySource(ABC):
         """
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
-        """Replace the source's document, which must have version ``expected``, in one atomic step.
+        """Replace the source's document in one atomic step, if it has the version ``expected``.
 
         This method does not check whether processes may use ``document``; the caller does, see
         ``operations/topology.py``.
@@ -210,7 +209,7 @@ class TopologySource(ABC):
         :param expected: the version of the document to be replaced; 0 if the source should not have
             a document yet.
         :param comment: a text that is stored in the source's history; by default empty.
-        :raises TopologyConflict: the source holds another version.
+        :raises TopologyConflict: the source has another version.
         :raises TopologyReadOnly: the source cannot be written.
         :raises TopologyUnavailable: the source does not answer; the document may or may not have
             been published.
@@ -232,10 +231,10 @@ class TopologySource(ABC):
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
     def using(self, version: int) -> None:  # noqa: B027  # most sources do not record it
-        """Tell the source that this process now uses ``version``. Returns at once."""
+        """Inform the source that this process now uses ``version``. Returns at once."""
 
     def processes(self) -> list[Process] | None:
-        """Return the processes that are connected to the source; None if the source cannot tell."""
+        """Return the processes that are connected to the source; None if they are unknown."""
         return None
 
 
@@ -246,7 +245,7 @@ COMMON = frozenset({"LAST_GOOD", "CREDENTIALS"})
 def make_source(
     path: str, options: Mapping[str, Any], setting: Mapping[str, Any]
 ) -> TopologySource:
-    """Return a new source of the class that ``path`` names, without connecting to anything.
+    """Return a new source of the class at ``path``, without connecting to it.
 
     :param path: a key of :data:`BUILT_IN`, or the dotted path of a :class:`TopologySource`.
     :raises InvalidConfiguration: there is no such class, or an option is wrong. The message lists the

@@ -6,7 +6,7 @@ The first publication creates two tables::
                                   and comment. The row with the highest id is the current document.
     sharded_orm_topology_process  one process per row, with the version that it uses
 
-Django needs the topology before it can load models, so the source has connections of its own.
+Django needs the topology before it can load models, so the source opens its own connections.
 """
 
 from __future__ import annotations
@@ -68,32 +68,36 @@ from sharded_orm.topology.sources.database_tables import (
 logger = logging.getLogger("sharded_orm.topology")
 T = TypeVar("T")
 
-#: The least number of versions to keep. A process that publishes may have read the current row some
-#: publications ago. It must still find that the next row's id is taken.
+#: The minimum number of versions to keep. A process that publishes may have read the current row
+#: some publications ago. It must still find that the id of the next row is taken.
 _KEPT_AT_LEAST = 20
-# A process gives this many signs of life within the time after which it would count as ended.
+# Every process gives this many signs of life in TIMEOUT seconds. Without a sign of life for TIMEOUT
+# seconds, it counts as ended.
 _SIGNS = 3
-# Seconds that the watching thread waits after an error that did not come from the database.
+# How long the watching thread waits after an error that did not come from the database, in seconds.
 _RECOVER_AFTER = 5.0
-# Seconds between two checks whether Django has loaded the applications.
+# The interval at which the watching thread checks whether Django has loaded the applications, in
+# seconds.
 _UNTIL_READY = 0.02
-# The most seconds that stop() waits for the end of the watching thread. Then stop() returns anyway.
+# How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
+# anyway.
 _END_WITHIN = 3.0
-# The entry of DATABASES that each alias had when its first source was made. A test run gives the alias
-# another database, but the topology stays where it is, also in processes that the run starts.
+# For each alias, the entry of DATABASES when the first source for the alias was created. A test run
+# sets another database for the alias, but the topology must stay in the first one, also in
+# processes that the run starts.
 _first_entries: dict[str, dict[str, Any]] = {}
 
 
 class DatabaseSource(TopologySource):
-    """A topology source that keeps the document in a table. The module's docstring describes the tables.
+    """A topology source that stores the document in a table; the module's docstring shows the tables.
 
-    A background thread asks every ``INTERVAL`` seconds (default 1) which row is the newest, and
-    reads a new document. Three times in ``TIMEOUT`` seconds (default 9) it also gives a sign of
-    life. A process without a sign of life for ``TIMEOUT`` seconds counts as ended. So code that
-    uses the topology never waits for the database.
+    Every ``INTERVAL`` seconds (default 1), a background thread queries which row is the newest, and
+    reads a new document. Three times in ``TIMEOUT`` seconds (default 9), it also writes a sign of
+    life. A process without a sign of life for ``TIMEOUT`` seconds counts as ended. Code that uses
+    the topology never waits for the database, because the thread does this work.
 
-    Cost, for each process: one query per ``INTERVAL``, one write per sign of life. The thread's
-    connection is kept for as long as ``CONN_MAX_AGE`` of the alias says.
+    Cost, for each process: one query per ``INTERVAL``, one write per sign of life. The thread keeps
+    its connection for as long as ``CONN_MAX_AGE`` of the alias says.
     """
 
     writable: ClassVar[bool] = True
@@ -115,8 +119,8 @@ class DatabaseSource(TopologySource):
                 f"TOPOLOGY: TIMEOUT must be at least {_SIGNS} times INTERVAL, not {self._timeout!r}"
                 f" with {self._interval!r}"
             )
-        # Call the method of dict, because the method of ShardedDatabases would ask this source for
-        # the groups.
+        # Call the method of dict, because the method of ShardedDatabases would read the groups from
+        # this source.
         databases = {
             alias: entry
             for alias, entry in dict.items(settings.DATABASES)
@@ -135,7 +139,7 @@ class DatabaseSource(TopologySource):
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
         # The connection of the watching thread. This attribute keeps it alive in a forked child,
-        # where finalising it would disturb the parent.
+        # where its finaliser would disturb the parent's connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
@@ -144,14 +148,14 @@ class DatabaseSource(TopologySource):
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: The version in this process's row of the table of processes, or None if the row could not
-        #: be written; and the time of the next sign of life, by time.monotonic().
+        #: The version in this process's row of the table of processes (None if the row could not be
+        #: written), and the time of the next sign of life, by time.monotonic().
         self._announced: tuple[int | None, float] = (None, 0.0)
 
     def describe(self) -> str:
         return f"the table {VERSIONS!r} of the database {self._alias!r}"
 
-    # ##### Reading and writing, for the thread of the caller #####
+    # ##### Reading and writing, in the thread of the caller #####
 
     def load(self) -> Document | None:
         row = self._ask(current_version)
@@ -208,7 +212,8 @@ class DatabaseSource(TopologySource):
             "document": json.dumps(document.content(), indent=1),
         }
         try:
-            # If several processes publish at once, only one can insert a row with this primary key.
+            # If several processes publish at the same time, only one of them can insert a row with
+            # this primary key.
             insert(connection, VERSIONS, values)
         except IntegrityError as exc:
             raise TopologyConflict(
@@ -217,15 +222,15 @@ class DatabaseSource(TopologySource):
             ) from exc
         try:
             execute(connection, f"DELETE FROM {VERSIONS} WHERE id <= %s", [new - self._kept])
-        except Error as exc:  # Go on, because the document is published already.
+        except Error as exc:  # Continue, because the document is published already.
             logger.info("Old versions in %s cannot be deleted: %s", self.describe(), exc)
 
     def _ask(self, work: Callable[[BaseDatabaseWrapper], T]) -> T:
         """Call ``work`` with a new connection, and return its result.
 
         A transaction of the caller neither hides what ``work`` reads nor rolls back what it writes.
-        If the caller's thread runs an event loop, Django refuses queries there. Then another thread
-        calls ``work``, and the caller waits.
+        If an event loop runs in the caller's thread, where Django refuses queries, another thread
+        calls ``work``, and the caller waits for it.
 
         :raises TopologyUnavailable: the database cannot be used.
         """
@@ -245,7 +250,8 @@ class DatabaseSource(TopologySource):
                     return executor.submit(call).result()
         except TopologyError:
             raise
-        except Exception as exc:  # Also for wrong OPTIONS, which the driver finds.
+        # Catch every exception, because the driver raises various exceptions for wrong OPTIONS.
+        except Exception as exc:
             raise TopologyUnavailable(
                 f"{self.describe()} cannot be used: {type(exc).__name__}: {exc}".rstrip(".") + "."
             ) from exc
@@ -259,7 +265,7 @@ class DatabaseSource(TopologySource):
         )
         return connection
 
-    # ##### Watching, in a thread of its own #####
+    # ##### Watching, in a separate thread #####
 
     def start(self, on_change: OnChange) -> None:
         self._thread = threading.Thread(
@@ -273,11 +279,12 @@ class DatabaseSource(TopologySource):
 
     def stop(self) -> None:
         if self._process != identity():
-            return  # This is a forked child, which must not write to its parent's socket.
+            return  # This process is a forked child, which must not write to its parent's socket.
         self._ended.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            # Wait for a limited time only: the thread may wait for an answer that never comes.
+            # Wait only for a limited time, because the thread may wait for an answer that never
+            # comes.
             self._thread.join(_END_WITHIN)
 
     def _follow(self, on_change: OnChange) -> None:
@@ -289,11 +296,12 @@ class DatabaseSource(TopologySource):
             pause = self._interval
             try:
                 if self._connection is None:
-                    # A connection belongs to the thread that has made it.
+                    # Open the connection in this thread, because a connection belongs to the thread
+                    # that opens it.
                     self._connection = self._new_connection()
                 self._step(self._connection, on_change)
             except Exception as exc:
-                # This thread must survive any error, because no other thread watches the document.
+                # Catch every exception, because no other thread watches the document.
                 if not isinstance(exc, Error):
                     pause = _RECOVER_AFTER
                 self._note_loss(exc)
@@ -301,8 +309,8 @@ class DatabaseSource(TopologySource):
             self._wake.wait(pause)
         if self._connection is not None:
             with suppress(Exception):
-                # So other processes see at once that this process has ended. If the statement
-                # fails, they see that when the last sign of life is old.
+                # Delete this process's row, so that other processes see at once that it has ended.
+                # If the statement fails, they see this when its last sign of life is old.
                 execute(self._connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [self._name])
             self._drop_connection()
 
@@ -358,7 +366,7 @@ class DatabaseSource(TopologySource):
                 self._remove_ended(connection)
                 insert(connection, PROCESSES, values, seen=clock)
         except Error as exc:
-            # The account may lack the right to write, or another process has locked the row or the
+            # The account may not be allowed to write, or another process has locked the row or the
             # file.
             if announced is not None or self._announced[1] == 0.0:
                 logger.info("This process cannot tell %s its version: %s", self.describe(), exc)
@@ -391,10 +399,10 @@ def _runs_event_loop() -> bool:
 
 @contextmanager
 def _without_warning() -> Iterator[None]:
-    """Silence Django's warning about queries while the applications are loaded (CursorWrapper._execute).
+    """Silence Django's warning about queries while applications are loaded (CursorWrapper._execute).
 
-    The topology is needed at that time. Only the thread that loads the applications needs this: the
-    filters of warnings belong to all threads.
+    The topology is needed at that time. The filters of warnings apply to all threads, so the
+    watching thread waits until the applications are loaded.
     """
     if apps.ready:
         yield

@@ -1,8 +1,8 @@
 """The tables of the topology source in the global database: their columns, and statements on them.
 
 The tables do not belong to models, and no migration creates them, because Django needs the topology
-before it can load models or migrate. All text in them is ASCII, so that it does not matter which
-character set the database has.
+before it can load models or migrate. All text in them is ASCII, so that the character set of the
+database does not matter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS: Mapping[str, Mapping[str, models.Field[Any, Any]]] = {
         "id": models.BigIntegerField(),
         "version": models.BigIntegerField(),
         "published_at": models.CharField(max_length=40),
-        # Author and comment, as JSON.
+        # The author and the comment of the version, as JSON.
         "note": models.TextField(),
         "document": models.TextField(),
     },
@@ -41,7 +41,8 @@ _COLUMNS: Mapping[str, Mapping[str, models.Field[Any, Any]]] = {
         "seen": models.DateTimeField(),
     },
 }
-# Held while a statement runs, so that no fork happens in the middle of a statement of SQLite.
+# The lock that is held while a statement runs, so that no fork happens during a statement of
+# SQLite.
 _statement = threading.Lock()
 hold_during_forks(lambda: [_statement])
 
@@ -49,7 +50,7 @@ hold_during_forks(lambda: [_statement])
 def execute(
     connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]
 ) -> tuple[list[Any], int]:
-    """Run a statement.
+    """Execute a statement.
 
     Return its rows, and the number of rows that the statement has found or changed.
     """
@@ -82,7 +83,8 @@ def create_tables(connection: BaseDatabaseWrapper) -> None:
         try:
             execute(connection, f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)})", [])
         except (IntegrityError, ProgrammingError):
-            # PostgreSQL raises such an error if another process creates the table at this moment.
+            # PostgreSQL raises such an error if another process creates the table at the same time.
+            # Then the table exists, and the error can be ignored.
             if table in _missing_tables(connection):
                 raise
 
@@ -90,7 +92,7 @@ def create_tables(connection: BaseDatabaseWrapper) -> None:
 def read_versions(
     connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a query on the table of versions; none if there is no such table yet."""
+    """Return the rows of a query on the table of versions; no rows if the table does not exist yet."""
     try:
         return execute(connection, sql, parameters)[0]
     except Error:
@@ -100,10 +102,10 @@ def read_versions(
 
 
 def newest_version(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
-    """Return the id and the time of publication of the current row; None if nothing was published.
+    """Return the id and the publication time of the current row; None if nothing was published.
 
-    The id alone does not identify the row: ids begin anew if the table is created anew or restored
-    from a backup.
+    The id alone does not identify the row, because ids restart if the table is created again or
+    restored from a backup.
     """
     sql = f"SELECT id, published_at FROM {VERSIONS} ORDER BY id DESC LIMIT 1"
     rows = read_versions(connection, sql, [])
@@ -120,7 +122,7 @@ def current_version(connection: BaseDatabaseWrapper) -> tuple[int, str, str] | N
 def read_processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
     """Return a tuple for each process.
 
-    It has the name, the host, the pid, the version, the time of the start, and the time since the
+    It consists of the name, the host, the pid, the version, the start time, and the time since the
     last sign of life.
     """
     columns = "name, host, pid, version, since"
@@ -133,18 +135,18 @@ def read_processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
         raise
     processes = []
     for *process, seen, now in rows:
-        # Skip a row that somebody has written by hand and wrongly.
+        # Skip a row that was written by hand with invalid values.
         with suppress(TypeError, ValueError):
             processes.append((*process, _moment(now) - _moment(seen)))
     return processes
 
 
 def clock_sql(connection: BaseDatabaseWrapper) -> str:
-    """Return SQL for the present time by the clock of the database."""
+    """Return SQL for the current time of the database's clock."""
     compiler = Query(None).get_compiler(connection=connection)
     return str(compiler.compile(DatabaseClock())[0])
 
 
 def _moment(value: Any) -> datetime:
-    # Some drivers return text. Both times of a subtraction have the same form.
+    # Some drivers return text. The two times that are subtracted have the same form.
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)

@@ -1,6 +1,6 @@
 """The topology source that reads a file on each machine.
 
-Configuration management, or a mounted volume, brings the file to the machines.
+The file is distributed to the machines by configuration management, or is on a mounted volume.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class FileSource(TopologySource):
     """A topology source that reads a file: TOML if its name ends in ``.toml``, and otherwise JSON.
 
     Every ``INTERVAL`` seconds (default 1), the file is read again if its change time, size or inode
-    has changed. To change the file, write a new file that has a higher version, and ``rename`` it
-    to the path of the old one. So no process reads a half-written file.
+    has changed. To change the document, write a new file with a higher version, and ``rename`` it
+    to the path of the old file. Then no process reads a half-written file.
     """
 
     option_names = frozenset({"PATH", "INTERVAL"})

@@ -1,4 +1,4 @@
-"""The topology source for a topology in Django's settings, which changes only by a deploy."""
+"""The topology source for a topology in Django's settings, which changes only with a deployment."""
 
 from __future__ import annotations
 

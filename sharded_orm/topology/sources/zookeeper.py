@@ -56,28 +56,30 @@ from sharded_orm.topology.sources.base import (
 
 logger = logging.getLogger("sharded_orm.topology")
 
-# The largest size of a document. ZooKeeper's limit for a request (jute.maxbuffer) is 1 MiB by default,
-# and the request that publishes a document contains it twice.
+# The maximum size of a document, in bytes. ZooKeeper's limit for a request (jute.maxbuffer) is 1
+# MiB by default, and the request that publishes a document contains it twice.
 MAX_BYTES = 450_000
 _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
-# Seconds without a connection after which the kazoo client is replaced by a new one. Without this, a
-# client that ZooKeeper has refused for good (authentication, a server restored from an older backup)
-# would never connect again.
+# If the kazoo client has no connection for this many seconds, it is replaced by a new client.
+# Without this, a client that ZooKeeper refuses permanently (because of authentication, or a server
+# restored from an older backup) would never connect again.
 _RENEW_AFTER = 60.0
-# Seconds after which a read of the document is repeated if it failed on an open connection.
+# The number of seconds after which a read of the document is repeated if it failed on an open
+# connection.
 _REPEAT_AFTER = 1.0
-# Seconds after which a read of the document is repeated if an unexpected error occurred. This is
-# more than _REPEAT_AFTER, because the error may well occur again.
+# The number of seconds after which a read of the document is repeated if an unexpected error
+# occurred. It is longer than _REPEAT_AFTER, because such an error will probably occur again.
 _RECOVER_AFTER = 5.0
-# The most seconds that stop() waits for the end of the watching thread. Then stop() returns anyway.
+# How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
+# anyway.
 _END_WITHIN = 3.0
-# How kazoo repeats attempts to connect: for ever, with at most 2 seconds between two attempts. By
-# default, kazoo would let that pause grow to an hour.
+# How kazoo repeats attempts to connect: without end, with at most 2 seconds between two attempts.
+# By default, kazoo would increase this pause up to an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0}
 
 
 class ZooKeeperSource(TopologySource):
-    """A topology source that keeps the document in ZooKeeper. The module's docstring lists the znodes.
+    """A topology source that stores the document in ZooKeeper; the module's docstring lists the znodes.
 
     A background thread reads the document and reports changes, so code that uses the topology never
     waits for the network.
@@ -111,7 +113,8 @@ class ZooKeeperSource(TopologySource):
             }
             self._make_client()
         except (TypeError, ValueError, ConfigurationError) as exc:
-            # Show only the type of the error, because its text may contain the credentials in AUTH.
+            # Show only the type of the exception, because its text may contain the credentials in
+            # AUTH.
             problems.append(
                 "TOPOLOGY: kazoo's client cannot be made with HOSTS, AUTH and CLIENT"
                 f" ({type(exc).__name__}); AUTH is a list of (scheme, credential), CLIENT a dict"
@@ -133,8 +136,8 @@ class ZooKeeperSource(TopologySource):
         self._reported: int | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: The id of the ZooKeeper session in which this process's znode below ``processes`` was written,
-        #: and the topology version in that znode; None if there is no such znode.
+        #: The id of the ZooKeeper session in which this process has written its znode below
+        #: ``processes``, and the topology version in the znode; None if there is no such znode.
         self._announced: tuple[int, int] | None = None
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
@@ -174,8 +177,8 @@ class ZooKeeperSource(TopologySource):
                 )
             entry = f"{self._path}/history/{document.version:010d}"
             change = client.transaction()
-            # If somebody has written an older version into the znode 'current' by hand, the history
-            # may already have an entry for the version that is published now. Replace that entry.
+            # If an older version was written into the znode 'current' by hand, the history may
+            # already have an entry for the version that is published now. Replace this entry.
             if self._ask(client.exists_async(entry)) is None:
                 change.create(entry, json.dumps(record).encode(), acl=self._acl)
             else:
@@ -198,7 +201,8 @@ class ZooKeeperSource(TopologySource):
         with self._connected() as client:
             records = []
             for name in self._entries(client)[:limit]:
-                # Skip an entry that is missing: another process has just deleted it, because it is old.
+                # Skip an entry that is missing, because another process has just deleted it as too
+                # old.
                 with suppress(NoNodeError):
                     data, _ = self._ask(client.get_async(f"{self._path}/history/{name}"))
                     records.append((int(name), json.loads(data)))
@@ -257,8 +261,8 @@ class ZooKeeperSource(TopologySource):
             try:
                 data, stat = self._ask(client.get_async(path, watch=watch))
             except NoNodeError:
-                # A read of a missing znode sets no watch, so the first document would not be
-                # noticed. exists() sets a watch on a missing znode, too.
+                # Reading a missing znode sets no watch, so the first document would not be noticed.
+                # So call exists(), which sets a watch on a missing znode, too.
                 if self._ask(client.exists_async(path, watch=watch)) is None:
                     return None
                 continue
@@ -266,9 +270,9 @@ class ZooKeeperSource(TopologySource):
 
     @contextmanager
     def _connected(self) -> Iterator[KazooClient]:
-        """Return a context manager that waits for a connection and gives the connected kazoo client.
+        """Context manager that waits for a connection and returns the connected kazoo client.
 
-        Errors of the client inside the block become :exc:`TopologyUnavailable`.
+        Exceptions of the client inside the block become :exc:`TopologyUnavailable`.
         """
         client = self._started()
         # Wait for a connection: kazoo's event _live is set while kazoo is connected.
@@ -300,7 +304,7 @@ class ZooKeeperSource(TopologySource):
                 self._last_connected = time.monotonic()
             return self._client
 
-    # ##### Watching, in a thread of its own #####
+    # ##### Watching, in a separate thread #####
 
     def start(self, on_change: OnChange) -> None:
         self._on_change = on_change
@@ -313,15 +317,16 @@ class ZooKeeperSource(TopologySource):
 
     def stop(self) -> None:
         if self._process != identity():
-            return  # This is a forked child, which must not write to its parent's socket.
+            return  # This process is a forked child, which must not write to its parent's socket.
         self._ended.set()
         self._wake.set()
         self._drop_client()
         if self._thread is not None and self._thread is not threading.current_thread():
-            # Wait for a limited time only: the watching thread may wait for an answer that never
-            # comes.
+            # Wait only for a limited time, because the watching thread may wait for an answer that
+            # never comes.
             self._thread.join(_END_WITHIN)
-            self._drop_client()  # The thread may have made a new client in the meantime.
+            # Drop the client again, because the thread may have created a new one in the meantime.
+            self._drop_client()
 
     def _drop_client(self) -> None:
         with self._lock:
@@ -332,7 +337,8 @@ class ZooKeeperSource(TopologySource):
                 client.stop()
                 client.close()
             except Exception:
-                # Ignore all errors: kazoo may raise one if it is stopped while it connects.
+                # Ignore every exception, because kazoo may raise one if it is stopped while it
+                # connects.
                 logger.debug("stopping the client of %s", self.describe(), exc_info=True)
 
     def _follow(self) -> None:
@@ -344,18 +350,18 @@ class ZooKeeperSource(TopologySource):
                 logger.debug("reading from %s: %r", self.describe(), exc)
                 pause = _REPEAT_AFTER
             except Exception:
-                # This thread must survive any error, because no other thread watches the document.
+                # Catch every exception, because no other thread watches the document.
                 logger.exception("Following %s failed, and goes on.", self.describe())
                 pause = _RECOVER_AFTER
             self._wake.wait(pause)
 
     def _step(self) -> float:
-        """Read the document if the client is connected. Replace a client that cannot connect.
+        """Read the document if the client is connected; replace a client that cannot connect.
 
         A client is replaced after :data:`_RENEW_AFTER` seconds without a connection.
 
-        Return the seconds that the watching thread should sleep before the next call. A change in
-        ZooKeeper may wake the thread earlier.
+        Return how long the watching thread should sleep before the next call, in seconds. A change
+        in ZooKeeper may wake the thread earlier.
         """
         client = self._started()
         if client.connected:
@@ -384,7 +390,7 @@ class ZooKeeperSource(TopologySource):
         self._wake.set()
 
     def _state_changed(self, state: str) -> None:
-        # kazoo calls this method in kazoo's connection thread.
+        # kazoo calls this method in its own connection thread.
         if state == KazooState.CONNECTED:
             if self._lost:
                 logger.info("%s answers again.", self.describe())
@@ -414,14 +420,15 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # Delete this process's znode of an earlier session. ZooKeeper would delete that
-                # znode only when the earlier session ends, which may be after the new znode is
+                # Delete the znode that this process has written in an earlier session. ZooKeeper
+                # would delete it only when the earlier session ends, perhaps after the new znode is
                 # written.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
         except NoNodeError:
-            # Somebody has deleted this process's znode. The next call of this method creates it again.
+            # This process's znode was deleted by hand. The next call of this method creates it
+            # again.
             self._announced = None
             return
         except NoAuthError:
@@ -430,7 +437,7 @@ class ZooKeeperSource(TopologySource):
 
 
 def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
-    """Return the ZooKeeper access rights (ACL) that ``entries`` describe, as kazoo's objects.
+    """Return the access rights in ``entries`` (a ZooKeeper ACL) as kazoo's objects.
 
     Each entry is ``(scheme, id, permissions)``, such as ``("world", "anyone", "r")``. Return None
     if no entry is valid. For each invalid entry, add a sentence to ``problems``.
@@ -443,7 +450,8 @@ def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
                     make_acl(scheme, who, **{_PERMISSIONS[letter]: True for letter in letters})
                 )
             case _:
-                # Do not show the entry in the message: it may contain the digest of a password.
+                # Do not put the entry into the message, because it may contain the digest of a
+                # password.
                 problems.append(
                     "TOPOLOGY: each of ACL must be (scheme, id, permissions), the last of letters"
                     f" {''.join(_PERMISSIONS)!r}"
