@@ -52,8 +52,8 @@ def reserve(
     refuse_other_table(waiting)
     # In one order, so that two processes do not wait for each other.
     places = sorted(rows)
-    change.has_fresh, change.places = True, places
     change.note_tables(places)
+    change.has_fresh, change.places = True, places
     keys = [rows[place][1] for place in places]
     for number in entries.add(places, keys, change.fresh, watcher.writer):
         place = places[number]

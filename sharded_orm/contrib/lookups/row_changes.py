@@ -285,8 +285,8 @@ def _place(lookup: ModelLookup, row: FollowedRow, value: Any) -> Place:
 
 def _mark(watcher: TransactionEntries, change: EntryChange, old: Sequence[Place]) -> None:
     if old:
-        change.has_old = True
         change.note_tables(old)
+        change.has_old = True
         entries.mark(old, change.old, watcher.writer)
 
 
