@@ -242,6 +242,13 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     # ##### Sessions #####
 
+    @contextmanager
+    def known_session(self) -> Iterator[None]:
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.one_session():
+            yield
+
     def reads_as_autocommit(self) -> bool:
         return (
             self.connection is not None

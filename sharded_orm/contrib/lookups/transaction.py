@@ -19,6 +19,8 @@ from itertools import chain, product
 from typing import Any
 from uuid import uuid4
 
+from django.db import DatabaseError, DataError, IntegrityError
+
 from sharded_orm.backends.write_hooks.statement_changes import StatementChange, StatementWatcher
 from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.entries import EntryTable, Place
@@ -173,6 +175,8 @@ class EntryChange(StatementChange):
         self.has_fresh = self.has_taken = self.has_old = False
         #: The entries of the new values.
         self.places: Collection[Place] = ()
+        #: Whether the statement was sent; only if it follows its entries.
+        self.is_sent = False
         #: The tables with its entries.
         self.tables: set[EntryTable] = set()
 
@@ -250,6 +254,23 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             self._connection.needs_rollback = True
             raise
         change.is_complete = True
+
+    @contextmanager
+    def statement(self) -> Iterator[EntryChange]:
+        """Return a context manager around one statement in autocommit, which follows its entries."""
+        change = EntryChange()
+        self._changes.append(change)
+        try:
+            yield change
+        except BaseException as exc:
+            # What the database has answered with an error is not committed. If the session was lost, or
+            # something else has interrupted the wait for the answer, nobody knows.
+            has_answer = isinstance(exc, IntegrityError | DataError) or (
+                isinstance(exc, DatabaseError) and self._connection.session_id().connection
+            )
+            self.ended(False if has_answer or not change.is_sent else None)
+            raise
+        self.ended(True)
 
     # -- The end of the transaction ---------------------------------------------------------
 

@@ -247,6 +247,7 @@ STEPS = [
         ("sharded_orm.contrib.lookups.entries", "remove"),
         ("sharded_orm.backends.write_hooks.commit.CommitHookMixin", "_commit_writes"),
         ("sharded_orm.backends.write_hooks.commit.CommitHookMixin", "_tell_watchers"),
+        ("sharded_orm.contrib.lookups.transaction.TransactionEntries", "ended"),
     )
     for after in (False, True)
 ]
