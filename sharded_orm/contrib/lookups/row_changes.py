@@ -70,7 +70,8 @@ class RowFollower:
         saves a round trip.
         """
         query = compiler.query
-        if not isinstance(query, InsertQuery) or query.on_conflict is not None:
+        is_insert = isinstance(query, InsertQuery)
+        if not is_insert or query.on_conflict is not None:
             return True
         pk = query.get_meta().pk.attname
         return any(getattr(obj, pk) is None for obj in query.objs) or not all(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.core import checks
 from django.core.management import call_command
-from django.db import IntegrityError, connections, models, transaction
+from django.db import IntegrityError, OperationalError, connections, models, transaction
 from django.db.migrations.state import ProjectState
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
@@ -18,12 +19,13 @@ from sharded_orm import ShardedModel, atomic, bound, runtime
 from sharded_orm.contrib.lookups import Lookup
 from sharded_orm.contrib.lookups.checks import check_lookups
 from sharded_orm.contrib.lookups.declaration import ModelLookup
-from sharded_orm.contrib.lookups.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.exceptions import LookupRefused, LookupValueTaken
 from sharded_orm.exceptions import TwoPhaseUnavailable
 from sharded_orm.models.sharding.options import shard_options
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import differences, entries
 from tests.integration.two_phase.conftest import app as app
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.moves.hand_move import HandMove, before_statement
 
@@ -144,6 +146,29 @@ def test_an_insert_that_is_a_transaction_by_itself(accounts: Any, error: Any) ->
     assert differences() == {}
     with transaction.atomic(using=SHARD[ONE]):
         Account.objects.create(id=4, user_id=ONE, email="later@x")
+
+
+@pytest.mark.mysql_settings
+def test_the_session_of_such_an_insert_is_lost(accounts: Any) -> None:
+    """Nobody knows whether the row is stored. When the session is gone, the shard is asked."""
+    connection: Any = connections[SHARD[ONE]]
+
+    def kill(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("INSERT"):
+            with connection.node_cursor() as cursor:
+                cursor.execute(f"KILL {connection.session_id().connection}")
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(kill), pytest.raises(OperationalError):
+        Account.objects.create(id=3, user_id=ONE, email="new@x")
+    deadline = time.monotonic() + PATIENCE
+    while not Account.objects.scatter().filter(email="new@x").exists():
+        assert time.monotonic() < deadline
+        with suppress(LookupValueTaken):
+            Account.objects.create(id=4, user_id=TWO, email="new@x")
+    assert Account.objects.get(email="new@x").user_id == TWO
+    Account.objects.create(id=5, user_id=ONE, email="other@x")
+    assert differences() == {}
 
 
 def test_a_commit_in_two_phases_is_refused(accounts: Any, app: None) -> None:
