@@ -53,7 +53,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.routing import transaction_uses
         from sharded_orm.topology.aliases import ShardedDatabases
 
-        for module in ("cache", "commands", "databases", "models"):
+        for module in ("cache", "commands", "databases", "files", "models"):
             # Importing the module registers its system checks.
             import_module(f"sharded_orm.checks.{module}")
         runtime.provide_directory(DatabaseDirectory)

@@ -1,4 +1,4 @@
-"""All errors of the library, as one tree.
+"""The errors of the library, as one tree.
 
 ::
 
@@ -36,42 +36,12 @@
     ├── ShardDatabaseMissing       (OperationalError)      the schema or file of a shard does not exist
     ├── SessionStateRefused        (NotSupportedError)     session state would affect other shards
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
-    ├── TicketError
-    │   ├── UnknownSequence        (LookupError)           no ticket server has the sequence
-    │   ├── TicketServerRequired   (RuntimeError)          a query of sequences names no ticket server
-    │   ├── InvalidSequence        (ValueError)            a sequence cannot be created or moved
-    │   ├── SequenceNotChecked     (OperationalError)      it is unknown which ids exist
-    │   ├── InvalidTicketCount     (ValueError)            the count of ids is not 1 to 1,000,000
-    │   ├── SequenceExhausted                              no id is left below 2**63
-    │   ├── TicketServerMisconfigured (ImproperlyConfigured) a server does not match TICKETS
-    │   ├── TicketServerBehind     (OperationalError)      a server would repeat ids
-    │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
     ├── CacheUnavailable           (OperationalError)      a cache server is down, so a write is refused
-    ├── AdminError
-    │   ├── InvalidFocus           (LookupError)           a URL names a wrong shard or key
-    │   ├── InvalidObjectID        (LookupError)           a URL leads to no row
-    │   └── TooManyMisplaced       (OperationalError)      too many rows are on a wrong shard
     ├── OperationError
-    │   ├── InvalidSelection       (LookupError)           the selected shards do not exist
-    │   ├── InvalidShardCommand    (ValueError)            a command cannot be run on shards
-    │   ├── InvalidWaves           (ValueError)            numbers of workers, shards or seconds are wrong
-    │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal tables
-    │   ├── NothingUnclear         (LookupError)           a shard has no operation to settle
     │   ├── OperationHeld          (OperationalError)      another process runs the operation
     │   ├── LeaseLost              (OperationalError)      another process has taken the operation over
-    │   ├── OperationDiffers       (OperationalError)      other processes run it with other arguments
-    │   ├── OperationStopped                               the work was asked to stop; it can go on later
-    │   ├── OperationUnclear                               it is unknown whether a change took effect
-    │   ├── InvalidMigrationTarget (LookupError)           there is no such app, migration or plan
     │   ├── RehearsalFailed        (OperationalError)      migrations failed in a trial on an empty copy
-    │   ├── SchemaDiffers          (OperationalError)      a shard has another schema than expected
-    │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced by its replica
-    │   ├── PromotionFailed        (OperationalError)      an error has stopped a promotion
-    │   ├── GrowthRefused          (ValueError)            a group cannot get these shards
-    │   ├── BalanceRefused         (ValueError)            there can be no plan of moves
-    │   ├── ImportRefused          (ValueError)            tables cannot be imported into shards
-    │   ├── ImportConflict         (IntegrityError)        a shard has another row with the same id
-    │   ├── ImportFailed           (OperationalError)      an error has stopped an import
+    │   ├── MoveRefused            (ValueError)            keys or shards cannot be moved as requested
     │   ├── MoveFailed             (OperationalError)      an error has stopped the move of a key
     │   └── BranchesPrepared       (OperationalError)      prepared transactions hold locks on shards
     ├── TopologyError
@@ -83,6 +53,11 @@
     │   └── TimestampExhausted                             the time no longer fits into an id
     ├── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
     └── TimestampedIDMismatch      (IntegrityError)        a database made an id with another shard's number
+
+Errors that only one room raises stand beside it: those of ticket servers in
+:mod:`sharded_orm.ids.tickets.exceptions`, those of operators' actions in
+:mod:`sharded_orm.operations.exceptions`, those of the admin in :mod:`sharded_orm.admin.exceptions`, those
+of an app in the module ``exceptions`` of the app.
 
 Each error also inherits from the class in parentheses. For errors that a program can handle, that
 is the class which existing ``except`` clauses catch. Mistakes of a program are ``RuntimeError``:
@@ -99,7 +74,8 @@ from django.db.models import Model, ProtectedError
 from django.utils.connection import ConnectionDoesNotExist
 
 
-def _lines(problems: tuple[str, ...]) -> str:
+def bullet_list(problems: tuple[str, ...]) -> str:
+    """Return problems as the end of a message, each on a line of its own."""
     return "".join(f"\n  - {problem}" for problem in problems)
 
 
@@ -114,7 +90,7 @@ class InvalidConfiguration(ShardedOrmError, ImproperlyConfigured):
         self.problems = tuple(problems)
         count = len(self.problems)
         super().__init__(
-            f"SHARDED_ORM has {count} problem{'s' if count != 1 else ''}:{_lines(self.problems)}"
+            f"SHARDED_ORM has {count} problem{'s' if count != 1 else ''}:{bullet_list(self.problems)}"
         )
 
 
@@ -364,56 +340,6 @@ class PoolTimeout(ShardedOrmError, OperationalError):
     """All connections of a node are in use, and none became free in time."""
 
 
-class TicketError(ShardedOrmError):
-    """Base class of the errors of ticket servers and their sequences."""
-
-
-class UnknownSequence(TicketError, LookupError):
-    """No ticket server has a sequence of that name."""
-
-
-class TicketServerRequired(TicketError, RuntimeError):
-    """The query reads sequences of ids, but does not say from which of several ticket servers."""
-
-
-class InvalidSequence(TicketError, ValueError):
-    """A sequence of ids cannot be created or moved, because its name, first id or way of counting
-    is wrong.
-    """
-
-
-class SequenceNotChecked(TicketError, OperationalError):
-    """A server or a shard is down, so it is unknown which ids of a sequence exist or were handed out."""
-
-
-class InvalidTicketCount(TicketError, ValueError):
-    """The number of ids that a caller requests is not between 1 and 1,000,000."""
-
-
-class SequenceExhausted(TicketError):
-    """A sequence has handed out all its ids: no id is left below 2**63."""
-
-
-class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
-    """A ticket server is not set up as ``TICKETS`` says, so other servers may hand out the same ids."""
-
-
-class TicketServerBehind(TicketError, OperationalError):
-    """A ticket server would hand out ids a second time, for example after a restore from a backup."""
-
-
-class TicketServersUnavailable(TicketError, OperationalError):
-    """No ticket server answered. :attr:`causes` has each server's error, keyed by the alias."""
-
-    def __init__(self, sequence: str, causes: Mapping[str, BaseException]) -> None:
-        self.causes: dict[str, BaseException] = dict(causes)
-        shown = "; ".join(f"{alias!r}: {cause}" for alias, cause in self.causes.items())
-        super().__init__(
-            f"No ticket server could hand out an id of sequence {sequence!r} ({shown})."
-            " 'manage.py tickets status' shows the state of each."
-        )
-
-
 class CacheUnavailable(ShardedOrmError, OperationalError):
     """A write was refused, because a cache server is down and entries could not be invalidated.
 
@@ -421,62 +347,8 @@ class CacheUnavailable(ShardedOrmError, OperationalError):
     """
 
 
-class AdminError(ShardedOrmError):
-    """The admin cannot show or do what a user asks for. The message is shown to the user."""
-
-
-class InvalidFocus(AdminError, LookupError):
-    """The URL of an admin page names a shard or a shard key that cannot be used there.
-
-    For example, the group has no such shard, or the text cannot be a key. The URL may also name
-    both a shard and a key whose rows are on another shard. In that case :attr:`home` is the alias
-    of the shard that has the rows. In all other cases, :attr:`home` is None. The message does not
-    reveal that alias: show :attr:`home` only to users with permission.
-    """
-
-    def __init__(self, message: str, *, home: str | None = None) -> None:
-        self.home = home
-        super().__init__(message)
-
-
-class InvalidObjectID(AdminError, LookupError):
-    """The part of an admin URL that names a row is malformed, or names a row that no shard can have."""
-
-
-class TooManyMisplaced(AdminError, OperationalError):
-    """An admin action on all rows of a shard did nothing, because too many of the rows are misplaced.
-
-    A row is misplaced if it is on another shard than its shard key leads to.
-    """
-
-
 class OperationError(ShardedOrmError):
     """Base class of the errors of operators' actions, such as a migration of shards."""
-
-
-class InvalidSelection(OperationError, LookupError):
-    """The selected shards, group or node do not exist, or no shard is selected."""
-
-
-class InvalidShardCommand(OperationError, ValueError):
-    """A management command cannot run on shards: it does not exist, or has no ``--database`` option."""
-
-
-class InvalidWaves(OperationError, ValueError):
-    """The numbers by which work is divided into waves (batches of shards) are out of range."""
-
-
-class JournalMissing(OperationError, ImproperlyConfigured):
-    """The journal, which records long operations, has no tables or cannot be written now.
-
-    The journal's tables are in the global database (the one that is not sharded).
-    """
-
-
-class NothingUnclear(OperationError, LookupError):
-    """The shard has no interrupted operation with an unknown result, so an operator cannot declare
-    its result.
-    """
 
 
 class OperationHeld(OperationError, OperationalError):
@@ -487,69 +359,14 @@ class LeaseLost(OperationError, OperationalError):
     """Another process has taken the operation over. This process must stop at once."""
 
 
-class OperationDiffers(OperationError, OperationalError):
-    """Other processes are executing the same operation with other arguments."""
-
-
-class PromotionRefused(OperationError, OperationalError):
-    """A primary cannot be replaced by its replica. :attr:`problems` lists every reason."""
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(f"The promotion is refused:{_lines(self.problems)}")
-
-
-class PromotionFailed(OperationError, OperationalError):
-    """An error has stopped a promotion, which replaces a primary by its replica.
-
-    :attr:`settled` is False if servers were left in an intermediate state.
-    """
-
-    def __init__(self, message: str, *, settled: bool = True) -> None:
-        self.settled = settled
-        super().__init__(message)
-
-
-class GrowthRefused(OperationError, ValueError):
-    """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
-
-
-class BalanceRefused(OperationError, ValueError):
-    """No plan of moves to balance nodes or shards can be made. :attr:`problems` lists every reason."""
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(f"There is no plan, and nothing was changed:{_lines(self.problems)}")
-
-
-class ImportRefused(OperationError, ValueError):
-    """The rows of tables cannot be imported into shards. Nothing was written.
-
-    :attr:`problems` lists every reason.
-    """
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(f"The import is refused, and nothing was written:{_lines(self.problems)}")
-
-
-class ImportConflict(OperationError, IntegrityError):
-    """A shard has a different row with the id of a row that is to be imported.
-
-    Neither row was changed. The message names both.
-    """
-
-
-class ImportFailed(OperationError, OperationalError):
-    """An error has stopped an import. The message says what the state is, and how to go on."""
-
-
 class MoveRefused(OperationError, ValueError):
     """Keys cannot be moved as requested. Nothing was changed. :attr:`problems` lists every reason."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(f"The move is refused, and nothing was changed:{_lines(self.problems)}")
+        super().__init__(
+            f"The move is refused, and nothing was changed:{bullet_list(self.problems)}"
+        )
 
 
 class MoveFailed(OperationError, OperationalError):
@@ -566,28 +383,12 @@ class BranchesPrepared(OperationError, OperationalError):
         self.problems = tuple(problems)
         super().__init__(
             "Transactions in two phases are not ended, and hold locks. Nothing was changed. 'manage.py"
-            f" transactions recover' ends them when it can:{_lines(self.problems)}"
+            f" transactions recover' ends them when it can:{bullet_list(self.problems)}"
         )
-
-
-class OperationStopped(OperationError):
-    """The work on a shard was told to stop, and has stopped cleanly. It can be continued later."""
-
-
-class OperationUnclear(OperationError):
-    """It is unknown whether an interrupted change took effect. The message says what to check."""
-
-
-class InvalidMigrationTarget(OperationError, LookupError):
-    """The app or migration does not exist, or no sequence of migrations leads to the wanted state."""
 
 
 class RehearsalFailed(OperationError, OperationalError):
     """Migrations failed in the rehearsal: a trial on a copy without rows. No shard was changed."""
-
-
-class SchemaDiffers(OperationError, OperationalError):
-    """A shard's schema after its migrations is not the expected one. The message lists the differences."""
 
 
 class TopologyError(ShardedOrmError):
@@ -604,7 +405,7 @@ class InvalidTopology(TopologyError, ValueError):
         self.problems = tuple(problems)
         count = len(self.problems)
         super().__init__(
-            f"{what} has {count} problem{'s' if count != 1 else ''}:{_lines(self.problems)}"
+            f"{what} has {count} problem{'s' if count != 1 else ''}:{bullet_list(self.problems)}"
         )
 
 

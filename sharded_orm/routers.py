@@ -16,12 +16,8 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 
 from sharded_orm import database_settings, runtime
-from sharded_orm.exceptions import (
-    CrossKeyRelation,
-    CrossShardRelation,
-    TicketServerRequired,
-    UnplacedKey,
-)
+from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation, UnplacedKey
+from sharded_orm.ids.tickets.exceptions import TicketServerRequired
 from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.historical import (

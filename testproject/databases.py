@@ -25,6 +25,8 @@ from django.core.exceptions import ImproperlyConfigured
 TICKETS = ("tickets_1", "tickets_2")
 ALIASES = ("default", "directory", *TICKETS)
 SHARDS = 16
+#: The number of shards with the addresses of photos.
+ADDRESSES = 2
 
 
 def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -135,6 +137,13 @@ def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any
             # user is computed.
             "photos": group("photos", "directory"),
             "ratings": group("ratings", "modulo"),
+            # The owners of photos, by the id of the photo: beside the global database, because whoever
+            # comes by an old address needs both.
+            "addresses": {
+                "STRATEGY": "modulo",
+                "RANGES": [{"range": (0, ADDRESSES - 1), "primary": "node_1"}],
+                "DATABASE_NAME": f"{prefix}addresses_{{shard:05d}}",
+            },
         },
         "TICKETS": list(TICKETS),
         "DIRECTORY": "directory",

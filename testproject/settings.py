@@ -47,6 +47,7 @@ INSTALLED_APPS = [
     "testproject.movielens",
     "testproject.panel",
     "sharded_orm",
+    "sharded_orm.contrib.lookups",
     "sharded_orm.contrib.mirrors",
     "django.contrib.admin",
     "django.contrib.auth",

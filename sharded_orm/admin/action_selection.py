@@ -9,10 +9,11 @@ from typing import Any
 from django.db import Error
 from django.db.models import Q
 
+from sharded_orm.admin.exceptions import InvalidObjectID
 from sharded_orm.admin.failures import Outages
 from sharded_orm.admin.identity import Identity, parse
 from sharded_orm.admin.misplaced_rows import misplaced
-from sharded_orm.exceptions import InvalidObjectID, ShardedOrmError
+from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.routing.where_clause import OnShard
 from sharded_orm.topology.model import Shard

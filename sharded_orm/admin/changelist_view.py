@@ -19,13 +19,13 @@ from sharded_orm.admin import pagination
 from sharded_orm.admin.base import NAMES_FAILURES, ShardedBase, csrf_protected
 from sharded_orm.admin.changelist import ShardedChangeList
 from sharded_orm.admin.error_pages import all_shards_down_page, message_page, shard_down_page
+from sharded_orm.admin.exceptions import InvalidFocus
 from sharded_orm.admin.forms import OnShardFormSet, with_base, with_fixed_key
 from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.search import leads_to_global, search
 from sharded_orm.admin.shard_scope import ShardScope, stored_value
 from sharded_orm.exceptions import (
     CrossShardRelation,
-    InvalidFocus,
     ScatterError,
     ScatterNotSupported,
     ShardKeyChanged,

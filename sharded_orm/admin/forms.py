@@ -17,9 +17,10 @@ from django.db.models import Model
 from django.forms.models import BaseInlineFormSet, BaseModelFormSet, ModelChoiceField
 
 from sharded_orm import runtime
+from sharded_orm.admin.exceptions import InvalidFocus
 from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.shard_scope import read_key
-from sharded_orm.exceptions import InvalidFocus, NoOpenShard
+from sharded_orm.exceptions import NoOpenShard
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.stored_key import KEY_STAYS
 from sharded_orm.routers import standing_on

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from django.db.models import Model
 
 from sharded_orm import runtime
+from sharded_orm.admin.exceptions import InvalidFocus, InvalidObjectID
 from sharded_orm.admin.misplaced_rows import shard_numbers
 from sharded_orm.admin.shard_scope import (
     locate,
@@ -25,7 +26,7 @@ from sharded_orm.admin.shard_scope import (
     refuse_key,
     stored_value,
 )
-from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
+from sharded_orm.exceptions import RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, required_options
 from sharded_orm.topology.model import Shard
 

@@ -13,7 +13,8 @@ from typing import Any
 from django.db.models import Q
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import RoutingError, TooManyMisplaced
+from sharded_orm.admin.exceptions import TooManyMisplaced
+from sharded_orm.exceptions import RoutingError
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 

@@ -21,6 +21,7 @@ from sharded_orm.admin.add_view import AddViewMixin
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named_row
 from sharded_orm.admin.error_pages import no_reachable_shard_page, shard_down_page
+from sharded_orm.admin.exceptions import InvalidFocus, InvalidObjectID
 from sharded_orm.admin.forms import with_fixed_key
 from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
 from sharded_orm.admin.shard_scope import (
@@ -34,8 +35,6 @@ from sharded_orm.admin.shard_scope import (
 from sharded_orm.exceptions import (
     CrossShardRelation,
     DanglingShardKey,
-    InvalidFocus,
-    InvalidObjectID,
     NoOpenShard,
     NoReachableShard,
     ShardKeyChanged,

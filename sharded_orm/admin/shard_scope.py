@@ -11,7 +11,8 @@ from django.http import HttpRequest, QueryDict
 from django.utils.http import urlencode
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidFocus, InvalidShardKey, RoutingError
+from sharded_orm.admin.exceptions import InvalidFocus
+from sharded_orm.exceptions import InvalidShardKey, RoutingError
 from sharded_orm.models.sharding.bound_key import key_in_force
 from sharded_orm.models.sharding.options import ShardOptions, target_field
 from sharded_orm.models.sharding.same_key import needs_same_key

@@ -23,6 +23,8 @@ class ShardFeatures:
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
+    #: Whether a database has one writer at a time, so others wait until its transaction ends.
+    has_one_writer: ClassVar[bool] = False
     #: Whether all shards of a node are schemas of one database, whose name is in the node's settings.
     shards_share_database: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
@@ -96,6 +98,7 @@ class MySQLFeatures(ShardFeatures):
 
 class SQLiteFeatures(ShardFeatures):
     shards_are_files = True
+    has_one_writer = True
     # Each idle connection keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"

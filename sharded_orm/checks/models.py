@@ -8,24 +8,16 @@ The ids of the checks never change. No check in this module queries a database.
 ``sharded_orm.E003``  the shard key is not a concrete field of the model
 ``sharded_orm.E004``  the shard key may be NULL
 ``sharded_orm.W005``  a unique constraint does not contain the shard key
-``sharded_orm.E006``  a foreign key with a database constraint refers to a table outside the group
-``sharded_orm.E007``  an ``on_delete`` would run on an alias that does not have the rows, or a
-                      policy of ``sharded_orm.on_delete`` is on a foreign key that does not need it
-``sharded_orm.E008``  a many-to-many table would join models of different groups
 ``sharded_orm.E009``  a composite primary key does not contain the shard key
 ``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
 ``sharded_orm.W011``  an auto-increment primary key is unique only within its shard
 ``sharded_orm.E012``  a child or proxy model has another group or shard key than its parent
 ``sharded_orm.E013``  the default manager makes querysets that are not ``ShardedQuerySet``
-``sharded_orm.W014``  directory or tickets are in the SQLite file of the global database
 ``sharded_orm.E015``  an id field has the shard number in other bits than the group expects
 ``sharded_orm.E016``  a ``type_id`` does not fit into its bits
 ``sharded_orm.E017``  two models of a group have the same ``type_id``
 ``sharded_orm.E018``  the group has too many shards for the bits in an id
-``sharded_orm.W019``  the ``transaction_mode`` of a ticket server's SQLite file blocks new ids
-``sharded_orm.W020``  a foreign key inside the group has no database constraint
 ``sharded_orm.E021``  a ``TimestampedIDField`` is not unique
-``sharded_orm.E022``  a generic relation leaves the group by an id that is unique only within its shard
 ``sharded_orm.E050``  a text key has a collation that treats different keys as equal; see also
                       ``sharded_orm.checks.databases``, which reads the collations in databases
 ==================  ==========================================================
@@ -40,15 +32,15 @@ from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import FieldDoesNotExist
-from django.db import DEFAULT_DB_ALIAS, models
+from django.db import models
 
-from sharded_orm import on_delete, runtime
+from sharded_orm import runtime
+from sharded_orm.checks.relations import check_relations, counts_per_shard, group_of_model
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
@@ -76,8 +68,7 @@ def check_models(
             messages += _inheritance(model)
             messages += _manager(model)
         messages += _embedded_ids(model)
-        messages += _relations(model)
-        messages += _generic_relations(model)
+        messages += check_relations(model)
     if declared and ROUTER not in settings.DATABASE_ROUTERS:
         messages.append(
             checks.Error(
@@ -86,59 +77,6 @@ def check_models(
                 id="sharded_orm.E010",
             )
         )
-    return messages
-
-
-@checks.register(checks.Tags.models)
-def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if the directory or the tickets share an SQLite file with the ``default`` database.
-
-    Inside a transaction, directory and tickets are written on separate connections. SQLite allows
-    one writer per file, so a transaction on ``default`` would block new keys and ids.
-    """
-    config = runtime.config()
-    directory = any(g.strategy == "directory" for g in config.topology.groups.values())
-    default = settings.DATABASES[DEFAULT_DB_ALIAS]
-    if not str(default.get("ENGINE")).endswith("sqlite3"):
-        return []
-    return [
-        checks.Warning(
-            f"{key} names {alias!r}, the SQLite file of the global database. Inside atomic() that"
-            " has written to it, a new key or id waits for this very transaction and fails with"
-            " 'database is locked'.",
-            hint=f"Give {key} a file of its own: another alias in DATABASES.",
-            id="sharded_orm.W014",
-        )
-        for key, aliases in (
-            ("TICKETS", config.tickets),
-            ("DIRECTORY", (config.directory,) if directory else ()),
-        )
-        for alias in aliases
-        if settings.DATABASES[alias].get("NAME") == default.get("NAME")
-    ]
-
-
-@checks.register(checks.Tags.models)
-def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if a ticket server is an SQLite file whose ``transaction_mode`` is not DEFERRED.
-
-    In the other modes each transaction on the alias locks the file, even if it writes nothing. New
-    ids are drawn on other connections, which would wait until that transaction ends.
-    """
-    messages: list[checks.CheckMessage] = []
-    for alias in runtime.config().tickets:
-        entry = settings.DATABASES[alias]
-        mode = entry.get("OPTIONS", {}).get("transaction_mode")
-        if str(entry.get("ENGINE")).endswith("sqlite3") and mode not in (None, "DEFERRED"):
-            messages.append(
-                checks.Warning(
-                    f"The ticket server {alias!r} is an SQLite file with transaction_mode {mode!r}. A"
-                    " transaction there, such as that of a test case, keeps the ids waiting until it"
-                    " ends.",
-                    hint="Leave transaction_mode out of its OPTIONS: an id is one statement.",
-                    id="sharded_orm.W019",
-                )
-            )
     return messages
 
 
@@ -223,7 +161,7 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
                 obj=model,
                 id="sharded_orm.E009",
             )
-    elif _counts_per_shard(options):
+    elif counts_per_shard(options) and not model.ids_are_internal:
         yield checks.Warning(
             f"The primary key {pk.name!r} counts on each shard by itself: rows of two shards can"
             " have the same one.",
@@ -323,7 +261,7 @@ def _type_id(model: Any, field: PackedIDField) -> Iterator[checks.CheckMessage]:
             id="sharded_orm.E016",
         )
     for other in model._meta.apps.get_models():
-        if other is model or other._meta.proxy or _group(other) != _group(model):
+        if other is model or other._meta.proxy or group_of_model(other) != group_of_model(model):
             continue
         theirs: Any
         for theirs in other._meta.local_fields:
@@ -364,132 +302,3 @@ def _only_per_shard(subject: str, obj: Any, hint: str) -> checks.CheckMessage:
         obj=obj,
         id="sharded_orm.W005",
     )
-
-
-def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
-    own = _group(model)
-    for field in model._meta.local_fields:
-        remote = field.remote_field
-        if remote is None or isinstance(remote.model, str):
-            continue
-        other = _group(remote.model)
-        policy: Any = remote.on_delete
-        is_policy = policy in on_delete.POLICIES
-        if is_policy and (own is None or other is not None):
-            yield checks.Error(
-                f"sharded_orm.on_delete.{policy.__name__} is for foreign keys from shards to"
-                " the global database, and this one is none.",
-                hint="Use on_delete=DO_NOTHING, or inside one group or the global database one of"
-                " Django's.",
-                obj=field,
-                id="sharded_orm.E007",
-            )
-            continue
-        if policy is on_delete.SET_NULL and not field.null:
-            yield checks.Error(
-                f"The foreign key {field.name!r} has on_delete=SET_NULL, and cannot be NULL.",
-                hint="Set null=True, or another on_delete.",
-                obj=field,
-                id="sharded_orm.E007",
-            )
-        if own is not None and own == other:
-            yield from _unenforced(model, field)
-        if own == other:
-            continue
-        where = f"group {other!r}" if other is not None else "the global database"
-        if getattr(field, "db_constraint", False) and not (own and has_copies(remote.model)):
-            yield checks.Error(
-                f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
-                f" {where}.",
-                hint=f"Set db_constraint=False and {_policies_hint(own, other)}.",
-                obj=field,
-                id="sharded_orm.E006",
-            )
-        if policy is not models.DO_NOTHING and not is_policy:
-            yield checks.Error(
-                f"on_delete={policy.__name__} of a foreign key to {where} would run on the"
-                " alias of the deleted row, where these rows are not.",
-                hint=f"Set {_policies_hint(own, other)}.",
-                obj=field,
-                id="sharded_orm.E007",
-            )
-    for many in model._meta.local_many_to_many:
-        remote_model: Any = many.remote_field.model
-        if isinstance(remote_model, str):
-            continue
-        through = many.remote_field.through
-        groups = {own, _group(remote_model)}
-        if through is not None and not through._meta.auto_created:
-            groups.add(_group(through))
-        if len(groups) > 1:
-            yield checks.Error(
-                f"The many-to-many table of {many.name!r} would join {model.__name__} and"
-                f" {remote_model.__name__}, which are not in the same group.",
-                hint="Store the relation as a ShardedModel of its own, once per side.",
-                obj=many,
-                id="sharded_orm.E008",
-            )
-
-
-def _generic_relations(model: Any) -> Iterator[checks.CheckMessage]:
-    options = shard_options(model) if _group(model) is not None else None
-    if options is None or not _counts_per_shard(options):
-        return
-    for field in model._meta.private_fields:
-        # A GenericForeignKey has no related model; such a field is skipped.
-        remote_model = getattr(field.remote_field, "model", None)
-        if not isinstance(remote_model, type) or _group(remote_model) == options.group:
-            continue
-        yield checks.Error(
-            f"The rows of {remote_model.__name__} in {field.name!r} are in another group or in the"
-            f" global database and know {model.__name__} by its primary key, which counts on each shard"
-            " by itself: they would be about rows of several shards.",
-            hint="Use TicketField(primary_key=True) for ids that are unique everywhere, or keep both"
-            " models in one group.",
-            obj=field,
-            id="sharded_orm.E022",
-        )
-
-
-def _counts_per_shard(options: ShardOptions) -> bool:
-    """Whether each shard generates primary keys by itself, so that two shards may generate the same key."""
-    pk = options.model._meta.pk
-    return isinstance(pk, models.AutoField) and not (
-        pk is options.key or isinstance(pk, PackedIDField)
-    )
-
-
-def _policies_hint(own: str | None, other: str | None) -> str:
-    if own is not None and other is None:
-        return "on_delete to CASCADE, PROTECT, SET_NULL or LEAVE of sharded_orm.on_delete"
-    return "on_delete=DO_NOTHING, and delete the rows of the other side yourself"
-
-
-def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
-    if getattr(field, "db_constraint", True):
-        return
-    target: Any = field.target_field
-    own, theirs = (
-        getattr(getattr(side, "ShardMeta", None), "shard_key", None)
-        for side in (model, field.remote_field.model)
-    )
-    if own in (field.name, field.attname) and theirs in (target.name, target.attname):
-        # No constraint is needed: the foreign key is the shard key on both sides, so both rows are
-        # on the same shard.
-        return
-    yield checks.Warning(
-        f"The foreign key {field.name!r} is not enforced by the database, and its rows are looked up"
-        " on one shard all the same: one that is on another shard is not found.",
-        hint="Leave out db_constraint=False. To refer to rows of any shard, store the id in a"
-        " BigIntegerField.",
-        obj=field,
-        id="sharded_orm.W020",
-    )
-
-
-def _group(model: type[models.Model]) -> str | None:
-    if issubclass(model, ShardedModel):
-        meta = getattr(model, "ShardMeta", None)
-        return getattr(meta, "group", None)
-    options: ShardOptions | None = shard_options(model)
-    return options.group if options is not None else None

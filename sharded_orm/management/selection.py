@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management import CommandError
 
-from sharded_orm.exceptions import InvalidSelection
+from sharded_orm.operations.exceptions import InvalidSelection
 from sharded_orm.operations.selection import Selected, parse_numbers, select
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.apps import apps
-from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.base import ModelBase
 
@@ -17,32 +16,30 @@ from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.moves.repetition import repeated
-from sharded_orm.models.querysets.route import colocation_on, scoped
+from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
-from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.forms import install_relations_in_forms
 from sharded_orm.models.relations.through import install_through
+from sharded_orm.models.row_validation import RowValidation
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
-from sharded_orm.models.sharding.bound_rows import give_bound_key, has_other_key, refuse_other_key
+from sharded_orm.models.sharding.bound_rows import give_bound_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
 from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
     describe,
-    group_of,
     options_of,
     shard_key_required,
     shard_options,
 )
 from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.same_key import (
-    key_for_related,
     refuse_related_of_other_key,
 )
-from sharded_orm.models.sharding.statements import check_constraint, check_insert, check_update
-from sharded_orm.models.sharding.stored_key import clean_key, install_stored_key
+from sharded_orm.models.sharding.statements import check_insert, check_update
+from sharded_orm.models.sharding.stored_key import install_stored_key
 from sharded_orm.topology.model import Shard
 
 
@@ -71,7 +68,7 @@ class ShardedModelBase(ModelBase):
         return cls
 
 
-class ShardedModel(models.Model, metaclass=ShardedModelBase):
+class ShardedModel(RowValidation, metaclass=ShardedModelBase):
     """A model whose rows live on the logical shards of a group.
 
     A group is a numbered set of shards with one routing strategy, which finds the shard of a key.
@@ -91,6 +88,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     """
 
     _is_sharded: ClassVar[bool] = True
+    #: Whether only the library uses the primary keys, which may then count on each shard by itself.
+    ids_are_internal: ClassVar[bool] = False
 
     cache = CacheAttribute()
     objects = ShardedManager()
@@ -383,129 +382,3 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 options, f"{name}() compares rows of one key: pass {key.name}= of this row"
             )
         return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)  # type: ignore[misc]  # not in the stubs
-
-    # -- Validation ------------------------------------------------------------
-
-    def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields(), because the row to which a foreign key refers must be
-        # looked up on the right shard. A row of the same group is looked up on this row's shard; if
-        # this row has no shard yet, no such row can exist. If the other row needs the same shard
-        # key, the key is a condition of the look-up. A row of another group is looked up on the
-        # shard that the foreign key's value determines.
-        excluded = set(exclude or ())
-        options = self._shard_options()
-        key, errors = options.key, dict[str, Any]()
-        if key is not None and key.name in excluded:
-            refuse_other_key(self)
-        elif key is not None:
-            try:
-                clean_key(options, self)
-            except ValidationError as exc:
-                errors[key.name] = exc.error_list
-                excluded.add(key.name)
-        references = [
-            (field, group_of(field.remote_field.model))
-            for field in self._meta.fields
-            if isinstance(field, models.ForeignKey)
-            and field.name not in excluded
-            and not field.remote_field.parent_link
-            and getattr(self, field.attname) not in field.empty_values
-        ]
-        unplaced = [field for field, group in references if group == options.group]
-        alias = self._validation_alias()
-        if alias is not None:
-            unplaced = []
-        # The shard on which to look up the row of each foreign key, keyed by field. None if the
-        # foreign key's value determines the shard.
-        looked_up = {
-            field: alias if group == options.group else None
-            for field, group in references
-            if field not in unplaced
-            and (
-                group not in (None, options.group)
-                or key_for_related(field.remote_field.model, field, self)
-            )
-        }
-        try:
-            super().clean_fields(exclude=excluded.union(f.name for f in (*unplaced, *looked_up)))
-        except ValidationError as exc:
-            errors = exc.update_error_dict(errors)
-        for field, place in looked_up.items():
-            try:
-                clean_reference(field, self, place)
-            except ValidationError as exc:
-                errors[field.name] = exc.error_list
-        if unplaced and key is not None and key.name not in errors:
-            has_key = getattr(self, key.attname) is not None or options.awaits_key(self)
-            for field in unplaced if has_key else ():
-                errors[field.name] = [does_not_exist(field, getattr(self, field.attname))]
-        if errors:
-            raise ValidationError(errors)
-
-    def _perform_unique_checks(self, unique_checks: Any) -> Any:
-        # Overrides Model._perform_unique_checks(). Values must be unique only on this row's shard.
-        # If the shard key has no shard yet, no row has the key, so nothing can be a duplicate.
-        alias = self._validation_alias()
-        if alias is None:
-            return {}
-        check_insert(colocation_on(self._shard_options(), alias), [self])
-        # Look at the rows of all keys, because a unique value must also differ from the values in
-        # rows of other keys.
-        with scoped(alias), unbound():
-            return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
-
-    def _perform_date_checks(self, date_checks: Any) -> Any:
-        alias = self._validation_alias()
-        if alias is None:
-            return {}
-        with scoped(alias), unbound():
-            return super()._perform_date_checks(date_checks)  # type: ignore[misc]  # not in the stubs
-
-    def validate_constraints(self, exclude: Any = None) -> None:
-        # Overrides Model.validate_constraints(), which asks the router for an alias. The router
-        # would choose a shard for the key and record it.
-        for _, constraints in self.get_constraints():
-            for constraint in constraints:
-                check_constraint(constraint)
-        alias = self._validation_alias()
-        if alias is not None:
-            check_insert(colocation_on(self._shard_options(), alias), [self])
-            with unbound():
-                super().validate_constraints(exclude)
-            return
-        # The row has no shard yet, so nothing can be a duplicate. Evaluate check constraints on any
-        # shard, because they read no other rows.
-        errors: dict[str, Any] = {}
-        using = runtime.shard(self._shard_options().group, 0).alias
-        for model, constraints in self.get_constraints():
-            for constraint in constraints:
-                if isinstance(constraint, models.CheckConstraint):
-                    try:
-                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined,unused-ignore]  # checks have it
-                    except ValidationError as exc:
-                        errors = exc.update_error_dict(errors)
-        if errors:
-            raise ValidationError(errors)
-
-    def _validation_alias(self) -> str | None:
-        """Return the alias of the shard on which this row is compared with other rows.
-
-        Return None if no other row has to be read: either the key has no shard yet, or the row
-        cannot be saved because another key is bound.
-        """
-        options = self._shard_options()
-        try:
-            if has_other_key(self):
-                return None
-            if not self._state.adding and self._state.db not in (None, options.group):
-                return str(current_alias(options, self))
-            if options.key is None:
-                return None
-            if getattr(self, options.key.attname) is None and not options.awaits_key(self):
-                return None
-            shard = options.locate(self)
-        except (ShardKeyRequired, TypeError, ValueError, ValidationError):
-            # The value cannot be a key. Ignore this here, because the validation of its field
-            # reports it.
-            return None
-        return shard.alias if shard is not None else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidSelection
+from sharded_orm.operations.exceptions import InvalidSelection
 from sharded_orm.topology.model import Shard, ShardGroup
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.contrib import admin
@@ -18,7 +16,7 @@ from testproject.photos.models import (
     Album,
     Comment,
     Photo,
-    PhotoOwner,
+    PhotoAddress,
     PhotoTag,
     WrittenComment,
 )
@@ -44,58 +42,6 @@ class _PictureMixin:
         return _picture(photo.photo_id, photo.description, 80)
 
 
-class _AddressesMixin(ShardedModelAdmin):
-    """Updates the addresses without a user of photos, whichever page writes or deletes them.
-
-    They are in the global database, whose transaction commits after that of the photo's shard.
-    """
-
-    #: Lookup that finds the photos of rows of the model.
-    photos_by: str
-
-    def save_formset(self, request: HttpRequest, form: Any, formset: Any, change: bool) -> None:
-        if formset.model is not Photo:
-            super().save_formset(request, form, formset, change)
-            return
-        with self._update_addresses([form.instance]):
-            super().save_formset(request, form, formset, change)
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        with self._update_addresses([obj]):
-            super().delete_model(request, obj)
-
-    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        with self._update_addresses(list(queryset)):
-            super().delete_queryset(request, queryset)
-
-    @contextmanager
-    def _update_addresses(self, rows: list[Any]) -> Iterator[None]:
-        """Update the addresses for rows of one shard, which the block changes, deletes, or inserts."""
-        # A deleted row loses its id.
-        place = _place(rows)
-        photos = self._stored(*place)
-        yield
-        now = self._stored(*(place if place[1] else _place(rows)))
-        PhotoOwner.objects.filter(pk__in=photos.keys() - now.keys()).delete()
-        PhotoOwner.objects.bulk_create(
-            PhotoOwner(photo_id=photo_id, owner_id=now[photo_id])
-            for photo_id in now.keys() - photos.keys()
-        )
-
-    def _stored(self, alias: str | None, ids: list[int]) -> dict[int, int]:
-        """Return the photos of these rows, with owners."""
-        if not ids:
-            return {}
-        photos = Photo.objects.using(alias).uncached().filter(**{self.photos_by: ids})
-        return dict(photos.values_list("pk", "owner_id"))
-
-
-def _place(rows: list[Any]) -> tuple[str | None, list[int]]:
-    """Return the shard of stored rows, and their ids."""
-    stored = [row for row in rows if not row._state.adding]
-    return stored[0]._state.db if stored else None, [row.pk for row in stored]
-
-
 class PhotosOfAlbum(_PictureMixin, ShardedTabularInline):
     model = Photo
     fields = ["picture", "title", "posted_at"]
@@ -106,8 +52,7 @@ class PhotosOfAlbum(_PictureMixin, ShardedTabularInline):
 
 
 @admin.register(Album)
-class AlbumAdmin(_AddressesMixin):
-    photos_by = "album__in"
+class AlbumAdmin(ShardedModelAdmin):
     list_display = ["title", "owner", "photos_in_it", "created_at"]
     date_hierarchy = "created_at"
     search_fields = ["title", "owner__username"]
@@ -139,8 +84,7 @@ class CommentsOfPhoto(ShardedStackedInline):
 
 
 @admin.register(Photo)
-class PhotoAdmin(_PictureMixin, _AddressesMixin):
-    photos_by = "pk__in"
+class PhotoAdmin(_PictureMixin, ShardedModelAdmin):
     list_display = ["picture", "title", "owner", "album", "posted_at"]
     list_display_links = ["picture"]
     list_editable = ["title"]
@@ -156,13 +100,6 @@ class PhotoAdmin(_PictureMixin, _AddressesMixin):
     inlines = [TagsOfPhoto, CommentsOfPhoto]
     actions = ["show_as_new"]
     save_as = True
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:  # the owner cannot be changed
-            super().save_model(request, obj, form, change)
-            return
-        with self._update_addresses([obj]):
-            super().save_model(request, obj, form, change)
 
     @admin.action(description="Show as new: posted now", permissions=["change"])
     def show_as_new(self, request: HttpRequest, queryset: Any) -> None:
@@ -188,19 +125,7 @@ class CommentAdmin(ShardedModelAdmin):
     raw_id_fields = ["owner", "photo", "author"]
 
 
-@admin.register(WrittenComment)
-class WrittenCommentAdmin(ShardedModelAdmin):
-    """Read only: a mirror follows the comment, which is with the photo's owner."""
-
-    list_display = ["__str__", "picture", "author", "owner", "posted_at"]
-    date_hierarchy = "posted_at"
-    search_fields = ["text", "author__username"]
-    ordering = ["-posted_at", "comment_id"]
-
-    @admin.display(description="picture")
-    def picture(self, comment: Any) -> str:
-        return _picture(comment.photo_id, comment.description, 80)
-
+class _ReadOnlyAdmin(ShardedModelAdmin):
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
@@ -211,9 +136,24 @@ class WrittenCommentAdmin(ShardedModelAdmin):
         return False
 
 
-@admin.register(PhotoOwner)
-class PhotoOwnerAdmin(admin.ModelAdmin):
-    list_display = ["photo_id", "owner"]
-    list_select_related = ["owner"]
-    search_fields = ["photo_id", "owner__username"]
-    raw_id_fields = ["owner"]
+@admin.register(WrittenComment)
+class WrittenCommentAdmin(_ReadOnlyAdmin):
+    """A mirror follows the comment, which is with the photo's owner."""
+
+    list_display = ["__str__", "picture", "author", "owner", "posted_at"]
+    date_hierarchy = "posted_at"
+    search_fields = ["text", "author__username"]
+    ordering = ["-posted_at", "comment_id"]
+
+    @admin.display(description="picture")
+    def picture(self, comment: Any) -> str:
+        return _picture(comment.photo_id, comment.description, 80)
+
+
+@admin.register(PhotoAddress)
+class PhotoAddressAdmin(_ReadOnlyAdmin):
+    """Only the lookup writes addresses."""
+
+    list_display = ["value", "key"]
+    search_fields = ["=value"]
+    ordering = ["value"]

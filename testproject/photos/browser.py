@@ -23,7 +23,7 @@ from django.urls import reverse
 from django.utils.html import escape
 
 from testproject.photos.installation import ADMIN
-from testproject.photos.models import PhotoOwner, WrittenComment
+from testproject.photos.models import Photo, WrittenComment
 from testproject.photos.pictures import WIDTHS
 
 TIMEOUT = 30  # seconds
@@ -86,16 +86,16 @@ def browse(address: str, password: str) -> Iterator[str]:
 
     :raises CheckFailed: an answer is not the expected one.
     """
-    entry = PhotoOwner.objects.select_related("owner").order_by("photo_id").first()
-    stranger = PhotoOwner.objects.exclude(owner=entry.owner).first() if entry else None
-    if entry is None or stranger is None:
+    photos = Photo.objects.scatter().select_related("album").order_by("photo_id")
+    photo = photos.first()
+    stranger = photos.exclude(owner=photo.owner).first() if photo else None
+    if photo is None or stranger is None:
         raise CheckFailed("there is no sample content to look at")
-    photo = entry.owner.photos.select_related("album").get(pk=entry.photo_id)
-    tag = photo.tags.filter(owner=entry.owner).first()
+    tag = photo.tags.filter(owner=photo.owner).first()
     written = WrittenComment.objects.scatter().order_by("comment_id").first()
     if tag is None or written is None:
         raise CheckFailed("the sample content has no tags or no comments")
-    user_page = reverse("photos:user", args=[entry.owner.username])
+    user_page = reverse("photos:user", args=[photo.owner.username])
     photo_page = f"{user_page}{photo.photo_id}/"
     pages: list[tuple[str, int, str]] = [
         ("/", 200, "Newest photos"),

@@ -30,6 +30,8 @@ def prepare() -> Iterator[str]:
         call_command("migrate_shards", group=name, create=True, verbosity=0)
         nodes = dict.fromkeys(r.primary for r in group.ranges)
         yield f"group {name!r} is migrated: {group.count} shards on {', '.join(nodes)}"
+    call_command("lookups", "build", verbosity=0)
+    yield "old addresses find the shards of their photos"
     sequences = {one.name for one in tickets.create()}
     yield f"the ticket servers {' and '.join(TICKETS)} have {len(sequences)} sequences"
     added = sample.make()

@@ -1,14 +1,12 @@
-"""Writes to the shard of a user and to the global database."""
+"""Writes to the shard of a user."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from django.db import transaction
-
 import sharded_orm
-from testproject.photos.models import Album, Photo, PhotoOwner
+from testproject.photos.models import Album, Photo
 from testproject.photos.tags import give
 
 
@@ -20,20 +18,15 @@ def publish(
     new_album: str = "",
     tags: Iterable[str] = (),
 ) -> Photo:
-    """Store a photo of ``owner`` and add it to the mapping of old addresses.
+    """Store a photo of ``owner``, with all that belongs to it, in one transaction.
 
     :param album: one of the owner's albums; or give ``new_album``, the title of an album that is
         created if the owner has none of that name.
     :param tags: return value of :func:`testproject.photos.tags.parse`.
-
-    The two transactions are open at once and commit one after the other (Y5), the
-    photo last: a crash in between can leave a mapping to a missing photo, which reads
-    as "not found".
     """
-    with sharded_orm.atomic(Photo, owner=owner), transaction.atomic():
+    with sharded_orm.atomic(Photo, owner=owner):
         if album is None:
             album, _ = Album.objects.get_or_create(owner=owner, title=new_album)
         photo: Photo = Photo.objects.create(owner=owner, album=album, title=title)
         give(photo, tags)
-        PhotoOwner.objects.create(photo_id=photo.photo_id, owner=owner)
     return photo

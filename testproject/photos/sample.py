@@ -12,14 +12,13 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db import transaction
 from django.utils.timezone import now
 
 import sharded_orm
 from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.build import find_mirror
 from sharded_orm.contrib.mirrors.comparison import compare
-from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
+from testproject.photos.models import Album, Comment, Photo, PhotoTag
 from testproject.photos.scenes import scene
 
 PEOPLE = [
@@ -72,16 +71,15 @@ class Made:
 def make() -> Made:
     """Fill the site. People who have photos are skipped, so a second call adds nothing.
 
-    The content of one person commits on the shard and in the global database one after the other;
-    the next call completes an interrupted one. Tags, and the authors' copies of comments, are added
-    wherever they are missing, so to older content as well.
+    Tags, and the authors' copies of comments, are added wherever they are missing, so to older content
+    as well.
     """
     people = [_person(name) for name in PEOPLE]
     made_photos = made_tags = made_comments = 0
     for number, (owner, _) in enumerate(people):
         # Seeded by the person, so that the content of one person does not depend on the others.
         chance = random.Random(number)
-        with sharded_orm.atomic(Photo, owner=owner), transaction.atomic():
+        with sharded_orm.atomic(Photo, owner=owner):
             if not Album.objects.filter(owner=owner).exists():
                 photos = _photos(owner, chance)
                 made_photos += len(photos)
@@ -118,11 +116,6 @@ def _photos(owner: Any, chance: random.Random) -> list[Photo]:
             posted_at=now() - timedelta(minutes=chance.randrange(60 * 24 * 365)),
         )
         for photo_id in ids
-    )
-    PhotoOwner.objects.bulk_create(
-        [PhotoOwner(photo_id=photo.photo_id, owner=owner) for photo in photos],
-        # A call that was interrupted between the two commits may have left rows.
-        ignore_conflicts=True,
     )
     return list(photos)
 

@@ -24,7 +24,7 @@ from django.views.decorators.http import (
 
 from testproject.photos import pictures, tags
 from testproject.photos.forms import CommentForm, UploadForm
-from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
+from testproject.photos.models import Album, Comment, Photo, PhotoTag
 from testproject.photos.newest import newest
 from testproject.photos.publication import publish
 from testproject.photos.words import normal
@@ -199,9 +199,8 @@ class Login(LoginView):
 
 @require_safe
 def old_photo(request: HttpRequest, photo_id: int) -> HttpResponse:
-    """An old address without the user: the mapping has the user of the photo (Y7)."""
-    entry = get_object_or_404(PhotoOwner.objects.select_related("owner"), pk=photo_id)
-    return redirect("photos:photo", entry.owner.username, photo_id, permanent=True)
+    """An old address without the user: a lookup finds the shard of the photo (Y7)."""
+    return redirect(get_object_or_404(Photo, photo_id=photo_id), permanent=True)
 
 
 def _etag(request: HttpRequest, photo_id: int, width: int) -> str:
@@ -212,11 +211,12 @@ def _etag(request: HttpRequest, photo_id: int, width: int) -> str:
 @cache_control(public=True, max_age=86400)
 @condition(etag_func=_etag)
 def picture(request: HttpRequest, photo_id: int, width: int) -> HttpResponse:
-    """The picture itself, drawn from the id; the cache knows whether there is such a photo.
+    """The picture itself, drawn from the id if there is such a photo.
 
     :raises pictures.TooBusy: too many others are being drawn.
     """
     if width not in pictures.WIDTHS:
         raise Http404
-    get_object_or_404(PhotoOwner, pk=photo_id)
+    if not Photo.objects.filter(photo_id=photo_id).exists():
+        raise Http404
     return HttpResponse(pictures.draw(photo_id, width), content_type="image/webp")

@@ -8,8 +8,8 @@ from django.db import connections
 from django.test import Client
 
 from sharded_orm import runtime
+from sharded_orm.admin.exceptions import InvalidObjectID
 from sharded_orm.admin.identity import identify, is_misplaced, object_id, parse
-from sharded_orm.exceptions import InvalidObjectID
 from sharded_orm.models.sharding.options import shard_options
 from tests.admin.conftest import (
     DATABASES,

@@ -12,10 +12,13 @@ from django.utils.module_loading import import_string
 
 from sharded_orm import contrib, exceptions
 from sharded_orm.admin import checks as admin_checks
+from sharded_orm.admin import exceptions as admin_exceptions
 from sharded_orm.admin import inlines
-from sharded_orm.checks import cache, commands, databases, models
+from sharded_orm.checks import cache, commands, databases, files, models, relations
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, setting, tickets
+from sharded_orm.ids.tickets import exceptions as ticket_exceptions
+from sharded_orm.operations import exceptions as operations_exceptions
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
@@ -34,7 +37,13 @@ CONTRIB = {
 }
 ERRORS = [
     error
-    for module in (exceptions, *CONTRIB["exceptions"])
+    for module in (
+        exceptions,
+        admin_exceptions,
+        operations_exceptions,
+        ticket_exceptions,
+        *CONTRIB["exceptions"],
+    )
     for _, error in inspect.getmembers(module, inspect.isclass)
     if issubclass(error, exceptions.ShardedOrmError) and error.__module__ == module.__name__
 ]
@@ -47,6 +56,8 @@ CHECKS = {
         commands,
         models,
         databases,
+        files,
+        relations,
         inlines,
         *CONTRIB["checks"],
     )

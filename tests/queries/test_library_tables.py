@@ -9,7 +9,7 @@ from django.db import IntegrityError, router, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import TicketServerRequired
+from sharded_orm.ids.tickets.exceptions import TicketServerRequired
 from sharded_orm.models import KeyMove, OperationRun, Placement, TicketSequence
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, UNPLACED

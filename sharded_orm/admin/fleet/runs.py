@@ -16,9 +16,9 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, sees_all
-from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
 from sharded_orm.operations import growth, moves, shard_moves
+from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.imports import row_comparison, row_copy, source_follower
 from sharded_orm.operations.migrate import migration_run
 from sharded_orm.operations.promotion.runner import KIND as PROMOTION

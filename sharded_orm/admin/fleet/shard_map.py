@@ -15,7 +15,7 @@ from sharded_orm.admin.fleet import treemap
 from sharded_orm.admin.fleet.pages import address
 from sharded_orm.backends.sizes import ShardSize
 from sharded_orm.operations.runs.redaction import without_accounts
-from sharded_orm.operations.shards.status import FleetStatus, ShardStatus
+from sharded_orm.operations.shards.fleet_status import FleetStatus, ShardStatus
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange, Topology
 
 #: A page has at most this many cells. If there are more shards, a cell stands for several shards.

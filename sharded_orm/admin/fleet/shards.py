@@ -36,12 +36,13 @@ from sharded_orm.admin.fleet.shard_map import (
     span,
 )
 from sharded_orm.backends.sizes import TableSize
-from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep
+from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.detail import seconds_left, shard_detail, sizes
-from sharded_orm.operations.shards.status import FleetStatus, status
+from sharded_orm.operations.shards.fleet_status import FleetStatus
+from sharded_orm.operations.shards.status import status
 from sharded_orm.topology.model import Shard, ShardGroup
 
 #: If the map shows more shards than this, it reads their sizes only if the URL asks for sizes. The

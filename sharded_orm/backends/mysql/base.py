@@ -19,9 +19,9 @@ from sharded_orm.backends.mysql import branches, collations, identity, locks, si
 from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
-from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.features import DatabaseFeatures
 from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
+from sharded_orm.backends.mysql.leased_cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
@@ -241,6 +241,13 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             return branches.fate(self.node_pool, name, transaction, whole)
 
     # ##### Sessions #####
+
+    @contextmanager
+    def known_session(self) -> Iterator[None]:
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.one_session():
+            yield
 
     def reads_as_autocommit(self) -> bool:
         return (

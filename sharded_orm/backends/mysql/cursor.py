@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from MySQLdb import MySQLError, OperationalError, ProgrammingError
-from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
+from MySQLdb.cursors import BaseCursor
 
 from sharded_orm.backends.mysql import traces
 from sharded_orm.backends.mysql.connection import VirtualConnection
@@ -456,44 +454,3 @@ class LeaseMixin(BaseCursor):
             return self._session.raw
         with self.connection.any_session() as session:
             return session.raw
-
-
-class LeasedCursor(LeaseMixin, Cursor):
-    """The default cursor: execute() fetches all rows, and each row is a tuple."""
-
-    def _fetch_result(self, session: NodeSession) -> None:
-        result = session.store_result()
-        session.stored = True
-        try:
-            if result is None:
-                self.description = self.description_flags = None
-                self._rows = ()
-            else:
-                self.description = result.describe()
-                self.description_flags = result.field_flags()
-                self._rows = result.fetch_row(0, 0)
-            self.rowcount = session.affected_rows()
-            self.lastrowid = session.insert_id()
-            self.warning_count = session.warning_count()
-            self.rownumber = 0
-        finally:
-            # Free the result now. When mysqlclient 2.3 frees a result, it locks the session. If the
-            # result lived longer than the lease (in a traceback, for example), freeing it could lock
-            # the session while another thread uses that session.
-            result = None
-
-    description_flags: Any = None
-
-
-@cache
-def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """Return a subclass of ``cursorclass`` that leases its sessions from a pool.
-
-    :param cursorclass: a cursor class of the driver.
-    """
-    if cursorclass is Cursor:
-        return LeasedCursor
-    if issubclass(cursorclass, LeaseMixin):
-        return cursorclass
-    stores = issubclass(cursorclass, CursorStoreResultMixIn)
-    return type(f"Leased{cursorclass.__name__}", (LeaseMixin, cursorclass), {"stores": stores})

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -83,6 +84,13 @@ class CommitHookMixin(_Wrapper):
         database, inside the transaction.
         """
         return SessionID()
+
+    def known_session(self) -> AbstractContextManager[None] | None:
+        """Return a context manager within which :meth:`session_id` is known in autocommit, before a statement.
+
+        None if the backend has none.
+        """
+        return None
 
     def judges(self, writer: SessionIdentity) -> bool:
         """Whether :meth:`sessions_gone` can find out if the session ``writer`` still exists.

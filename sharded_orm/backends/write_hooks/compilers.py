@@ -7,7 +7,8 @@ the statements of related managers, the admin, fixtures and migrations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -22,7 +23,11 @@ from django.db.models.sql.subqueries import InsertQuery
 
 from sharded_orm.backends import text_keys
 from sharded_orm.backends.write_hooks import observer
-from sharded_orm.backends.write_hooks.followers import followers_of
+from sharded_orm.backends.write_hooks.followers import (
+    StatementFollower,
+    WriteFollower,
+    followers_of,
+)
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 
@@ -101,19 +106,34 @@ class WriteMixin(ReadMixin):
                 text_keys.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)
         run = execute
-        for follower in followers_of(self.query.model, on_shard=shard is not None):
-            if follower.concerns(self.query):
-                run = partial(follower.write, self, run)
+        followers = [
+            follower
+            for follower in followers_of(self.query.model, on_shard=shard is not None)
+            if follower.concerns(self.query)
+        ]
+        for follower in followers:
+            run = partial(follower.write, self, run)
         if cached_model is not None:
             run = partial(observer.write, cached_model, self, run, counted)
         try:
             if run is execute or not connection.get_autocommit():
                 return run()
-            with connection.write_transaction():
+            with self._session(followers if cached_model is None else ()):
                 return run()
         finally:
             if not connection.autocommit:
                 connection.wrote = True
+
+    def _session(self, followers: Sequence[WriteFollower]) -> AbstractContextManager[None]:
+        """Return a transaction for the statement, or only a session, if its one follower needs no more."""
+        connection: Any = self.connection
+        session: AbstractContextManager[None] | None = None
+        if len(followers) == 1 and isinstance(followers[0], StatementFollower):
+            session = None if followers[0].needs_transaction(self) else connection.known_session()
+        if session is not None:
+            return session
+        transaction: AbstractContextManager[None] = connection.write_transaction()
+        return transaction
 
 
 @cache

@@ -10,7 +10,7 @@ ready.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class WriteFollower(Protocol):
@@ -30,6 +30,18 @@ class WriteFollower(Protocol):
         :param compiler: the compiler of the INSERT, UPDATE or DELETE.
         :param execute: runs the statement. It compiles ``compiler.query``, so this method may limit the
             query first.
+        """
+
+
+@runtime_checkable
+class StatementFollower(WriteFollower, Protocol):
+    """A follower that can also follow statements in autocommit, if the session is known before."""
+
+    def needs_transaction(self, compiler: Any) -> bool:
+        """Whether :meth:`write` needs an open transaction for the statement. Sends nothing.
+
+        If not, and if the model has no other follower and is not cached, :meth:`write` may be called in autocommit, where
+        ``session_id()`` of the connection object is known. The statement then is a transaction by itself.
         """
 
 

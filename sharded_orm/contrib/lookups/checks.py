@@ -4,6 +4,7 @@
 ``sharded_orm_lookups.E001``  ``ShardMeta.lookups`` names no field of the model's own table
 ``sharded_orm_lookups.E002``  the model cannot have this lookup
 ``sharded_orm_lookups.E003``  the collation treats different texts as equal
+``sharded_orm_lookups.W004``  the entries are in the SQLite file of the global database
 ==========================  ==========================================================
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core import checks
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.contrib.lookups.declaration import (
@@ -58,6 +59,8 @@ def _check(model: Any) -> Iterator[checks.CheckMessage]:
                 obj=model,
                 id="sharded_orm_lookups.E001",
             )
+    if any(lookup.table_name is None for lookup in lookups_of(model)):
+        yield from _check_file(model)
     for lookup in lookups_of(model):
         if lookup.problem is not None:
             yield checks.Error(
@@ -78,3 +81,14 @@ def _check(model: Any) -> Iterator[checks.CheckMessage]:
                 obj=lookup.field,
                 id="sharded_orm_lookups.E003",
             )
+
+
+def _check_file(model: Any) -> Iterator[checks.CheckMessage]:
+    if features_of(connections[DEFAULT_DB_ALIAS]).has_one_writer:
+        yield checks.Warning(
+            "The entries of lookups are in the SQLite file of the global database. Inside atomic() on it,"
+            " as in each change by the admin and with ATOMIC_REQUESTS, values of lookups cannot be written.",
+            hint="Give the lookups a table in other files: Lookup(…, table=…).",
+            obj=model,
+            id="sharded_orm_lookups.W004",
+        )

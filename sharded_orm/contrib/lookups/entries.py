@@ -14,15 +14,18 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from sharded_orm import runtime
 from sharded_orm.autonomous_connections import AutonomousConnections, is_in_test_case
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.write_hooks.session_id import SessionID
 from sharded_orm.contrib.lookups.declaration import lookups_by_name, table_options
 from sharded_orm.contrib.lookups.entry_statements import EntryStatements
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupEntry
 
 #: The largest number of entries that one statement writes, and of values that one reads. Old SQLite takes
@@ -117,6 +120,42 @@ def tables_of_model(model: str) -> list[EntryTable]:
 def is_committed_at_once() -> bool:
     """Whether statements are committed at once. False inside Django's ``TestCase``. Sends nothing."""
     return not is_in_test_case(DEFAULT_DB_ALIAS)
+
+
+def refuse_own_lock(table: EntryTable) -> None:
+    """Refuse to write entries to a database on which this thread has a transaction open, if they would wait
+    for this very transaction. Sends nothing.
+
+    :raises LookupRefused: the database has one writer at a time, as an SQLite file.
+    """
+    if blocking_transaction(table.alias) is not None:
+        raise LookupRefused(
+            f"This thread has a transaction open on {table.alias!r}, which has one writer at a time, and"
+            " entries of lookups are committed there by another connection. It would wait for the"
+            " transaction for ever. End the transaction before, or give the lookup a table in"
+            " another file: Lookup(…, table=…)."
+        )
+
+
+def blocking_transaction(alias: str) -> Any:
+    """Return this thread's connection object of a database with one writer if it is in a transaction.
+
+    Whether the transaction has written, and so has the lock, is not asked: a program that is right only until
+    its first write would be a trap.
+    """
+    if not _has_one_writer(alias) or is_in_test_case(alias):
+        return None
+    connection: Any = connections[alias]
+    if connection.in_atomic_block:
+        return connection
+    # Without a connection to the file, there is no transaction, and get_autocommit() would connect.
+    is_connected = connection.connection is not None
+    return connection if is_connected and not connection.get_autocommit() else None
+
+
+@cache
+def _has_one_writer(alias: str) -> bool:
+    return features_of(connections[alias]).has_one_writer
 
 
 def add(
@@ -302,10 +341,18 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
         rows: Sequence[Any] = cursor.fetchall()
         return rows
 
+    own = blocking_transaction(table.alias)
+    if own is not None and own.transaction_mode == "EXCLUSIVE":
+        # Others do not even read beside this transaction. So nobody has written since its BEGIN, and
+        # it reads what is committed.
+        with own.cursor() as cursor:
+            return read(cursor)
     return _with_cursor(table, read)
 
 
 def _run(table: EntryTable, sql: str, params: Sequence[Any]) -> int:
+    refuse_own_lock(table)
+
     def run(cursor: Any) -> int:
         cursor.execute(sql, params)
         return int(cursor.rowcount)
@@ -328,5 +375,6 @@ def _with_cursor(table: EntryTable, use: Callable[[Any], R]) -> R:
     return use_shard()
 
 
+@cache
 def _statements(table: EntryTable) -> EntryStatements:
     return EntryStatements.of(connections[table.alias].ops, table.name)

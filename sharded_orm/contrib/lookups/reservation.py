@@ -15,7 +15,6 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup
 from sharded_orm.contrib.lookups.entries import Place, StoredEntry
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from sharded_orm.contrib.lookups.states import (
-    is_known_to_be_served,
     is_served,
     refuse_other_table,
 )
@@ -48,12 +47,14 @@ def reserve(
     :raises LookupRefused: processes with a former declaration look for the values in another table.
     :raises ScatterError: a lookup is not built yet, and a shard that may have such a row does not answer.
     """
-    waiting = {lookup for lookup, _ in rows.values() if not is_known_to_be_served(lookup)}
+    waiting = [
+        lookup for lookup in {lookup for lookup, _ in rows.values()} if not is_served(lookup)
+    ]
     refuse_other_table(waiting)
     # In one order, so that two processes do not wait for each other.
     places = sorted(rows)
-    change.has_fresh, change.places = True, places
     change.note_tables(places)
+    change.has_fresh, change.places = True, places
     keys = [rows[place][1] for place in places]
     for number in entries.add(places, keys, change.fresh, watcher.writer):
         place = places[number]

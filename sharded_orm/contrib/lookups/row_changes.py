@@ -24,6 +24,7 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_of, pla
 from sharded_orm.contrib.lookups.entries import Place
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.reservation import refuse_taken, reserve
+from sharded_orm.contrib.lookups.states import is_known_to_be_served
 from sharded_orm.contrib.lookups.transaction import EntryChange, TransactionEntries
 from sharded_orm.models.cached.insert_keys import returned_keys
 from sharded_orm.routing.where_clause import compares_as
@@ -61,6 +62,21 @@ class RowFollower:
         names |= {self._lookups[0].key.name, query.get_meta().pk.name}
         values: Any = query.values  # type: ignore[attr-defined]  # not in the stubs
         return any(field.name in names for field, _, _ in values)
+
+    def needs_transaction(self, compiler: Any) -> bool:
+        """Whether the statement has to be sent before its entries are written.
+
+        An INSERT of rows whose primary keys are known can follow its entries. As a transaction by itself, it
+        saves a round trip.
+        """
+        query = compiler.query
+        is_insert = isinstance(query, InsertQuery)
+        if not is_insert or query.on_conflict is not None:
+            return True
+        pk = query.get_meta().pk.attname
+        return any(getattr(obj, pk) is None for obj in query.objs) or not all(
+            lookup.problem is None and is_known_to_be_served(lookup) for lookup in self._lookups
+        )
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run the statement, and write the entries of the rows that it changes.
@@ -106,23 +122,36 @@ class RowFollower:
         meta, objs = query.get_meta(), query.objs
         key = meta.get_field(self._lookups[0].key.name)
         columns = [(lookup, self._column(query, lookup)) for lookup in self._lookups]
-        watcher = self._watcher(compiler)
-        with watcher.change() as change:
-            values = [
+
+        def values_of_fields() -> list[list[Any]]:
+            return [
                 [None if field is None else _new_value(query, field, obj) for obj in objs]
                 for _, field in columns
             ]
-            result = execute()
-            pks = [getattr(obj, meta.pk.attname) for obj in objs]
-            if any(pk is None for pk in pks):
-                pks = returned_keys(compiler, objs, meta.pk, result) or pks
-            new = [
+
+        def new_values(pks: Sequence[Any], values: list[list[Any]]) -> list[Any]:
+            return [
                 (lookup, _prepared(meta.pk, pk), _new_value(query, key, obj), value)
                 for (lookup, _), of_lookup in zip(columns, values, strict=True)
                 for obj, pk, value in zip(objs, pks, of_lookup, strict=True)
                 if value is not None
             ]
-            self._add(compiler, watcher, change, new)
+
+        if compiler.connection.get_autocommit():  # See needs_transaction().
+            own = TransactionEntries(compiler.connection)
+            with own.statement() as statement:
+                pks = [getattr(obj, meta.pk.attname) for obj in objs]
+                self._add(compiler, own, statement, new_values(pks, values_of_fields()))
+                statement.is_sent = True
+                return execute()
+        watcher = self._watcher(compiler)
+        with watcher.change() as change:
+            values = values_of_fields()
+            result = execute()
+            pks = [getattr(obj, meta.pk.attname) for obj in objs]
+            if any(pk is None for pk in pks):
+                pks = returned_keys(compiler, objs, meta.pk, result) or pks
+            self._add(compiler, watcher, change, new_values(pks, values))
         return result
 
     def _column(self, query: Any, lookup: ModelLookup) -> Any:
@@ -285,8 +314,8 @@ def _place(lookup: ModelLookup, row: FollowedRow, value: Any) -> Place:
 
 def _mark(watcher: TransactionEntries, change: EntryChange, old: Sequence[Place]) -> None:
     if old:
-        change.has_old = True
         change.note_tables(old)
+        change.has_old = True
         entries.mark(old, change.old, watcher.writer)
 
 

@@ -52,6 +52,7 @@ class LookupTable(ShardedModel, EntryColumns):
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
+    ids_are_internal = True
 
     class Meta:
         abstract = True

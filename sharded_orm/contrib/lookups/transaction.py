@@ -8,16 +8,18 @@ row will have any more.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any
 from uuid import uuid4
+
+from django.db import DatabaseError, DataError, IntegrityError
 
 from sharded_orm.backends.write_hooks.statement_changes import StatementChange, StatementWatcher
 from sharded_orm.contrib.lookups import entries
@@ -32,8 +34,20 @@ QUARANTINE = 600.0
 #: Seconds that the entries of a committed transaction wait, at most until the next one of the process,
 #: before they tell that it has ended.
 CLOSE_AFTER = 5.0
-#: The largest number of entries that a process remembers to close, while their shards do not answer.
+#: The largest number of changes of a table that a process remembers to close, while the database does not answer.
 MAX_WAITING = 10_000
+#: How often a process tries to close the entries of a table: after 5 s, 10 s, 20 s and so on.
+CLOSE_ATTEMPTS = 10
+
+
+@dataclass
+class ChangesToClose:
+    """The ended changes of one table."""
+
+    #: When the last attempt was, or the first change came.
+    since: float
+    tokens: dict[str, None] = field(default_factory=dict)
+    failures: int = 0
 
 
 class EndedChanges:
@@ -45,31 +59,76 @@ class EndedChanges:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tokens: list[tuple[EntryTable, str]] = []
-        self._closed_at = time.monotonic()
-        self._most: float = entries.BATCH
+        self._by_table: dict[EntryTable, ChangesToClose] = {}
 
     def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
-        """Note changes. Close the entries of all if they are many, or if some have waited.
+        """Note changes. Close the entries of a table if they are many, or if some have waited.
 
-        One statement per table. Entries of a table that does not answer wait for the next time.
+        One statement per table. Entries of a table that does not answer wait for a later time, twice as long
+        with each failure, and are left as they are after :data:`CLOSE_ATTEMPTS`.
         """
+        now, due = time.monotonic(), list[tuple[EntryTable, ChangesToClose, list[str]]]()
         with self._lock:
-            self._tokens += tokens
-            waited = time.monotonic() - self._closed_at
-            if len(self._tokens) < self._most and waited < CLOSE_AFTER:
-                return
-            tokens, self._tokens, self._closed_at = self._tokens, [], time.monotonic()
-        failed = in_each_table(entries.close, tokens)
+            for table, token in tokens:
+                self._by_table.setdefault(table, ChangesToClose(now)).tokens[token] = None
+            for table, changes in self._by_table.items():
+                is_full = len(changes.tokens) >= entries.BATCH and not changes.failures
+                has_waited = now - changes.since >= CLOSE_AFTER * 2**changes.failures
+                is_due = is_full or (changes.tokens and has_waited)
+                if is_due and entries.blocking_transaction(table.alias) is None:
+                    changes.since = now
+                    due.append((table, changes, list(changes.tokens)))
+        for table, changes, of_table in due:
+            try:
+                entries.close(table, of_table)
+            except Exception:
+                self._failed(table, changes)
+            else:
+                with self._lock:
+                    for token in of_table:
+                        changes.tokens.pop(token, None)
+                    changes.failures = 0
+
+    def _failed(self, table: EntryTable, changes: ChangesToClose) -> None:
+        """Note a failure, whose error is being handled. It is logged once, and so is that this was the last attempt."""
         with self._lock:
+            changes.failures += 1
+            is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
             # Other processes that find a forgotten entry wait until the sessions of this process have ended.
-            self._tokens = [*failed, *self._tokens][-MAX_WAITING:]
-            # A table that does not answer is asked again after some time only, not by each transaction.
-            self._most = math.inf if failed else entries.BATCH
+            given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
+            for token in given_up:
+                del changes.tokens[token]
+            if is_last:
+                changes.failures = 0
+        if is_first:
+            _log_left(table, len(changes.tokens), "They are closed later")
+        if is_last:
+            logger.error(
+                "The entries of %d changes of lookups in %r on %r could not be closed in %d attempts, and are"
+                " left. The first attempt has logged the reason. They do no harm, but if they have no rows, their"
+                " values count as taken: run 'manage.py lookups check --repair' when this process"
+                " has ended.",
+                len(given_up),
+                table.name,
+                table.alias,
+                CLOSE_ATTEMPTS,
+            )
 
     def __contains__(self, token: str) -> bool:
         with self._lock:
-            return any(token == ended for _, ended in self._tokens)
+            return any(token in changes.tokens for changes in self._by_table.values())
+
+
+def _log_left(table: EntryTable, count: int, what: str) -> None:
+    logger.warning(
+        "%d changes have left entries of lookups in %r on %r behind. %s, and do no harm; 'manage.py"
+        " lookups check --repair' removes those without a row.",
+        count,
+        table.name,
+        table.alias,
+        what,
+        exc_info=True,
+    )
 
 
 def in_each_table(
@@ -84,15 +143,7 @@ def in_each_table(
         try:
             run(table, of_table)
         except Exception:
-            logger.warning(
-                "%d changes have left entries of lookups in %r on %r behind. They are closed when the"
-                " database answers, and do no harm; 'manage.py lookups check --repair' removes"
-                " those without a row.",
-                len(of_table),
-                table.name,
-                table.alias,
-                exc_info=True,
-            )
+            _log_left(table, len(of_table), "They are closed when the database answers")
             failed += [(table, token) for token in of_table]
     return failed
 
@@ -119,16 +170,25 @@ class EntryChange(StatementChange):
     """What one statement has changed in lookups. It is complete if each row has its entries."""
 
     def __init__(self) -> None:
-        self.fresh, self.taken, self.old = (uuid4().hex for _ in range(3))
+        token = uuid4().hex[1:]
+        self.fresh, self.taken, self.old = token + "f", token + "t", token + "o"
         self.has_fresh = self.has_taken = self.has_old = False
         #: The entries of the new values.
         self.places: Collection[Place] = ()
+        #: Whether the statement was sent; only if it follows its entries.
+        self.is_sent = False
         #: The tables with its entries.
         self.tables: set[EntryTable] = set()
 
     def note_tables(self, places: Iterable[Place]) -> None:
-        """Note that the entries at ``places`` are about to be written."""
-        self.tables.update(entries.table_of(place.lookup, place.value) for place in places)
+        """Note that the entries at ``places`` are about to be written.
+
+        :raises LookupRefused: they would wait for a transaction of this thread.
+        """
+        tables = {entries.table_of(place.lookup, place.value) for place in places}
+        for table in tables:
+            entries.refuse_own_lock(table)
+        self.tables |= tables
 
     def in_tables(self, tokens: Iterable[str]) -> Iterator[tuple[EntryTable, str]]:
         """Return ``tokens``, each with every table that may have its entries."""
@@ -150,9 +210,12 @@ class EntryChange(StatementChange):
 
     def rest(self, stands: bool) -> list[str]:
         """Return the tokens of the other entries, which stay."""
-        if stands:
-            return [self.fresh, self.taken] if self.has_fresh else []
-        return [self.taken, self.old] if self.has_taken or self.has_old else []
+        tokens = [self.taken] if self.has_taken else []
+        if stands and self.has_fresh:
+            tokens.append(self.fresh)
+        elif not stands and self.has_old:
+            tokens.append(self.old)
+        return tokens
 
 
 class TransactionEntries(StatementWatcher[EntryChange]):
@@ -191,6 +254,23 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             self._connection.needs_rollback = True
             raise
         change.is_complete = True
+
+    @contextmanager
+    def statement(self) -> Iterator[EntryChange]:
+        """Return a context manager around one statement in autocommit, which follows its entries."""
+        change = EntryChange()
+        self._changes.append(change)
+        try:
+            yield change
+        except BaseException as exc:
+            # What the database has answered with an error is not committed. If the session was lost, or
+            # something else has interrupted the wait for the answer, nobody knows.
+            has_answer = isinstance(exc, IntegrityError | DataError) or (
+                isinstance(exc, DatabaseError) and self._connection.session_id().connection
+            )
+            self.ended(False if has_answer or not change.is_sent else None)
+            raise
+        self.ended(True)
 
     # -- The end of the transaction ---------------------------------------------------------
 

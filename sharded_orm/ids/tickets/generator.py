@@ -13,14 +13,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.asyncio import async_unsafe
 
 from sharded_orm.conf import MAX_TICKETS, TicketOptions
-from sharded_orm.exceptions import (
+from sharded_orm.ids.base import IdGenerator
+from sharded_orm.ids.tickets.blocks import Blocks
+from sharded_orm.ids.tickets.exceptions import (
     InvalidTicketCount,
     SequenceExhausted,
     TicketServersUnavailable,
     UnknownSequence,
 )
-from sharded_orm.ids.base import IdGenerator
-from sharded_orm.ids.tickets.blocks import Blocks
 from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.round_robin import Turns
 from sharded_orm.ids.tickets.server import OF_ONE_SEQUENCE, TicketServer

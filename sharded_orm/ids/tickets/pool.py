@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from django.db import OperationalError, connections
 from django.db.utils import Error
 
-from sharded_orm.exceptions import SequenceNotChecked, TicketError, TicketServerBehind
+from sharded_orm.ids.tickets.exceptions import SequenceNotChecked, TicketError, TicketServerBehind
 from sharded_orm.ids.tickets.session import SequenceSlot, TicketSession, seconds_left, session_class
 
 #: Exceptions that mean that a ticket server is down, unreachable or broken.

@@ -12,8 +12,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
-from sharded_orm.exceptions import InvalidSequence, TicketServerMisconfigured
 from sharded_orm.forks import send_nowhere
+from sharded_orm.ids.tickets.exceptions import InvalidSequence, TicketServerMisconfigured
 from sharded_orm.ids.tickets.session import (
     CATALOG,
     LAST_ID,

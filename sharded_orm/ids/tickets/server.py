@@ -12,7 +12,8 @@ from typing import Any
 from django.db import OperationalError, connections
 
 from sharded_orm.circuit_breaker import CircuitBreaker
-from sharded_orm.exceptions import (
+from sharded_orm.forks import identity
+from sharded_orm.ids.tickets.exceptions import (
     SequenceExhausted,
     SequenceNotChecked,
     TicketError,
@@ -20,7 +21,6 @@ from sharded_orm.exceptions import (
     TicketServerMisconfigured,
     UnknownSequence,
 )
-from sharded_orm.forks import identity
 from sharded_orm.ids.tickets.pool import FAILURES, Lent, TicketSessionPool, make_pool
 from sharded_orm.ids.tickets.session import (
     LAST_ID,

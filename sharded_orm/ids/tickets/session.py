@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 from django.utils.module_loading import import_string
 
-from sharded_orm.exceptions import InvalidSequence
+from sharded_orm.ids.tickets.exceptions import InvalidSequence
 
 #: Name of the catalog: the table of a ticket server that has one row per sequence of ids.
 CATALOG = "sharded_orm_sequence"

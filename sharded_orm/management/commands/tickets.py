@@ -15,7 +15,7 @@ from django.core.management.base import CommandParser
 from django.db import Error
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import TicketError
+from sharded_orm.ids.tickets.exceptions import TicketError
 from sharded_orm.management.actions import add_action, problems_error
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import tickets

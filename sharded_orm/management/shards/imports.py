@@ -10,13 +10,13 @@ from typing import Any
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
-from sharded_orm.exceptions import ImportRefused
 from sharded_orm.management.actions import Action, problems_error
 from sharded_orm.management.arguments import positive
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import imports
+from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports import source_follower
 from sharded_orm.operations.imports.request import ROWS
 

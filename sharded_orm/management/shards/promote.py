@@ -9,16 +9,10 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 from django.db import Error
 
-from sharded_orm.exceptions import (
-    JournalMissing,
-    LeaseLost,
-    OperationHeld,
-    PromotionFailed,
-    PromotionRefused,
-    TopologyError,
-)
+from sharded_orm.exceptions import LeaseLost, OperationHeld, TopologyError
 from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.operations import promotion
+from sharded_orm.operations.exceptions import JournalMissing, PromotionFailed, PromotionRefused
 
 
 class Promote(Action):

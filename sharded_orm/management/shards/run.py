@@ -18,7 +18,7 @@ from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.operations.shards import command_runner
 from sharded_orm.operations.shards.creation import create
-from sharded_orm.operations.shards.status import aliases_text
+from sharded_orm.operations.shards.fleet_status import aliases_text
 from sharded_orm.topology.model import Shard
 
 

@@ -15,8 +15,9 @@ from django.template.defaultfilters import filesizeformat
 from sharded_orm.management.actions import Action, problems_error
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.tables import write_table
+from sharded_orm.operations.shards.fleet_status import FleetStatus, GroupOnNode
 from sharded_orm.operations.shards.health import SAMPLE, HealthReport, check
-from sharded_orm.operations.shards.status import PATIENCE, FleetStatus, GroupOnNode, status
+from sharded_orm.operations.shards.status import PATIENCE, status
 from sharded_orm.topology.model import Shard
 
 _DOWN, _WRONG = "DOES NOT ANSWER", "WRONG"

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from sharded_orm.exceptions import BalanceRefused
 from sharded_orm.operations.balancing.problem import BalanceProblem, Bin, Item
+from sharded_orm.operations.exceptions import BalanceRefused
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology, server_of
 from sharded_orm.topology.schema_names import SchemaNames, shared_number
 

@@ -12,13 +12,14 @@ from django.db.models import Count, Q
 from django.utils import timezone
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import BalanceRefused, InvalidShardKey
+from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.operations.balancing import measure
 from sharded_orm.operations.balancing.options import BalanceOptions
 from sharded_orm.operations.balancing.planner import plan_balance
 from sharded_orm.operations.balancing.problem import BalancePlan, BalanceProblem, Bin, Item
 from sharded_orm.operations.balancing.step import BalanceStep, steps_of
+from sharded_orm.operations.exceptions import BalanceRefused
 from sharded_orm.operations.moves import preflight, record
 from sharded_orm.operations.moves.group_keys import GroupKeys
 from sharded_orm.operations.moves.request import keys_text

@@ -10,8 +10,8 @@ from django.db.models import Count
 
 from sharded_orm import runtime
 from sharded_orm.backends.sizes import ShardSize
-from sharded_orm.exceptions import BalanceRefused
 from sharded_orm.models.tables.placement import Placement
+from sharded_orm.operations.exceptions import BalanceRefused
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
 from sharded_orm.operations.shards.status import error_line, shards_by_node
 from sharded_orm.routing.directory import DirectoryStrategy

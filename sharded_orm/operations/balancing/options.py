@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sharded_orm.exceptions import BalanceRefused
 from sharded_orm.operations.balancing import measure
+from sharded_orm.operations.exceptions import BalanceRefused
 
 #: The default time during which a shard or key that has moved must not move again.
 COOL_DOWN = timedelta(days=1)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import BalanceRefused
+from sharded_orm.operations.exceptions import BalanceRefused
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Revision

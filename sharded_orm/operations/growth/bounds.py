@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import GrowthRefused
+from sharded_orm.operations.exceptions import GrowthRefused
 from sharded_orm.operations.growth.new_range import NewRange
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.shards.misplaced_rows import RowScan

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import GrowthRefused, TopologyReadOnly
+from sharded_orm.exceptions import TopologyReadOnly
 from sharded_orm.operations import topology
+from sharded_orm.operations.exceptions import GrowthRefused
 from sharded_orm.operations.growth.bounds import add_bounds, keys_above
 from sharded_orm.operations.growth.new_range import NewRange
 from sharded_orm.operations.growth.range_settings import set_open

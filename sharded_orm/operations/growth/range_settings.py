@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import GrowthRefused
 from sharded_orm.operations import topology
+from sharded_orm.operations.exceptions import GrowthRefused
 from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import GrowthRefused, TopologyReadOnly
+from sharded_orm.exceptions import TopologyReadOnly
 from sharded_orm.operations import topology
+from sharded_orm.operations.exceptions import GrowthRefused
 from sharded_orm.operations.growth.growth_run import GrowthReport, GrowthRun, Tell
 from sharded_orm.operations.growth.new_range import NewRange
 from sharded_orm.operations.migrate import migration_run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sharded_orm.exceptions import ImportRefused
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
+from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import ImportRefused
+from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.embedded_ids import refuse_id_of_other_shard
 from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 

@@ -11,9 +11,9 @@ from django.db import Error, connections, transaction
 
 from sharded_orm import runtime
 from sharded_orm.backends.features import features_of
-from sharded_orm.exceptions import ImportRefused
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.sharding.options import group_of, target_field
+from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports import source_checks
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.db.models import ForeignKey, Model
 
-from sharded_orm.exceptions import ImportRefused
 from sharded_orm.models.sharding.options import group_of
+from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.source_tables import SourceTable
 from sharded_orm.operations.shards.where import sharded_model
 

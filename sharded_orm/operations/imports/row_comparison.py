@@ -17,8 +17,8 @@ from django.db.models import F, JSONField, QuerySet, TextField
 from django.db.models.functions import Cast
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import OperationStopped
 from sharded_orm.models.sharding.options import target_field
+from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.imports.preflight import check_source
 from sharded_orm.operations.imports.ranges import range_units, report_of
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest, add_counts

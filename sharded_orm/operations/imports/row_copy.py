@@ -8,9 +8,9 @@ from typing import Any
 
 from django.db import connections
 
-from sharded_orm.exceptions import ImportConflict, OperationStopped
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.invalidation import void_shards
+from sharded_orm.operations.exceptions import ImportConflict, OperationStopped
 from sharded_orm.operations.imports.placement import rows_by_alias
 from sharded_orm.operations.imports.preflight import check_import
 from sharded_orm.operations.imports.ranges import range_units, report_of

@@ -14,8 +14,8 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import ForeignKey
 
 from sharded_orm.backends.features import features_of
-from sharded_orm.exceptions import ImportConflict
 from sharded_orm.models.sharding.options import group_of
+from sharded_orm.operations.exceptions import ImportConflict
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
 from sharded_orm.operations.imports.stored_columns import differing_names
 from sharded_orm.operations.relations import batched

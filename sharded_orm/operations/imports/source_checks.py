@@ -14,9 +14,10 @@ from django.db.models import BinaryField, Exists, F, ForeignKey, Model, OuterRef
 from django.db.models.functions import Cast
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import ImportRefused, RoutingError
+from sharded_orm.exceptions import RoutingError
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.sharding.options import group_of, shard_options, target_field
+from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.embedded_ids import refuse_id_of_other_shard
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceTable

@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 
 from sharded_orm import runtime
 from sharded_orm.backends.change_capture import Change
-from sharded_orm.exceptions import ImportFailed, ImportRefused, OperationDiffers
+from sharded_orm.operations.exceptions import ImportFailed, ImportRefused, OperationDiffers
 from sharded_orm.operations.imports.change_application import ChangeApplication
 from sharded_orm.operations.imports.preflight import check_source
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest

@@ -22,8 +22,9 @@ from sharded_orm.backends.change_capture import (
     ChangeCapture,
     trigger_name,
 )
-from sharded_orm.exceptions import ImportRefused, MoveRefused
+from sharded_orm.exceptions import MoveRefused
 from sharded_orm.models.sharding.options import target_field
+from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable
 

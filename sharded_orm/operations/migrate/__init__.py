@@ -8,8 +8,8 @@ database) before it takes the step (``checkpoint``, ``shard_session``). So a lat
 out whether an interrupted step took effect (``recovery``, ``migration_records``).
 """
 
-from sharded_orm.exceptions import OperationStopped as Stopped
-from sharded_orm.exceptions import OperationUnclear as Unclear
+from sharded_orm.operations.exceptions import OperationStopped as Stopped
+from sharded_orm.operations.exceptions import OperationUnclear as Unclear
 from sharded_orm.operations.migrate.applied_state import AppliedState
 from sharded_orm.operations.migrate.migrator import Migrator
 from sharded_orm.operations.migrate.planner import MigrateOptions

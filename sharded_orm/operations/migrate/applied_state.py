@@ -9,7 +9,8 @@ from typing import Any
 from django.db import Error, connections
 from django.db.migrations.exceptions import InconsistentMigrationHistory
 
-from sharded_orm.exceptions import InvalidMigrationTarget, ShardedOrmError
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.operations.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.migrate.plan import MigrationPlan
 from sharded_orm.operations.migrate.planner import Planner

@@ -16,7 +16,8 @@ from django.db import transaction
 
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
-from sharded_orm.exceptions import OperationError, SchemaDiffers
+from sharded_orm.exceptions import OperationError
+from sharded_orm.operations.exceptions import SchemaDiffers
 from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.per_shard_operation import PerShardOperation
 from sharded_orm.operations.migrate.plan import MigrationPlan, Unit

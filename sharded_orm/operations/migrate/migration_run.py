@@ -17,15 +17,9 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import (
-    LeaseLost,
-    NothingUnclear,
-    OperationHeld,
-    OperationStopped,
-    OperationUnclear,
-    UnknownShard,
-)
+from sharded_orm.exceptions import LeaseLost, OperationHeld, UnknownShard
 from sharded_orm.models.tables.journal import OperationStep
+from sharded_orm.operations.exceptions import NothingUnclear, OperationStopped, OperationUnclear
 from sharded_orm.operations.migrate import AppliedState, MigrateOptions, Migrator
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts

@@ -13,7 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 
 from sharded_orm import compat
-from sharded_orm.exceptions import InvalidMigrationTarget
+from sharded_orm.operations.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.plan import Key, MigrationPlan, Unit
 
 #: Hold this lock while Django reads migrations: Django reloads their packages, so only one thread

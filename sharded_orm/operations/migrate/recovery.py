@@ -11,7 +11,7 @@ from typing import Any
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect, is_repeatable
-from sharded_orm.exceptions import OperationUnclear
+from sharded_orm.operations.exceptions import OperationUnclear
 from sharded_orm.operations.migrate.checkpoint import Checkpoint
 from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.migrate.recorded_sql import RecordedScript

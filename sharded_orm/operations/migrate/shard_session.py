@@ -16,7 +16,7 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
-from sharded_orm.exceptions import OperationStopped
+from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.migration_records import TABLE, Records, marker_name
 from sharded_orm.operations.runs.journal import JournalStep

@@ -19,7 +19,8 @@ from sharded_orm import runtime
 from sharded_orm.backends.change_capture import CapturedTable, Change, ChangeCapture
 from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.backends.row_copy import ChangedRows
-from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationStopped
+from sharded_orm.exceptions import LeaseLost, MoveFailed
+from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.moves import record as records
 from sharded_orm.operations.moves.record import MoveRecord
 from sharded_orm.operations.moves.request import MoveOptions

@@ -17,13 +17,8 @@ from typing import Any, Final
 from django.db import Error, connections
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import (
-    LeaseLost,
-    MoveFailed,
-    MoveRefused,
-    OperationHeld,
-    OperationStopped,
-)
+from sharded_orm.exceptions import LeaseLost, MoveFailed, MoveRefused, OperationHeld
+from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.moves import preflight, record
 from sharded_orm.operations.moves.group_keys import GroupKeys
 from sharded_orm.operations.moves.key_mover import KeyMover

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from sharded_orm.exceptions import LeaseLost, PromotionFailed, PromotionRefused
+from sharded_orm.exceptions import LeaseLost
+from sharded_orm.operations.exceptions import PromotionFailed, PromotionRefused
 from sharded_orm.operations.promotion import cached_rows, publication, recovery
 from sharded_orm.operations.promotion.pause import Pause
 from sharded_orm.operations.promotion.phases import ForwardPhases, promote_published

@@ -37,7 +37,8 @@ from typing import Final
 from django.db import DatabaseError, Error
 
 from sharded_orm.backends.replication import ReplicationServer, ReplicationStatus
-from sharded_orm.exceptions import PromotionFailed, PromotionRefused, TopologyError
+from sharded_orm.exceptions import TopologyError
+from sharded_orm.operations.exceptions import PromotionFailed, PromotionRefused
 from sharded_orm.operations.promotion import preflight, recovery, switchover
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.record import PromotionRecord

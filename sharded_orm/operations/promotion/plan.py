@@ -13,7 +13,7 @@ from django.db.utils import load_backend
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.replication import ReplicationServer, can_be_promoted, server_class
-from sharded_orm.exceptions import PromotionRefused
+from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.topology.model import ShardRange, Topology, instance_of
 
 #: The phases of a promotion in which its new map (topology document) is published.

@@ -20,7 +20,7 @@ from sharded_orm.backends.replication import (
     can_be_promoted,
     server_class,
 )
-from sharded_orm.exceptions import PromotionRefused
+from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.operations.promotion.plan import PromotionPlan, databases_of
 from sharded_orm.topology.model import Topology, instance_of
 from sharded_orm.two_phase.app import is_enabled

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from sharded_orm.exceptions import PromotionFailed, TopologyError
+from sharded_orm.exceptions import TopologyError
+from sharded_orm.operations.exceptions import PromotionFailed
 from sharded_orm.operations.promotion import recovery, switchover
 from sharded_orm.operations.promotion.plan import PromotionPlan
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sharded_orm.exceptions import PromotionRefused, TopologyError
+from sharded_orm.exceptions import TopologyError
+from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.operations.promotion import preflight, switchover
 from sharded_orm.operations.promotion.plan import PUBLISHED, PromotionPlan
 from sharded_orm.operations.runs import journal

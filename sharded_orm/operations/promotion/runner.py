@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import PromotionRefused, TopologyError
+from sharded_orm.exceptions import TopologyError
+from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.operations.promotion import preflight, recovery, switchover
 from sharded_orm.operations.promotion.execution import Promotion
 from sharded_orm.operations.promotion.plan import PromotionPlan, find_plan

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import PromotionRefused, TopologyReadOnly
+from sharded_orm.exceptions import TopologyReadOnly
 from sharded_orm.operations import topology
+from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.topology.document import Document
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import Error
 
-from sharded_orm.exceptions import PromotionRefused
+from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.operations.promotion import preflight
 from sharded_orm.operations.promotion.pause import Pause, moment
 from sharded_orm.operations.promotion.phases import FENCE_PATIENCE

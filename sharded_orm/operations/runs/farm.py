@@ -19,8 +19,9 @@ from typing import Any, Final, Protocol
 
 from django.db import connections
 
-from sharded_orm.exceptions import LeaseLost, OperationDiffers, OperationHeld, OperationStopped
+from sharded_orm.exceptions import LeaseLost, OperationHeld
 from sharded_orm.models.tables.journal import OperationStep
+from sharded_orm.operations.exceptions import OperationDiffers, OperationStopped
 from sharded_orm.operations.runs import journal, work_units
 from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.rollout import Stopping

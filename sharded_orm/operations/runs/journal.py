@@ -27,8 +27,8 @@ from django.utils import timezone
 
 from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.database_clock import DatabaseClock
-from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
+from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import lease as leases
 
 #: The largest number of rows that one statement reads or writes.

@@ -15,7 +15,7 @@ from itertools import chain, zip_longest
 
 from django.db import connections
 
-from sharded_orm.exceptions import InvalidWaves
+from sharded_orm.operations.exceptions import InvalidWaves
 from sharded_orm.topology.model import Shard
 
 # A pause checks at this interval, in seconds, whether the work was stopped.

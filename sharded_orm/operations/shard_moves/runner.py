@@ -15,8 +15,9 @@ from typing import Final
 from django.db import Error
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationStopped, TopologyError
+from sharded_orm.exceptions import LeaseLost, MoveFailed, TopologyError
 from sharded_orm.operations import topology
+from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping

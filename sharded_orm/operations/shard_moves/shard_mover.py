@@ -18,7 +18,8 @@ from sharded_orm import runtime
 from sharded_orm.backends.change_capture import CapturedTable, Change
 from sharded_orm.backends.row_access import Row
 from sharded_orm.backends.schema_move import FENCE, as_hidden
-from sharded_orm.exceptions import MoveFailed, OperationStopped
+from sharded_orm.exceptions import MoveFailed
+from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.runs.journal import one_line
 from sharded_orm.operations.runs.rollout import Stopping

@@ -31,7 +31,7 @@ from django.core.management import (
 )
 from django.db import connections
 
-from sharded_orm.exceptions import InvalidShardCommand
+from sharded_orm.operations.exceptions import InvalidShardCommand
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.model import Shard
 

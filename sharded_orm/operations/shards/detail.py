@@ -11,7 +11,8 @@ from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.write_hooks.session_id import OpenSessions
 from sharded_orm.operations.nodes import Alive, ask_nodes, ignore_answer, node_connection
 from sharded_orm.operations.shards.drift import Drift, Schemas
-from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status
+from sharded_orm.operations.shards.fleet_status import ShardStatus
+from sharded_orm.operations.shards.status import shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
 #: A shard's schema is compared with the schemas of this many siblings (shards of the same group).

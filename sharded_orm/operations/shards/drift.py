@@ -10,7 +10,8 @@ from django.db import DatabaseError, connections
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.nodes import Alive
-from sharded_orm.operations.shards.status import ShardStatus, error_line
+from sharded_orm.operations.shards.fleet_status import ShardStatus
+from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 

@@ -16,15 +16,9 @@ from sharded_orm.operations.shards.broken_relations import (
 )
 from sharded_orm.operations.shards.collations import InexactColumn, inexact_columns
 from sharded_orm.operations.shards.drift import Drift, Schemas
+from sharded_orm.operations.shards.fleet_status import FleetStatus, GroupOnNode, ShardStatus
 from sharded_orm.operations.shards.misplaced_rows import Misplaced, RowScan
-from sharded_orm.operations.shards.status import (
-    PATIENCE,
-    FleetStatus,
-    GroupOnNode,
-    ShardStatus,
-    error_line,
-    status,
-)
+from sharded_orm.operations.shards.status import PATIENCE, error_line, status
 from sharded_orm.topology.model import Shard
 
 #: Default number of rows to check in each table of each shard.

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import (
+from sharded_orm.ids.tickets.exceptions import (
     InvalidSequence,
     SequenceNotChecked,
     TicketServerMisconfigured,

@@ -11,7 +11,8 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.models import F, Field, Max, Q
 from django.db.models.lookups import Exact
 
-from sharded_orm.exceptions import ScatterError, SequenceNotChecked, ShardDatabaseMissing
+from sharded_orm.exceptions import ScatterError, ShardDatabaseMissing
+from sharded_orm.ids.tickets.exceptions import SequenceNotChecked
 from sharded_orm.ids.tickets.session import SequenceSlot
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet

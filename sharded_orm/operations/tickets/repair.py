@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sharded_orm.exceptions import InvalidSequence, SequenceNotChecked
+from sharded_orm.ids.tickets.exceptions import InvalidSequence, SequenceNotChecked
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow
 from sharded_orm.models.fields import TicketField

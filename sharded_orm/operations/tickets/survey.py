@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidSequence, TicketError, UnknownSequence
+from sharded_orm.ids.tickets.exceptions import InvalidSequence, TicketError, UnknownSequence
 from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession

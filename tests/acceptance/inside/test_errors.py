@@ -16,7 +16,7 @@ from testproject.photos.models import Photo
 from tests.acceptance.inside.pages import titles
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
+    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "addresses"]
 )
 
 

@@ -19,7 +19,7 @@ from testproject.photos.urls import SegmentConverter
 from tests.acceptance.inside.pages import committed
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
+    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "addresses"]
 )
 
 User = get_user_model()

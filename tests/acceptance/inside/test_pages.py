@@ -15,13 +15,13 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from testproject.databases import SHARDS
-from testproject.photos.models import Album, Photo, PhotoOwner, PhotoTag
+from testproject.photos.models import Album, Photo, PhotoTag
 from testproject.photos.newest import SIZE
 from testproject.photos.publication import publish
 from tests.acceptance.inside.pages import NODES, most_statements, titles, token
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
+    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "addresses"]
 )
 
 User = get_user_model()
@@ -137,8 +137,10 @@ def test_album(browser: Client, dunes: Photo, lake: Photo, django_assert_num_que
 def test_old_address_redirects(
     browser: Client, dunes: Photo, django_assert_num_queries: Any
 ) -> None:
+    # The lookup, the photo and its owner.
     with (
-        django_assert_num_queries(0, using="photos"),
+        django_assert_num_queries(1, using="addresses"),
+        django_assert_num_queries(1, using="photos"),
         django_assert_num_queries(1, using="default"),
     ):
         answer = browser.get(f"/photo/{dunes.photo_id}/")
@@ -159,10 +161,11 @@ def test_photo_and_album_of_somebody_else_are_not_found(
     assert browser.get(f"/photos/bela/albums/{dunes.album_id}/").status_code == 404
 
 
-def test_mapping_to_a_photo_that_is_gone(browser: Client, ada: Any, dunes: Photo) -> None:
-    PhotoOwner.objects.create(photo_id=777_777, owner=ada)
-    answer = browser.get("/photo/777777/", follow=True)
-    assert answer.status_code == 404
+def test_address_of_a_photo_that_is_gone(browser: Client, dunes: Photo) -> None:
+    address = f"/photo/{dunes.photo_id}/"
+    assert browser.get(address).status_code == 301
+    dunes.delete()
+    assert browser.get(address).status_code == 404
 
 
 def test_inactive_user_is_not_found(browser: Client, ada: Any, dunes: Photo) -> None:
@@ -181,7 +184,7 @@ def test_upload(as_bela: Client, bela: Any) -> None:
     photo = Photo.objects.get(owner=bela)
     assert answer.headers["Location"] == f"/photos/bela/{photo.photo_id}/"
     assert (photo.title, photo.album.title) == ("Pines", "Up north")
-    assert PhotoOwner.objects.get(pk=photo.photo_id).owner == bela
+    assert Photo.objects.get(photo_id=photo.photo_id).owner == bela
     tags = PhotoTag.objects.filter(owner=bela, photo=photo).order_by("text")
     assert [(tag.text, tag._state.db) for tag in tags] == [
         ("fir", photo._state.db),
@@ -262,8 +265,7 @@ def test_login_that_leads_to_itself(browser: Client, ada: Any, who: str) -> None
 
 def test_admin_of_the_global_models(browser: Client, dunes: Photo) -> None:
     browser.force_login(User.objects.create_superuser("root", password="secret"))
-    pages = ["", "auth/user/", "photos/photoowner/", "movielens/movie/"]
-    for page in [*pages, f"photos/photoowner/{dunes.photo_id}/change/"]:
+    for page in ("", "auth/user/", f"auth/user/{dunes.owner_id}/change/", "movielens/movie/"):
         assert browser.get(f"/admin/{page}").status_code == 200, page
 
 

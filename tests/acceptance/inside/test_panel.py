@@ -19,7 +19,7 @@ from testproject.panel.recording import recording
 from testproject.photos.models import Photo
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
+    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "addresses"]
 )
 
 

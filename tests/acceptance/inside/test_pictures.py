@@ -16,7 +16,7 @@ from testproject.photos.pictures import WIDTHS
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
+    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "addresses"]
 )
 
 
@@ -25,13 +25,14 @@ def address(photo: Photo, width: int = WIDTHS[0]) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_picture_needs_no_shard(
+def test_picture_needs_one_shard(
     browser: Client, dunes: Photo, lake: Photo, django_assert_num_queries: Any, width: int
 ) -> None:
-    # Whether there is such a photo; outside of a test the cache answers this.
+    # The lookup, and whether there is such a photo.
     with (
-        django_assert_num_queries(0, using="photos"),
-        django_assert_num_queries(1, using="default"),
+        django_assert_num_queries(1, using="addresses"),
+        django_assert_num_queries(1, using="photos"),
+        django_assert_num_queries(0, using="default"),
     ):
         answer = browser.get(address(dunes, width))
     assert answer.headers["Content-Type"] == "image/webp"

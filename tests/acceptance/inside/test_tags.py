@@ -17,7 +17,7 @@ from testproject.photos.words import InvalidTags
 from tests.acceptance.inside.pages import most_statements, titles
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
+    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "addresses"]
 )
 
 

@@ -209,6 +209,35 @@ def delete() -> None:
     Account.objects.filter(user_id=1, id=1).delete()
 
 
+def beside_own_transaction(mode: str | None) -> list[str]:
+    """What a write and a read do within a transaction that has the lock of the file of the entries.
+
+    :param mode: the ``transaction_mode`` of the file, without a log beside it if it is "EXCLUSIVE".
+    """
+    from django.db import connections, transaction
+
+    from sharded_orm.contrib.lookups.exceptions import LookupRefused
+    from tests.finders.models import Account, PlainAccount
+
+    delete()
+    create("ada@x")
+    connection: Any = connections["default"]
+    connection.transaction_mode = mode
+    if mode == "EXCLUSIVE":
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode=DELETE")
+    results = []
+    with transaction.atomic():
+        PlainAccount.objects.create(id=1, user_id=1)
+        try:
+            Account.objects.create(id=2, user_id=2, email="new@x")
+        except LookupRefused:
+            results.append("refused")
+        results += [row.email for row in Account.objects.filter(email__in=["ada@x", "new@x"])]
+        transaction.set_rollback(True)
+    return results
+
+
 #: The steps at which a process is killed: an owner, its method, and whether after the call.
 STEPS = [
     (owner, method, after)
@@ -218,6 +247,7 @@ STEPS = [
         ("sharded_orm.contrib.lookups.entries", "remove"),
         ("sharded_orm.backends.write_hooks.commit.CommitHookMixin", "_commit_writes"),
         ("sharded_orm.backends.write_hooks.commit.CommitHookMixin", "_tell_watchers"),
+        ("sharded_orm.contrib.lookups.transaction.TransactionEntries", "ended"),
     )
     for after in (False, True)
 ]

@@ -145,6 +145,7 @@ def test_entries_of_a_lookup_that_is_not_declared_any_more(members: Any, monkeyp
 def test_a_shard_of_entries_is_down_at_a_rollback(members: Any, monkeypatch: Any) -> None:
     emails = {entries.table_of(NAME, f"{n}@x").alias: f"{n}@x" for n in range(60)}
     down = "events_00003"
+    monkeypatch.setattr(lookup_transaction, "CLOSE_AFTER", 0)
 
     def refuse(*args: Any) -> None:
         raise OperationalError("The shard is down.")
@@ -160,7 +161,6 @@ def test_a_shard_of_entries_is_down_at_a_rollback(members: Any, monkeypatch: Any
     # The values of the other shards are free at once.
     (left,) = {value for value, _ in stored()} - {"1.2.3.4", "bob@x"}
     assert left == emails[down]
-    monkeypatch.setattr(lookup_transaction, "CLOSE_AFTER", 0)
     Member.objects.create(id=3, user_id=TWO, email=emails["events_00000"])
     assert not EmailEntry.objects.using(down).get(value=left).is_open
     Member.objects.create(id=4, user_id=TWO, email=left)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.core import checks
 from django.core.management import call_command
-from django.db import connections, models
+from django.db import IntegrityError, OperationalError, connections, models, transaction
 from django.db.migrations.state import ProjectState
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
@@ -17,12 +19,13 @@ from sharded_orm import ShardedModel, atomic, bound, runtime
 from sharded_orm.contrib.lookups import Lookup
 from sharded_orm.contrib.lookups.checks import check_lookups
 from sharded_orm.contrib.lookups.declaration import ModelLookup
-from sharded_orm.contrib.lookups.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.exceptions import LookupRefused, LookupValueTaken
 from sharded_orm.exceptions import TwoPhaseUnavailable
 from sharded_orm.models.sharding.options import shard_options
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import differences, entries
 from tests.integration.two_phase.conftest import app as app
+from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.moves.hand_move import HandMove, before_statement
 
@@ -122,6 +125,52 @@ def test_no_statement_more_for_other_fields(accounts: Any) -> None:
     assert len(sent) <= 2
 
 
+@pytest.mark.parametrize("error", [None, IntegrityError])
+def test_an_insert_that_is_a_transaction_by_itself(accounts: Any, error: Any) -> None:
+    """On MariaDB, where the session is known before, it follows its entries: one round trip less."""
+    seen: list[tuple[bool, bool]] = []
+
+    def look(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("INSERT"):
+            is_reserved = ("new@x", str(ONE)) in entries("email")
+            seen.append((connections[SHARD[ONE]].get_autocommit(), is_reserved))
+        return execute(sql, *args)
+
+    with connections[SHARD[ONE]].execute_wrapper(look):
+        with nullcontext() if error is None else pytest.raises(error):
+            Account.objects.create(id=1 if error else 3, user_id=ONE, email="new@x", serial=3)
+    is_alone = connections["default"].vendor == "mysql"
+    assert seen == [(is_alone, is_alone)]
+    stored = [("ada@x", str(ONE)), ("bob@x", str(TWO))]
+    assert entries("email") == stored + ([] if error else [("new@x", str(ONE))])
+    assert differences() == {}
+    with transaction.atomic(using=SHARD[ONE]):
+        Account.objects.create(id=4, user_id=ONE, email="later@x")
+
+
+@pytest.mark.mysql_settings
+def test_the_session_of_such_an_insert_is_lost(accounts: Any) -> None:
+    """Nobody knows whether the row is stored. When the session is gone, the shard is asked."""
+    connection: Any = connections[SHARD[ONE]]
+
+    def kill(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("INSERT"):
+            with connection.node_cursor() as cursor:
+                cursor.execute(f"KILL {connection.session_id().connection}")
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(kill), pytest.raises(OperationalError):
+        Account.objects.create(id=3, user_id=ONE, email="new@x")
+    deadline = time.monotonic() + PATIENCE
+    while not Account.objects.scatter().filter(email="new@x").exists():
+        assert time.monotonic() < deadline
+        with suppress(LookupValueTaken):
+            Account.objects.create(id=4, user_id=TWO, email="new@x")
+    assert Account.objects.get(email="new@x").user_id == TWO
+    Account.objects.create(id=5, user_id=ONE, email="other@x")
+    assert differences() == {}
+
+
 def test_a_commit_in_two_phases_is_refused(accounts: Any, app: None) -> None:
     for write in (
         lambda: Account.objects.create(id=3, user_id=ONE, email="new@x"),
@@ -182,4 +231,5 @@ def test_checks() -> None:
     assert "no integer" in str(problems["at"])
     found = check_lookups([type("Config", (), {"get_models": lambda self: [Wrong]})()])
     assert [message.id for message in found] == ["sharded_orm_lookups.E001"]
-    assert not [m for m in checks.run_checks() if m.id and m.id.startswith("sharded_orm_lookups")]
+    messages = [m for m in checks.run_checks() if str(m.id).startswith("sharded_orm_lookups.E")]
+    assert not messages

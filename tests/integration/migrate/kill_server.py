@@ -256,7 +256,7 @@ def _no_lock() -> None:
 
 def _never_unclear() -> None:
     """The engine repeats a statement if it cannot know whether it was done."""
-    from sharded_orm.exceptions import OperationUnclear
+    from sharded_orm.operations.exceptions import OperationUnclear
     from sharded_orm.operations.migrate.recovery import RecoveryCheck
 
     def guess(check: Callable[..., bool]) -> Callable[..., bool]:

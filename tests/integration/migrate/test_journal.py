@@ -16,8 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from sharded_orm.database_clock import DatabaseClock
-from sharded_orm.exceptions import JournalMissing, LeaseLost, OperationHeld
+from sharded_orm.exceptions import LeaseLost, OperationHeld
 from sharded_orm.models import OperationRun, OperationScript, OperationStep
+from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.journal import (
     BATCH,

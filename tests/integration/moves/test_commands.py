@@ -63,7 +63,7 @@ def test_from_python(site: Site) -> None:
     refused = json.loads(
         site.run(
             "import sharded_orm\n"
-            "from sharded_orm.exceptions import JournalMissing\n"
+            "from sharded_orm.operations.exceptions import JournalMissing\n"
             "try:\n"
             "    with transaction.atomic(): sharded_orm.move_key('books', 3, to=2)\n"
             "except JournalMissing as error: print(json.dumps(str(error)))"

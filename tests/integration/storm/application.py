@@ -25,9 +25,9 @@ from sharded_orm.exceptions import (
     PartialCommitError,
     ScatterError,
     ShardMoved,
-    TicketServersUnavailable,
     TopologyError,
 )
+from sharded_orm.ids.tickets.exceptions import TicketServersUnavailable
 from tests.integration.imports.library.models import Account, Book, Novel, Order, Topic
 from tests.integration.storm.ledger import (
     DONE,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.exceptions import (
+from sharded_orm.ids.tickets.exceptions import (
     InvalidSequence,
     TicketServerMisconfigured,
     TicketServersUnavailable,

@@ -14,7 +14,7 @@ from django.db import OperationalError, connections, transaction
 from django.test.testcases import _DatabaseFailure  # type: ignore[attr-defined]  # private
 
 from sharded_orm.conf import TicketOptions
-from sharded_orm.exceptions import (
+from sharded_orm.ids.tickets.exceptions import (
     InvalidTicketCount,
     SequenceExhausted,
     TicketServerMisconfigured,

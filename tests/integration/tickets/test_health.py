@@ -14,8 +14,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import OperationalError
 
 from sharded_orm.conf import TicketOptions
-from sharded_orm.exceptions import TicketServerBehind, TicketServersUnavailable
 from sharded_orm.ids.tickets import server as server_module
+from sharded_orm.ids.tickets.exceptions import TicketServerBehind, TicketServersUnavailable
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.pool import TicketSessionPool
 from sharded_orm.ids.tickets.server import TicketServer

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError
 
 from sharded_orm.conf import TicketOptions
-from sharded_orm.exceptions import TicketServerBehind, TicketServersUnavailable
+from sharded_orm.ids.tickets.exceptions import TicketServerBehind, TicketServersUnavailable
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.pool import TicketSessionPool
 from sharded_orm.ids.tickets.server import TicketServer

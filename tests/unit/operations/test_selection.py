@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidSelection
+from sharded_orm.operations.exceptions import InvalidSelection
 from sharded_orm.operations.selection import numbers_text, parse_numbers, select
 
 

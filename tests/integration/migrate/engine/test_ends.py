@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 from django.db.models.signals import post_migrate
 
-from sharded_orm.exceptions import (
-    OperationStopped,
-    OperationUnclear,
-    RehearsalFailed,
-    SchemaDiffers,
-)
+from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.models import OperationStep
+from sharded_orm.operations.exceptions import OperationStopped, OperationUnclear, SchemaDiffers
 from sharded_orm.operations.migrate import MigrateOptions, Migrator
 from sharded_orm.operations.migrate.executor import ScriptExecutor
 from sharded_orm.operations.migrate.migration_records import Records

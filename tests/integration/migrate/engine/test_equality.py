@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.exceptions import InvalidMigrationTarget, RehearsalFailed
+from sharded_orm.exceptions import RehearsalFailed
+from sharded_orm.operations.exceptions import InvalidMigrationTarget
 from tests.integration.migrate.engine.fleets import Fleet, Migrations
 
 pytestmark = pytest.mark.every_backend

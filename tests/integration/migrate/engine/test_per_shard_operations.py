@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.exceptions import OperationError, OperationUnclear
+from sharded_orm.exceptions import OperationError
+from sharded_orm.operations.exceptions import OperationUnclear
 from tests.integration.migrate.engine import failing
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import Fleet, Migrations

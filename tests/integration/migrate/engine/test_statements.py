@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.exceptions import OperationUnclear, SchemaDiffers
+from sharded_orm.operations.exceptions import OperationUnclear, SchemaDiffers
 from sharded_orm.operations.migrate.executor import ScriptExecutor
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import Fleet, Migrations

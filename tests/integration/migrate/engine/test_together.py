@@ -13,8 +13,8 @@ from django.db import connections
 from django.db.models.signals import post_migrate, pre_migrate
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm.exceptions import InvalidMigrationTarget, OperationStopped
 from sharded_orm.models import OperationScript
+from sharded_orm.operations.exceptions import InvalidMigrationTarget, OperationStopped
 from sharded_orm.operations.migrate import MigrateOptions, Migrator
 from sharded_orm.operations.runs import journal
 from tests.integration.migrate.engine.fleets import NEVER, Fleet, Migrations

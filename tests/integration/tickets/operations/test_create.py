@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.test import override_settings
 
-from sharded_orm.exceptions import (
+from sharded_orm.ids.tickets.exceptions import (
     InvalidSequence,
     SequenceExhausted,
     SequenceNotChecked,

@@ -14,7 +14,7 @@ from django.db.migrations.optimizer import MigrationOptimizer
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
 
-from sharded_orm.exceptions import InvalidSequence, SequenceNotChecked
+from sharded_orm.ids.tickets.exceptions import InvalidSequence, SequenceNotChecked
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.migrations.operations import CreateSequence
 from sharded_orm.operations.tickets import create, creation, missing_sequences, verify

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from sharded_orm.exceptions import (
-    InvalidSequence,
-    TicketServerBehind,
-    UnknownSequence,
-)
+from sharded_orm.ids.tickets.exceptions import InvalidSequence, TicketServerBehind, UnknownSequence
 from sharded_orm.ids.tickets.generator import TicketGenerator
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import LAST_ID

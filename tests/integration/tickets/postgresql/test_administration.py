@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from sharded_orm.exceptions import InvalidSequence, TicketServerMisconfigured
+from sharded_orm.ids.tickets.exceptions import InvalidSequence, TicketServerMisconfigured
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow
 from sharded_orm.testing.ticket_sessions import TestSessionPool
 from tests.integration.tickets.postgresql.conftest import (

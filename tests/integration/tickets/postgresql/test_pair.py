@@ -16,7 +16,7 @@ from django.db import connections
 from django.db.utils import ConnectionHandler
 
 from sharded_orm.conf import TicketOptions
-from sharded_orm.exceptions import (
+from sharded_orm.ids.tickets.exceptions import (
     SequenceExhausted,
     TicketServerBehind,
     TicketServerMisconfigured,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from sharded_orm.exceptions import InvalidSequence
+from sharded_orm.ids.tickets.exceptions import InvalidSequence
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow
 from tests.integration.tickets.postgresql.conftest import (
     TWO,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.exceptions import BalanceRefused
 from sharded_orm.operations.balancing.fleet import FleetSnapshot, balance_problem
 from sharded_orm.operations.balancing.problem import BalanceProblem
+from sharded_orm.operations.exceptions import BalanceRefused
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
 
 MYSQL = "sharded_orm.backends.mysql"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.exceptions import PromotionFailed, TopologyUnavailable
+from sharded_orm.exceptions import TopologyUnavailable
+from sharded_orm.operations.exceptions import PromotionFailed
 from sharded_orm.operations.promotion import publication, switchover
 from sharded_orm.operations.promotion.plan import Move, PromotionPlan
 from tests.clock import Clock

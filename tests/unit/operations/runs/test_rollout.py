@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharded_orm.exceptions import InvalidWaves
+from sharded_orm.operations.exceptions import InvalidWaves
 from sharded_orm.operations.runs.rollout import Stopping, Waves, work_through
 from sharded_orm.topology.model import Shard
 from tests.patience import PATIENCE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sharded_orm import runtime
-from sharded_orm.operations.shards.status import (
+from sharded_orm.operations.shards.fleet_status import (
     FleetStatus,
     GroupOnNode,
     NodeStatus,

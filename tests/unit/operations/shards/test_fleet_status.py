@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.operations.shards.status import _number_parser
+from sharded_orm.operations.shards.fleet_status import number_parser
 from sharded_orm.topology.model import ShardGroup
 
 
@@ -31,4 +31,4 @@ from sharded_orm.topology.model import ShardGroup
 )
 def test_numbers(template: str, schema: str, number: int | None) -> None:
     group = ShardGroup("photos", (), "modulo", database_name=template)
-    assert _number_parser(group)(schema) == number
+    assert number_parser(group)(schema) == number

@@ -1,0 +1,36 @@
+"""The errors of the admin. They are part of the tree of :mod:`sharded_orm.exceptions`."""
+
+from __future__ import annotations
+
+from django.db import OperationalError
+
+from sharded_orm.exceptions import ShardedOrmError
+
+
+class AdminError(ShardedOrmError):
+    """The admin cannot show or do what a user asks for. The message is shown to the user."""
+
+
+class InvalidFocus(AdminError, LookupError):
+    """The URL of an admin page names a shard or a shard key that cannot be used there.
+
+    For example, the group has no such shard, or the text cannot be a key. The URL may also name
+    both a shard and a key whose rows are on another shard. In that case :attr:`home` is the alias
+    of the shard that has the rows. In all other cases, :attr:`home` is None. The message does not
+    reveal that alias: show :attr:`home` only to users with permission.
+    """
+
+    def __init__(self, message: str, *, home: str | None = None) -> None:
+        self.home = home
+        super().__init__(message)
+
+
+class InvalidObjectID(AdminError, LookupError):
+    """The part of an admin URL that names a row is malformed, or names a row that no shard can have."""
+
+
+class TooManyMisplaced(AdminError, OperationalError):
+    """An admin action on all rows of a shard did nothing, because too many of the rows are misplaced.
+
+    A row is misplaced if it is on another shard than its shard key leads to.
+    """

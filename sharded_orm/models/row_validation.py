@@ -1,0 +1,158 @@
+"""Validation of the rows of sharded models: each row is compared with the rows of its shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.querysets.route import colocation_on, scoped
+from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
+from sharded_orm.models.sharding.bound_key import unbound
+from sharded_orm.models.sharding.bound_rows import has_other_key, refuse_other_key
+from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.options import ShardOptions, group_of
+from sharded_orm.models.sharding.same_key import key_for_related
+from sharded_orm.models.sharding.statements import check_constraint, check_insert
+from sharded_orm.models.sharding.stored_key import clean_key
+
+
+class RowValidation(models.Model):
+    """The methods of a sharded model that Django's forms and ``full_clean()`` call.
+
+    They write nothing, and give no key a shard.
+    """
+
+    class Meta:
+        abstract = True
+
+    @classmethod
+    def _shard_options(cls) -> ShardOptions:
+        raise NotImplementedError  # ShardedModel has it.
+
+    def clean_fields(self, exclude: Any = None) -> None:
+        # Overrides Model.clean_fields(), because the row to which a foreign key refers must be
+        # looked up on the right shard. A row of the same group is looked up on this row's shard; if
+        # this row has no shard yet, no such row can exist. If the other row needs the same shard
+        # key, the key is a condition of the look-up. A row of another group is looked up on the
+        # shard that the foreign key's value determines.
+        excluded = set(exclude or ())
+        options = self._shard_options()
+        key, errors = options.key, dict[str, Any]()
+        if key is not None and key.name in excluded:
+            refuse_other_key(self)
+        elif key is not None:
+            try:
+                clean_key(options, self)
+            except ValidationError as exc:
+                errors[key.name] = exc.error_list
+                excluded.add(key.name)
+        references = [
+            (field, group_of(field.remote_field.model))
+            for field in self._meta.fields
+            if isinstance(field, models.ForeignKey)
+            and field.name not in excluded
+            and not field.remote_field.parent_link
+            and getattr(self, field.attname) not in field.empty_values
+        ]
+        unplaced = [field for field, group in references if group == options.group]
+        alias = self._validation_alias()
+        if alias is not None:
+            unplaced = []
+        # The shard on which to look up the row of each foreign key, keyed by field. None if the
+        # foreign key's value determines the shard.
+        looked_up = {
+            field: alias if group == options.group else None
+            for field, group in references
+            if field not in unplaced
+            and (
+                group not in (None, options.group)
+                or key_for_related(field.remote_field.model, field, self)
+            )
+        }
+        try:
+            super().clean_fields(exclude=excluded.union(f.name for f in (*unplaced, *looked_up)))
+        except ValidationError as exc:
+            errors = exc.update_error_dict(errors)
+        for field, place in looked_up.items():
+            try:
+                clean_reference(field, self, place)
+            except ValidationError as exc:
+                errors[field.name] = exc.error_list
+        if unplaced and key is not None and key.name not in errors:
+            has_key = getattr(self, key.attname) is not None or options.awaits_key(self)
+            for field in unplaced if has_key else ():
+                errors[field.name] = [does_not_exist(field, getattr(self, field.attname))]
+        if errors:
+            raise ValidationError(errors)
+
+    def _perform_unique_checks(self, unique_checks: Any) -> Any:
+        # Overrides Model._perform_unique_checks(). Values must be unique only on this row's shard.
+        # If the shard key has no shard yet, no row has the key, so nothing can be a duplicate.
+        alias = self._validation_alias()
+        if alias is None:
+            return {}
+        check_insert(colocation_on(self._shard_options(), alias), [self])
+        # Look at the rows of all keys, because a unique value must also differ from the values in
+        # rows of other keys.
+        with scoped(alias), unbound():
+            return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
+
+    def _perform_date_checks(self, date_checks: Any) -> Any:
+        alias = self._validation_alias()
+        if alias is None:
+            return {}
+        with scoped(alias), unbound():
+            return super()._perform_date_checks(date_checks)  # type: ignore[misc]  # not in the stubs
+
+    def validate_constraints(self, exclude: Any = None) -> None:
+        # Overrides Model.validate_constraints(), which asks the router for an alias. The router
+        # would choose a shard for the key and record it.
+        for _, constraints in self.get_constraints():
+            for constraint in constraints:
+                check_constraint(constraint)
+        alias = self._validation_alias()
+        if alias is not None:
+            check_insert(colocation_on(self._shard_options(), alias), [self])
+            with unbound():
+                super().validate_constraints(exclude)
+            return
+        # The row has no shard yet, so nothing can be a duplicate. Evaluate check constraints on any
+        # shard, because they read no other rows.
+        errors: dict[str, Any] = {}
+        using = runtime.shard(self._shard_options().group, 0).alias
+        for model, constraints in self.get_constraints():
+            for constraint in constraints:
+                if isinstance(constraint, models.CheckConstraint):
+                    try:
+                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined,unused-ignore]  # checks have it
+                    except ValidationError as exc:
+                        errors = exc.update_error_dict(errors)
+        if errors:
+            raise ValidationError(errors)
+
+    def _validation_alias(self) -> str | None:
+        """Return the alias of the shard on which this row is compared with other rows.
+
+        Return None if no other row has to be read: either the key has no shard yet, or the row
+        cannot be saved because another key is bound.
+        """
+        options = self._shard_options()
+        try:
+            if has_other_key(self):
+                return None
+            if not self._state.adding and self._state.db not in (None, options.group):
+                return str(current_alias(options, self))
+            if options.key is None:
+                return None
+            if getattr(self, options.key.attname) is None and not options.awaits_key(self):
+                return None
+            shard = options.locate(self)
+        except (ShardKeyRequired, TypeError, ValueError, ValidationError):
+            # The value cannot be a key. Ignore this here, because the validation of its field
+            # reports it.
+            return None
+        return shard.alias if shard is not None else None

@@ -1,0 +1,235 @@
+"""The state of nodes and shards as values, and the sentences about what is wrong."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sharded_orm import runtime
+from sharded_orm.backends.sizes import ShardSize
+from sharded_orm.operations.selection import numbers_text
+from sharded_orm.topology.model import Shard, ShardGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """The state of one shard, as its primary reports it.
+
+    :param state: ``"current"`` (all migrations that concern the shard are applied), ``"behind"``
+        (some migrations are not applied), ``"missing"`` (there is no schema) or ``"error"`` (the
+        shard cannot be read).
+    :param digest: a digest of the applied migrations, equal for shards with the same migrations;
+        see ``applied_digests``.
+    :param behind: number of migrations that are not applied.
+    :param following: the first migration that is not applied; "" if all are applied.
+    :param error: why the shard cannot be read; None if it can be read.
+    :param size: the size; None if it was not read.
+    """
+
+    shard: Shard
+    state: str
+    digest: str | None = None
+    behind: int = 0
+    following: str = ""
+    error: str | None = None
+    size: ShardSize | None = None
+
+
+@dataclass(frozen=True)
+class GroupOnNode:
+    """The states of the selected shards of one group whose primary is on one node."""
+
+    group: str
+    shards: tuple[ShardStatus, ...]
+    #: Names of schemas that look like shards of the group, but do not belong on this node.
+    unexpected: tuple[str, ...] = ()
+
+    def of_state(self, state: str) -> list[Shard]:
+        return [entry.shard for entry in self.shards if entry.state == state]
+
+    @property
+    def bytes(self) -> int | None:
+        """The total size of the shards in bytes; None if sizes were not read."""
+        return (
+            sum(entry.size.bytes for entry in self.shards if entry.size)
+            if self._has_sizes
+            else None
+        )
+
+    @property
+    def rows(self) -> int | None:
+        """The estimated number of rows; None if sizes were not read or the database has no
+        estimates.
+        """
+        rows = [entry.size.rows for entry in self.shards if entry.size is not None]
+        return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
+
+    @property
+    def _has_sizes(self) -> bool:
+        return any(entry.size is not None for entry in self.shards)
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """The state of one node.
+
+    :param error: why the node does not answer; None if the node has answered. After an error,
+        ``groups`` is empty.
+    :param expected: number of selected shards whose primary is on the node, keyed by group.
+    :param groups: the states of the node's shards, one item for each group.
+    """
+
+    name: str
+    error: str | None
+    expected: Mapping[str, int]
+    groups: tuple[GroupOnNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class FleetStatus:
+    """The states of the queried nodes. ``problems`` are sentences, each with its remedy."""
+
+    nodes: tuple[NodeStatus, ...]
+
+    @property
+    def shards(self) -> Iterator[ShardStatus]:
+        return (entry for node in self.nodes for group in node.groups for entry in group.shards)
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for node in self.nodes for problem in _problems(node)]
+
+
+def number_parser(group: ShardGroup) -> Callable[[str], int | None]:
+    """Return a function that parses the shard number from the name of a schema.
+
+    The function returns None if the name does not match the group's pattern. It may return a number
+    beyond the group's last shard.
+    """
+    pattern = "".join(
+        re.escape(literal)
+        + {"shard": r"(\d+)", "group": re.escape(group.name), None: ""}.get(field, ".*")
+        for literal, field, _, _ in string.Formatter().parse(group.database_name)
+    )
+
+    def number_of(schema: str) -> int | None:
+        match = re.fullmatch(pattern, schema)
+        if match is None:
+            return None
+        number = int(match[1])
+        return number if group.schema_name(number) == schema else None
+
+    return number_of
+
+
+def _problems(node: NodeStatus) -> Iterator[str]:
+    if node.error is not None:
+        counts = ", ".join(f"{count} of {group!r}" for group, count in node.expected.items())
+        yield (
+            f"Node {node.name!r} does not answer ({node.error})"
+            + (f": nothing is known of its shards, {counts}." if counts else ".")
+            + " Mend it, or the node's HOST, PORT, USER and PASSWORD, and check again."
+        )
+    for group in node.groups:
+        yield from _group_problems(node.name, group)
+
+
+def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    if missing := on_node.of_state("missing"):
+        yield (
+            f"{_count_phrase(missing)} on {node!r} not created: {aliases_text(missing)}. Run 'manage.py shards"
+            f" create {selection_options(missing)}', then 'manage.py migrate_shards {selection_options(missing)}'."
+        )
+    if behind := on_node.of_state("behind"):
+        first = next(
+            shard_status for shard_status in on_node.shards if shard_status.state == "behind"
+        )
+        yield (
+            f"{_count_phrase(behind)} on {node!r} behind: {aliases_text(behind)}; the first lacks {first.behind}"
+            f" migrations from {first.following} on. Run 'manage.py migrate_shards"
+            f" {selection_options(behind)}'."
+        )
+    yield from _error_problems(node, on_node)
+    yield from _schema_problems(node, on_node)
+
+
+def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    """Yield one sentence for all shards whose errors differ only in the name of the shard."""
+    by_error: dict[str, list[ShardStatus]] = {}
+    for entry in on_node.shards:
+        if entry.error is not None:
+            error = entry.error.replace(entry.shard.alias, "").replace(entry.shard.schema, "")
+            by_error.setdefault(error, []).append(entry)
+    for entries in by_error.values():
+        shards, text = [entry.shard for entry in entries], entries[0].error
+        look = f"'manage.py shards sql {shards[0].alias}'."
+        if len(shards) == 1:
+            yield f"Shard {shards[0].alias!r} on {node!r} cannot be read ({text}). Look at it with {look}"
+        else:
+            yield (
+                f"{len(shards)} shards of {on_node.group!r} on {node!r} cannot be read:"
+                f" {aliases_text(shards)} ({text}). Look at the first with {look}"
+            )
+
+
+def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    """Yield sentences about unexpected schemas on the node ``node``.
+
+    All schemas whose shards are on the same other node share one sentence. So do all schemas of
+    shards that do not exist.
+    """
+    group = runtime.topology().groups.get(on_node.group)
+    by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}
+    for schema in on_node.unexpected:
+        number = number_parser(group)(schema) if group is not None else None
+        shard = None
+        if group is not None and number is not None and number in group:
+            shard = group.shard(number)
+        by_home.setdefault(shard.node if shard else None, []).append((schema, shard))
+    for home, schemas in by_home.items():
+        schema, shard = schemas[0]
+        if len(schemas) == 1:
+            why = f"group {on_node.group!r} has no such shard"
+            if shard is not None:
+                why = f"shard {shard.number} of {on_node.group!r} is on {home!r}"
+            yield (
+                f"Schema {schema!r} does not belong on node {node!r}: {why}. If it is a copy that"
+                " nobody needs, drop it; if it holds the rows, correct RANGES."
+            )
+            continue
+        why = f"group {on_node.group!r} has no such shards"
+        if home is not None:
+            why = f"these shards of {on_node.group!r} are on {home!r}"
+        yield (
+            f"{len(schemas)} schemas do not belong on node {node!r}: {_first_five(repr(name) for name, _ in schemas)};"
+            f" {why}. If they are copies that nobody needs, drop them; if they hold the rows, correct"
+            " RANGES."
+        )
+
+
+def _count_phrase(shards: Sequence[Shard]) -> str:
+    is_single = len(shards) == 1
+    return (
+        f"{len(shards)} shard{'' if is_single else 's'} of {shards[0].group!r}"
+        f" {'is' if is_single else 'are'}"
+    )
+
+
+def aliases_text(shards: Sequence[Shard]) -> str:
+    return _first_five(shard.alias for shard in shards)
+
+
+def _first_five(names: Iterable[str]) -> str:
+    all_names = list(names)
+    more = len(all_names) - 5
+    return ", ".join(all_names[:5]) + (f" and {more} more" if more > 0 else "")
+
+
+def selection_options(shards: Sequence[Shard]) -> str:
+    """Return command options that select ``shards``, such as ``--group photos --shards 0-7``.
+
+    :param shards: shards of one group, sorted by number.
+    """
+    return f"--group {shards[0].group} --shards {numbers_text(shards)}"
