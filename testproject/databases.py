@@ -25,6 +25,8 @@ from django.core.exceptions import ImproperlyConfigured
 TICKETS = ("tickets_1", "tickets_2")
 ALIASES = ("default", "directory", *TICKETS)
 SHARDS = 16
+#: The number of shards of boards.
+BOARD_SHARDS = 4
 
 
 def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -118,12 +120,12 @@ def _postgresql(
 
 
 def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any]:
-    def group(name: str, strategy: str) -> dict[str, Any]:
+    def group(name: str, strategy: str, count: int = SHARDS) -> dict[str, Any]:
         return {
             "STRATEGY": strategy,
             "RANGES": [
-                {"range": (0, SHARDS // 2 - 1), "primary": "node_1"},
-                {"range": (SHARDS // 2, SHARDS - 1), "primary": "node_2"},
+                {"range": (0, count // 2 - 1), "primary": "node_1"},
+                {"range": (count // 2, count - 1), "primary": "node_2"},
             ],
             "DATABASE_NAME": f"{prefix}{name}_{{shard:05d}}",
         }
@@ -132,9 +134,10 @@ def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any
         "NODES": nodes,
         "GROUPS": {
             # The shard of a photo's owner is looked up in the directory; the shard of a rating's
-            # user is computed.
+            # user is computed; the ids of boards name their shards.
             "photos": group("photos", "directory"),
             "ratings": group("ratings", "modulo"),
+            "boards": group("boards", "embedded", BOARD_SHARDS),
         },
         "TICKETS": list(TICKETS),
         "DIRECTORY": "directory",

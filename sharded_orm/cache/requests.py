@@ -108,12 +108,8 @@ class Format(Protocol):
         """The number of values in a row: one for each concrete field of the model."""
 
     @property
-    def decoded(self) -> Decoded | None:
-        """The decoded rows that the process remembers.
-
-        None if the reader must not decode rows. The reader then returns rows as the driver gave
-        them.
-        """
+    def decoded(self) -> Decoded:
+        """The decoded rows that the process remembers."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
         """Decode ``rows``. The result may be shared, so callers must not change its values."""
@@ -146,7 +142,7 @@ class CacheRequest:
         self.format = format
         self.sessions = sessions
         self.outcome = BYPASS
-        #: The rows after a hit. They are decoded if ``format.decoded`` is not None.
+        #: The rows after a hit, decoded by ``format``.
         self.rows: list[Row] | None = None
         #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
         self.value: int | None = None

@@ -105,7 +105,7 @@ class Plan:
             rows = cursor.fetchall()
         if not rows:
             return []
-        loader = _loader(self.model, connection)
+        loader = loader_of(self.model, connection)
         return loader.instances(loader.values(rows), queryset)
 
     def scalar(
@@ -135,7 +135,8 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     return None if low is None or high is None else (low, high)
 
 
-def _loader(model: Any, connection: Any) -> InstanceLoader:
+def loader_of(model: Any, connection: Any) -> InstanceLoader:
+    """Return the loader of the model's rows that ``connection`` has read."""
     # The loaders are kept on their connection, because they use it.
     # MySQL's converters depend on USE_TZ.
     loaders = connection.__dict__.setdefault(_LOADERS, {})
