@@ -125,33 +125,22 @@ class CacheRequest:
         None, the markers of dead writers are left open.
     """
 
-    __slots__ = (
-        "fillable",
-        "format",
-        "object_state",
-        "outcome",
-        "rows",
-        "scope",
-        "sessions",
-        "state",
-        "value",
-    )
+    outcome = BYPASS
+    #: The rows after a hit, decoded by ``format``.
+    rows: list[Row] | None = None
+    #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
+    value: int | None = None
+    #: After a miss, the guards under which the result is to be stored, as they were read when the
+    #: result was found missing. None if the result must not be stored.
+    state: GuardState | None = None
+    #: After a miss, the guards under which the objects of the result are to be stored. They may be
+    #: on another server than the guards of the list. None if objects must not be stored.
+    object_state: GuardState | None = None
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None) -> None:
         self.scope = scope
         self.format = format
         self.sessions = sessions
-        self.outcome = BYPASS
-        #: The rows after a hit, decoded by ``format``.
-        self.rows: list[Row] | None = None
-        #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
-        self.value: int | None = None
-        #: After a miss, the guards under which the result is to be stored, as they were read when
-        #: the result was found missing. None if the result must not be stored.
-        self.state: GuardState | None = None
-        #: After a miss, the guards under which the objects of the result are to be stored. They
-        #: may be on another server than the guards of the list. None if objects must not be stored.
-        self.object_state: GuardState | None = None
         #: After a miss, says which objects may be stored. The keys are object names. The value is
         #: None for an object that must not be stored: it is valid already, for example, or another
         #: reader stores it. For any other object, the value is the entry that was found, and after
@@ -164,8 +153,6 @@ class ObjectRequest(CacheRequest):
 
     :param pk: the token of the primary key.
     """
-
-    __slots__ = ("name", "pk")
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None, pk: str) -> None:
         super().__init__(scope, format, sessions)
@@ -181,8 +168,6 @@ class ListRequest(CacheRequest):
     :param scalar: whether the result is a number, as for ``count()`` and ``exists()``. Default: the
         result is a list of rows.
     """
-
-    __slots__ = ("is_listed", "object_names", "query", "scalar")
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -
     instances: list[Any] = []
     waiting: dict[Any, CachedRead] = {}
     for pk, read in reads.items():
-        remembered = read.remembered()
+        remembered = None if read.level is None else read.remembered()
         if remembered is None:
             waiting[pk] = read
         else:

@@ -280,7 +280,8 @@ class CachedQuerySet(QuerySet[M]):
             rows = batch_instances(self, batch_rows(self.model, by_shard))
         else:
             rows = self._cached_rows(plan, reader, ids)
-        return {row.pk: row for row in rows}
+        name = self.model._meta.pk.attname
+        return {row.__dict__[name]: row for row in rows}
 
     def _cached_rows(self, plan: LookupPlan, reader: Reader, ids: list[Any]) -> list[M]:
         by_keys = [pk for pk in ids if type(pk) in _KEYS]

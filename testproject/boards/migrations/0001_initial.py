@@ -5,86 +5,114 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Board',
+            name="Board",
             fields=[
-                ('id', sharded_orm.models.fields.PackedIDField(primary_key=True, serialize=False, type_id=2)),
-                ('data', models.JSONField(default=dict, editable=False)),
-                ('ts', models.DateTimeField(auto_now=True)),
-                ('version', models.PositiveBigIntegerField(default=1, editable=False)),
-                ('active', models.BooleanField(default=True, editable=False)),
+                (
+                    "id",
+                    sharded_orm.models.fields.PackedIDField(
+                        primary_key=True, serialize=False, type_id=2
+                    ),
+                ),
+                ("data", models.JSONField(default=dict, editable=False)),
+                ("ts", models.DateTimeField(auto_now=True)),
+                ("version", models.PositiveBigIntegerField(default=1, editable=False)),
+                ("active", models.BooleanField(default=True, editable=False)),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='Member',
+            name="Member",
             fields=[
-                ('id', sharded_orm.models.fields.PackedIDField(primary_key=True, serialize=False, type_id=1)),
-                ('data', models.JSONField(default=dict, editable=False)),
-                ('ts', models.DateTimeField(auto_now=True)),
-                ('version', models.PositiveBigIntegerField(default=1, editable=False)),
-                ('active', models.BooleanField(default=True, editable=False)),
+                (
+                    "id",
+                    sharded_orm.models.fields.PackedIDField(
+                        primary_key=True, serialize=False, type_id=1
+                    ),
+                ),
+                ("data", models.JSONField(default=dict, editable=False)),
+                ("ts", models.DateTimeField(auto_now=True)),
+                ("version", models.PositiveBigIntegerField(default=1, editable=False)),
+                ("active", models.BooleanField(default=True, editable=False)),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='MembersByUser',
+            name="MembersByUser",
             fields=[
-                ('value', sharded_orm.models.fields.ExactCharField(max_length=255, primary_key=True, serialize=False)),
-                ('target_id', models.BigIntegerField()),
+                (
+                    "value",
+                    sharded_orm.models.fields.ExactCharField(
+                        max_length=255, primary_key=True, serialize=False
+                    ),
+                ),
+                ("target_id", models.BigIntegerField()),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='Pin',
+            name="Pin",
             fields=[
-                ('id', sharded_orm.models.fields.PackedIDField(primary_key=True, serialize=False, type_id=3)),
-                ('data', models.JSONField(default=dict, editable=False)),
-                ('ts', models.DateTimeField(auto_now=True)),
-                ('version', models.PositiveBigIntegerField(default=1, editable=False)),
-                ('active', models.BooleanField(default=True, editable=False)),
+                (
+                    "id",
+                    sharded_orm.models.fields.PackedIDField(
+                        primary_key=True, serialize=False, type_id=3
+                    ),
+                ),
+                ("data", models.JSONField(default=dict, editable=False)),
+                ("ts", models.DateTimeField(auto_now=True)),
+                ("version", models.PositiveBigIntegerField(default=1, editable=False)),
+                ("active", models.BooleanField(default=True, editable=False)),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='BoardPins',
+            name="BoardPins",
             fields=[
-                ('id', models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ('source_id', models.BigIntegerField()),
-                ('target_id', models.BigIntegerField()),
-                ('sequence', models.BigIntegerField()),
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("source_id", models.BigIntegerField()),
+                ("target_id", models.BigIntegerField()),
+                ("sequence", models.BigIntegerField()),
             ],
             options={
-                'abstract': False,
-                'indexes': [models.Index(fields=['source_id', 'sequence', 'target_id'], name='boards_boar_source__0b2a91_idx')],
+                "abstract": False,
+                "indexes": [
+                    models.Index(
+                        fields=["source_id", "sequence", "target_id"],
+                        name="boards_boar_source__0b2a91_idx",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='MemberBoards',
+            name="MemberBoards",
             fields=[
-                ('id', models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ('source_id', models.BigIntegerField()),
-                ('target_id', models.BigIntegerField()),
-                ('sequence', models.BigIntegerField()),
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("source_id", models.BigIntegerField()),
+                ("target_id", models.BigIntegerField()),
+                ("sequence", models.BigIntegerField()),
             ],
             options={
-                'abstract': False,
-                'indexes': [models.Index(fields=['source_id', 'sequence', 'target_id'], name='boards_memb_source__3ee2da_idx')],
+                "abstract": False,
+                "indexes": [
+                    models.Index(
+                        fields=["source_id", "sequence", "target_id"],
+                        name="boards_memb_source__3ee2da_idx",
+                    )
+                ],
             },
         ),
     ]

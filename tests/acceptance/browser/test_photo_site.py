@@ -65,6 +65,7 @@ def test_on_a_phone(stranger: Browser) -> None:
             stranger.follow(link)
 
 
+@pytest.mark.long_on("mariadb")
 def test_pin_to_a_board(stranger: Browser, site: Site) -> None:
     stranger.follow(".top a[href='/boards/']")
     assert len(stranger.all(PHOTO)) == 8

@@ -21,13 +21,7 @@ class MovingGallery(MovingSite, GallerySite):
     """A gallery whose topology is in the global database, so that its shards can move."""
 
 
-@pytest.fixture(
-    params=[
-        "mariadb",
-        pytest.param("sqlite", marks=pytest.mark.long),
-        pytest.param("postgresql", marks=pytest.mark.long),
-    ]
-)
+@pytest.fixture(params=BACKENDS)
 def moving_gallery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MovingGallery]:
     with library_site.site_on(request.param, request, tmp_path, MovingGallery) as site:
         assert isinstance(site, MovingGallery)
@@ -80,6 +74,7 @@ print(json.dumps([own, named, edits, reads, wrong]))
 """
 
 
+@pytest.mark.long
 def test_a_bank_of_objects_while_their_shards_move(
     moving_gallery: MovingGallery, tmp_path: Path, memcached: Any
 ) -> None:
@@ -130,11 +125,8 @@ print(json.dumps([ids, shared.count, shared.version, {{v: p.pk for v, p in Pictu
     assert found == {value: pk for _, named, *_ in results for value, pk in named.items()}
 
 
-@pytest.mark.parametrize("backend", [BACKENDS[0]])
-def test_keys_of_objects_do_not_move(
-    backend: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    with gallery_on(backend, request, tmp_path) as site:
+def test_keys_of_objects_do_not_move(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with gallery_on("sqlite", request, tmp_path) as site:
         pk = site.run('print(Album.objects.using("pins_00001").create(name="a").pk)')
         for group, key in (("pins", str(pk)), ("accounts", "a")):
             done = site.manage("keys", "move", group, key, "--to", "2", code=1)
