@@ -140,7 +140,7 @@ class PlainPicture(models.Model):
         app_label = "gallery"
         db_table = table
 
-colour = models.TextField(default="red")
+colour = models.CharField(max_length=20, default="red")
 colour.set_attributes_from_name("colour")
 with CaptureQueriesContext(connections["default"]) as captured:
     began = time.perf_counter()
