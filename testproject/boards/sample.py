@@ -34,7 +34,7 @@ def make() -> int:
             continue
         board = new_board(member, *titles[number % len(titles)])
         with sharded_orm.atomic(board):
-            for photo_id in chance.sample(photos, min(len(photos), chance.randrange(4, 30))):
+            for photo_id in chance.sample(photos, min(len(photos), chance.randrange(4, 16))):
                 pin_photo(board, photo_id, chance.choice(NOTES))
                 pins += 1
     return pins
