@@ -27,6 +27,8 @@ ALIASES = ("default", "directory", *TICKETS)
 SHARDS = 16
 #: The number of shards with the addresses of photos.
 ADDRESSES = 2
+#: The number of shards of boards.
+BOARD_SHARDS = 4
 
 
 def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -120,12 +122,12 @@ def _postgresql(
 
 
 def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any]:
-    def group(name: str, strategy: str) -> dict[str, Any]:
+    def group(name: str, strategy: str, count: int = SHARDS) -> dict[str, Any]:
         return {
             "STRATEGY": strategy,
             "RANGES": [
-                {"range": (0, SHARDS // 2 - 1), "primary": "node_1"},
-                {"range": (SHARDS // 2, SHARDS - 1), "primary": "node_2"},
+                {"range": (0, count // 2 - 1), "primary": "node_1"},
+                {"range": (count // 2, count - 1), "primary": "node_2"},
             ],
             "DATABASE_NAME": f"{prefix}{name}_{{shard:05d}}",
         }
@@ -134,7 +136,7 @@ def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any
         "NODES": nodes,
         "GROUPS": {
             # The shard of a photo's owner is looked up in the directory; the shard of a rating's
-            # user is computed.
+            # user is computed; the ids of boards name their shards.
             "photos": group("photos", "directory"),
             "ratings": group("ratings", "modulo"),
             # The owners of photos, by the id of the photo: beside the global database, because whoever
@@ -144,6 +146,7 @@ def _sharded_orm(nodes: dict[str, dict[str, Any]], prefix: str) -> dict[str, Any
                 "RANGES": [{"range": (0, ADDRESSES - 1), "primary": "node_1"}],
                 "DATABASE_NAME": f"{prefix}addresses_{{shard:05d}}",
             },
+            "boards": group("boards", "embedded", BOARD_SHARDS),
         },
         "TICKETS": list(TICKETS),
         "DIRECTORY": "directory",

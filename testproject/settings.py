@@ -44,11 +44,13 @@ ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", "testserver"]
 
 INSTALLED_APPS = [
     "testproject.photos",
+    "testproject.boards",
     "testproject.movielens",
     "testproject.panel",
     "sharded_orm",
     "sharded_orm.contrib.lookups",
     "sharded_orm.contrib.mirrors",
+    "sharded_orm.contrib.objects",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",

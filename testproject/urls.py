@@ -17,5 +17,6 @@ urlpatterns = [
     path("logout/", LogoutView.as_view(), name="logout"),
     # Browsers request it for pages that name no icon, such as those of the admin.
     path("favicon.ico", RedirectView.as_view(url=static("photos/icon.svg"))),
+    path("boards/", include("testproject.boards.urls")),
     path("", include("testproject.photos.urls")),
 ]

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from sharded_orm.cache import values
 from sharded_orm.cache.process_cache import Listed
-from sharded_orm.cache.requests import CacheRequest, ListRequest
+from sharded_orm.cache.requests import CacheRequest, ListRequest, ObjectRequest
 from sharded_orm.cache.stores.base import FoundEntry
 from sharded_orm.cache.values import Row, Unusable
 
@@ -42,6 +42,14 @@ class EntryDecoder:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
 
+    def row(self, request: ObjectRequest, entry: FoundEntry, stamp: str) -> Row | None:
+        """Return the row of an object; None if the object is unusable. See :meth:`rows`."""
+        seen = request.format.decoded.known.get(entry.value)
+        if seen is not None and seen[0] == stamp and seen[1] == request.name:
+            return seen[2]
+        rows = self.rows(request, (request.name,), (entry,), stamp)
+        return None if rows is None else rows[0]
+
     def rows(
         self,
         request: CacheRequest,
@@ -60,8 +68,6 @@ class EntryDecoder:
         """
         format = request.format
         decoded = format.decoded
-        if decoded is None:
-            return self._unpacked(request, names, entries, stamp)
         known = decoded.known
         rows: list[Row | None] = []
         unread = []

@@ -201,7 +201,12 @@ class Scope:
 
     def object_name(self, pk: str) -> str:
         """Return the name of the object whose primary key has the token ``pk``."""
-        return fit(f"{self._stem}-{pk}")
+        return self._own_object if pk == self.key else fit(f"{self._stem}-{pk}")
+
+    @cached_property
+    def _own_object(self) -> str:
+        # The row whose primary key is the shard key.
+        return fit(f"{self._stem}-{self.key}")
 
     def list_name(self, query: str, revision: str) -> str:
         """Return the name of a list or count.

@@ -45,7 +45,7 @@ from sharded_orm.cache.requests import (
     ObjectRequest,
     judge,
 )
-from sharded_orm.cache.stores.base import CacheServer, ServerDown
+from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 from sharded_orm.cache.values import Row
 
 
@@ -75,19 +75,8 @@ class Reader:
             leases are taken, and nothing can be stored for the requests.
         """
         exchange = read_leased if to_fill else read_unleased
-        first = requests[0] if len(requests) == 1 else None
-        if isinstance(first, ObjectRequest):
-            # A single object is the most frequent request. This code does the same as _object(),
-            # but is faster, because it does not use drive().
-            server = self.cache.objects(first.scope.place)
-            try:
-                reply = exchange(server, first.scope.guards, (first.name,), ())
-            except ServerDown:
-                # Leave the outcome of the request at BYPASS, its initial value, because the cache
-                # server is down.
-                pass
-            else:
-                self._decide(first, server, reply)
+        if not any(isinstance(request, ListRequest) for request in requests):
+            self._objects(cast("Sequence[ObjectRequest]", requests), exchange)
         else:
             steps = [
                 self._object(request) if isinstance(request, ObjectRequest) else self._list(request)
@@ -102,24 +91,48 @@ class Reader:
                     forbid_fill(request)
         self._count_read(requests)
 
+    def _objects(self, requests: Sequence[ObjectRequest], exchange: Callable[..., Reply]) -> None:
+        """Look for objects, as :func:`drive` does with :meth:`_object`, but without a generator for each."""
+        by_server: dict[CacheServer, list[ObjectRequest]] = {}
+        for request in requests:
+            by_server.setdefault(self.cache.objects(request.scope.place), []).append(request)
+        for server, of_server in by_server.items():
+            # The guard of the table is that of many objects. Read it once.
+            names = list(dict.fromkeys(n for request in of_server for n in request.scope.guards))
+            try:
+                raws, entries, _ = exchange(server, names, [r.name for r in of_server], ())
+            except ServerDown:
+                # The requests keep the outcome BYPASS, their initial value, because the server is down.
+                continue
+            guard_of = dict(zip(names, raws, strict=True)).__getitem__
+            for request, entry in zip(of_server, entries, strict=True):
+                guards_read = tuple(map(guard_of, request.scope.guards))
+                self._decide(request, server, guards_read, entry)
+
     def _object(self, request: ObjectRequest) -> Steps:
         scope = request.scope
         server = self.cache.objects(scope.place)
-        self._decide(request, server, (yield server, scope.guards, (request.name,), ()))
+        raws, (entry,), _ = yield server, scope.guards, (request.name,), ()
+        self._decide(request, server, tuple(raws), entry)
 
-    def _decide(self, request: ObjectRequest, server: CacheServer, reply: Reply) -> None:
+    def _decide(
+        self,
+        request: ObjectRequest,
+        server: CacheServer,
+        raws: tuple[bytes | None, ...],
+        entry: FoundEntry,
+    ) -> None:
         scope = request.scope
-        raws, entries, _ = reply
-        state = self._guard_state(server, scope.guards, scope.home, tuple(raws))
+        state = self._guard_state(server, scope.guards, scope.home, raws)
         if state is None:
             return
         if state.open:
             self._repair(request, server, state)
             if state.is_open or (state.covers is not None and state.covers(request.pk)):
                 return
-        rows = self._decoder.rows(request, (request.name,), entries, state.stamp)
-        if rows is not None:
-            request.rows = rows
+        row = self._decoder.row(request, entry, state.stamp)
+        if row is not None:
+            request.rows = [row]
             request.outcome = HIT
             return
         request.state = request.object_state = state
@@ -300,16 +313,21 @@ class Reader:
         self._filler.fill(misses)
 
     def _count_read(self, requests: Sequence[CacheRequest]) -> None:
+        counts: dict[tuple[str, str], int] = {}
         for request in requests:
-            kind = "object" if isinstance(request, ObjectRequest) else "list"
-            self.cache.statistics.add(request.scope.type.name, **_DELTAS[kind, request.outcome])
+            name = _COUNTED[isinstance(request, ObjectRequest), request.outcome]
+            key = request.scope.type.name, name
+            counts[key] = counts.get(key, 0) + 1
+        for (type_name, name), count in counts.items():
+            self.cache.statistics.add(type_name, **{name: count})
 
 
-_DELTAS: dict[tuple[str, int], dict[str, int]] = {
-    ("object", HIT): {"object_hits": 1},
-    ("object", MISS): {"object_misses": 1},
-    ("object", BYPASS): {"bypasses": 1},
-    ("list", HIT): {"list_hits": 1},
-    ("list", MISS): {"list_misses": 1},
-    ("list", BYPASS): {"bypasses": 1},
+#: The count of a request, by whether it is for an object, and its outcome.
+_COUNTED = {
+    (True, HIT): "object_hits",
+    (True, MISS): "object_misses",
+    (True, BYPASS): "bypasses",
+    (False, HIT): "list_hits",
+    (False, MISS): "list_misses",
+    (False, BYPASS): "bypasses",
 }

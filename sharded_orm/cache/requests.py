@@ -111,11 +111,8 @@ class Format(Protocol):
         """The number of values in a row: one for each concrete field of the model."""
 
     @property
-    def decoded(self) -> Decoded | None:
-        """The decoded rows that the process remembers.
-
-        None if the reader must not decode rows. It then returns the values of the database driver.
-        """
+    def decoded(self) -> Decoded:
+        """The decoded rows that the process remembers."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
         """Decode ``rows``. The result may be shared, so callers must not change its values."""
@@ -131,33 +128,22 @@ class CacheRequest:
         None, the markers of dead writers are left open.
     """
 
-    __slots__ = (
-        "fillable",
-        "format",
-        "object_state",
-        "outcome",
-        "rows",
-        "scope",
-        "sessions",
-        "state",
-        "value",
-    )
+    outcome = BYPASS
+    #: The rows after a hit, decoded by ``format``.
+    rows: list[Row] | None = None
+    #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
+    value: int | None = None
+    #: After a miss, the guards under which the result is to be stored, as they were read when the
+    #: result was found missing. None if the result must not be stored.
+    state: GuardState | None = None
+    #: After a miss, the guards under which the objects of the result are to be stored. They may be
+    #: on another server than the guards of the list. None if objects must not be stored.
+    object_state: GuardState | None = None
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None) -> None:
         self.scope = scope
         self.format = format
         self.sessions = sessions
-        self.outcome = BYPASS
-        #: The rows after a hit. They are decoded if ``format.decoded`` is not None.
-        self.rows: list[Row] | None = None
-        #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
-        self.value: int | None = None
-        #: After a miss, the guards under which the result is to be stored, as they were read when
-        #: the result was found missing. None if the result must not be stored.
-        self.state: GuardState | None = None
-        #: After a miss, the guards under which the objects of the result are to be stored. They
-        #: may be on another server than the guards of the list. None if objects must not be stored.
-        self.object_state: GuardState | None = None
         #: After a miss, tells which objects may be stored, keyed by object name. The value is None
         #: for an object that must not be stored, for example because it is valid already, or
         #: because another reader stores it. For any other object, the value is the entry that was
@@ -170,8 +156,6 @@ class ObjectRequest(CacheRequest):
 
     :param pk: the token of the primary key.
     """
-
-    __slots__ = ("name", "pk")
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None, pk: str) -> None:
         super().__init__(scope, format, sessions)
@@ -187,8 +171,6 @@ class ListRequest(CacheRequest):
     :param scalar: whether the result is a number, as for ``count()`` and ``exists()``. Default: the
         result is a list of rows.
     """
-
-    __slots__ = ("is_listed", "object_names", "query", "scalar")
 
     def __init__(
         self,

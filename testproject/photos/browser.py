@@ -22,6 +22,7 @@ from django.core.servers.basehttp import (
 from django.urls import reverse
 from django.utils.html import escape
 
+from testproject.boards.models import Board
 from testproject.photos.installation import ADMIN
 from testproject.photos.models import Photo, WrittenComment
 from testproject.photos.pictures import WIDTHS
@@ -93,8 +94,9 @@ def browse(address: str, password: str) -> Iterator[str]:
         raise CheckFailed("there is no sample content to look at")
     tag = photo.tags.filter(owner=photo.owner).first()
     written = WrittenComment.objects.scatter().order_by("comment_id").first()
-    if tag is None or written is None:
-        raise CheckFailed("the sample content has no tags or no comments")
+    board = Board.objects.scatter().order_by("id").first()
+    if tag is None or written is None or board is None:
+        raise CheckFailed("the sample content has no tags, no comments or no boards")
     user_page = reverse("photos:user", args=[photo.owner.username])
     photo_page = f"{user_page}{photo.photo_id}/"
     pages: list[tuple[str, int, str]] = [
@@ -113,6 +115,11 @@ def browse(address: str, password: str) -> Iterator[str]:
         *((f"/pictures/{photo.photo_id}/{width}.webp", 200, "WEBP") for width in WIDTHS),
         ("/static/photos/site.css", 200, "--accent"),
         (f"/photo/{photo.photo_id}/", 301, photo_page),
+        ("/boards/", 200, escape(board.title)),
+        (reverse("boards:of_user", args=[board.member.username]), 200, escape(board.title)),
+        (board.get_absolute_url(), 200, escape(board.title)),
+        (f"/boards/{board.member_id}/", 404, "Not found"),
+        (f"/boards/pin/{photo.photo_id}/", 302, "/login/?next=/boards/pin/"),
         ("/photos/nobody-of-that-name/", 404, "Not found"),
         (f"{user_page}{stranger.photo_id}/", 404, "Not found"),
         (f"/photo/{2**63}/", 404, "Not found"),
@@ -129,6 +136,7 @@ def browse(address: str, password: str) -> Iterator[str]:
     yield _expect(browser, "/login/", 302, "/admin/", form)
     yield _expect(browser, "/admin/", 200, "Site administration")
     yield _expect(browser, "/upload/", 200, "Upload a photo")
+    yield _expect(browser, f"/boards/pin/{photo.photo_id}/", 200, "A new board")
 
 
 def _expect(

@@ -12,6 +12,7 @@ from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.operations import tickets
+from testproject.boards import sample as sample_boards
 from testproject.databases import ALIASES, TICKETS
 from testproject.photos import sample
 
@@ -41,6 +42,8 @@ def prepare() -> Iterator[str]:
         if added.photos or added.tags
         else "sample content: there already"
     )
+    pins = sample_boards.make()
+    yield f"sample boards: {pins} pins made" if pins else "sample boards: there already"
 
 
 def admin_password() -> str:

@@ -25,10 +25,12 @@ def test_the_demo_works_and_keeps_what_is_there(shown: tuple[Project, str]) -> N
     assert "The demo works." in first
     made = r"sample content: 12 users, 150 photos, \d+ tags and \d+ comments made"
     assert re.search(made, first)
+    assert re.search(r"sample boards: \d+ pins made", first)
     assert re.search(r"admin login admin / \S{8,}", first)
 
     second = project.manage("demo", "--check")
     assert "sample content: there already" in second
+    assert "sample boards: there already" in second
     # Both runs visited the pages of the same photo.
     assert _pages(second) == _pages(first)
     assert ", 0 differ." in project.manage("mirrors", "check")

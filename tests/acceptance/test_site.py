@@ -30,5 +30,5 @@ def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
 def test_pages(project: Project, request: pytest.FixtureRequest) -> None:
     files = ["pages", "errors", "comments", "tags"]
     if project.backend == "sqlite" or request.config.getoption("--long"):
-        files += ["admin", "pictures", "panel", "names"]  # The same code on each backend.
+        files += ["admin", "pictures", "panel", "names", "boards"]  # The same code on each backend.
     assert "failed" not in project.pytest(*(f"test_{name}.py" for name in files))

@@ -14,6 +14,7 @@ from tests.services import mariadb, memcached
 #: What the issue asks for: a warm page by joins, and single reads by a cold page.
 WARM, COLD = 0.5, 10
 PINS, SHARDS, CALLS = 50, 16, 20
+OBJECTS = 1_000_000
 
 _PROGRAM = """
 import time
@@ -87,7 +88,66 @@ def pairs(ours, other):
     seconds(ours), seconds(other)
     return [(seconds(ours), seconds(other)) for _ in range({rounds})]
 
-print(json.dumps({{"warm": pairs(page, joined), "cold": pairs(batch, singly)}}))
+def cold_page():
+    with uncached():
+        return [picture.pk for picture in AlbumPictures.objects.page(album, size={pins})]
+
+print(json.dumps({{
+    "warm": pairs(page, joined),
+    "cold": pairs(batch, singly),
+    "cold page": pairs(cold_page, singly),
+}}))
+"""
+
+#: Fills the objects' tables, then declares a field that they do not have. A table is filled and changed, too.
+_NEW_FIELD = """
+import time
+from django.db import models
+from django.db.migrations.autodetector import MigrationAutodetector
+from django.db.migrations.graph import MigrationGraph
+from django.db.migrations.state import ModelState, ProjectState
+from django.test.utils import CaptureQueriesContext
+from sharded_orm.contrib.objects import ShardedObject, fields
+
+BODY = '{{"count": 1, "seen_by": {{}}}}'
+FILL = "INSERT INTO {{}} (id, data, ts, version, active) SELECT seq + %s, %s, NOW(6), 1, 1 FROM seq_1_to_{{}}"
+first = 0
+for number in range({shards}):
+    first = Picture.objects.using(f"pins_{{number:05d}}").create().pk
+    with connections[f"pins_{{number:05d}}"].cursor() as cursor:
+        cursor.execute(FILL.format(Picture._meta.db_table, {of_shard}), [first, BODY])
+with connections["default"].cursor() as cursor:
+    table = "gallery_plainpicture"
+    cursor.execute(FILL.format(table, {shards} * {of_shard}), [10**6, BODY])
+
+def state(cls):
+    project = ProjectState()
+    project.add_model(ModelState.from_model(cls))
+    return project
+
+stored = state(Picture)
+meta = {{"__module__": Picture.__module__, "Meta": type("Meta", (), {{"app_label": "gallery", "apps": Picture._meta.apps.__class__()}})}}
+Newer = type(ShardedObject)("Picture", (ShardedObject,), {{
+    **meta,
+    "ObjectMeta": type("ObjectMeta", (), {{"group": "pins", "type_id": 2}}),
+    "count": fields.Integer(default=0), "colour": fields.Text(default="red"),
+}})
+assert Newer.objects.get(first + {of_shard}).colour == "red"
+operations = MigrationAutodetector(stored, state(Newer)).changes(MigrationGraph())
+
+class PlainPicture(models.Model):
+    class Meta:
+        app_label = "gallery"
+        db_table = table
+
+colour = models.CharField(max_length=20, default="red")
+colour.set_attributes_from_name("colour")
+with CaptureQueriesContext(connections["default"]) as captured:
+    began = time.perf_counter()
+    with connections["default"].schema_editor() as editor:
+        editor.add_field(PlainPicture, colour)
+    seconds = time.perf_counter() - began
+print(json.dumps([[str(each) for each in operations], len(captured), seconds]))
 """
 
 
@@ -113,6 +173,8 @@ def objects(site: Site, rounds: Rounds) -> Iterator[Line]:
         result = gallery.run(
             _PROGRAM.format(pins=PINS, shards=SHARDS, calls=CALLS, rounds=rounds.count)
         )
+        many = rounds.of(OBJECTS)
+        new_field = gallery.run(_NEW_FIELD.format(shards=SHARDS, of_shard=many // SHARDS))
     yield at_most(
         WARM,
         "a page of 50 objects of 16 shards, warm cache",
@@ -124,4 +186,19 @@ def objects(site: Site, rounds: Rounds) -> Iterator[Line]:
         "50 objects of 16 shards on two servers, not cached",
         "50 single reads",
         summary(result["cold"]),
+    )
+    yield at_least(
+        COLD,
+        "a page of these objects, not cached",
+        "50 single reads",
+        summary(result["cold page"]),
+    )
+    operations, statements, seconds = new_field
+    yield Line(
+        f"a new field on {many:,} objects",
+        "AddField with a default on a table",
+        f"{len(operations)} operations of migrations",
+        "no statement at all",
+        not operations,
+        f"AddField: {statements} statements, {seconds:.2f} s",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -568,6 +569,33 @@ def test_in_bulk_is_routed_by_its_ids() -> None:
         Board.objects.in_bulk()
     with pytest.raises(ValueError, match="must be a unique field"):
         Board.objects.in_bulk(["x"], field_name="name")
+
+
+@pytest.mark.parametrize("in_transaction", [True, False])
+@committed
+def test_in_bulk_is_the_same_as_rows_one_by_one(in_transaction: bool) -> None:
+    boards = [on(number % 8, name=str(number)) for number in range(20)]
+    ids = [board.pk for board in boards]
+    boards[3].name = "new"
+    with transaction.atomic(using="pins") if in_transaction else nullcontext():
+        boards[3].save()
+        boards[4].delete()
+        wanted = {board.pk: board.name for board in boards if board.pk}
+        for given in (ids, [*ids, *ids], [-1, *ids, 1 << 70, 500 << 46, ids[0] + 1000]):
+            for rows in (
+                Board.objects.all(),
+                Board.objects.scatter(),
+                Board.objects.order_by("pk"),
+            ):
+                read = rows.in_bulk(given)
+                assert {pk: row.name for pk, row in read.items()} == wanted
+                assert {row._state.db for row in read.values()} == {
+                    f"pins_0000{n}" for n in range(8)
+                }
+    assert Board.objects.filter(name="7").in_bulk(ids) == {ids[7]: boards[7]}
+    assert "name" not in Board.objects.only("pk").in_bulk(ids)[ids[0]].__dict__
+    with pytest.raises(TypeError, match="limit"):
+        Board.objects.scatter()[:2].in_bulk(ids)
 
 
 @in_test

@@ -15,6 +15,8 @@ from sharded_orm.models.sharding.options import describe
 # NUL in a JSON text, and not a backslash in front of the text u0000.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
+_read_json = json.JSONDecoder().raw_decode
+
 
 class BodyColumn(models.JSONField):
     """The JSON of all fields of an object (P5). A new field costs no change of the table.
@@ -27,6 +29,17 @@ class BodyColumn(models.JSONField):
         # Migrations see a plain JSONField: they must stay valid if this class moves.
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.JSONField", args, kwargs
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        # Overrides JSONField.from_db_value(), in half of the time: a page decodes a body for each object.
+        if type(value) is str and value[:1] == "{":
+            try:
+                body, end = _read_json(value)
+            except ValueError:
+                return value  # as Django does
+            if end == len(value):
+                return body
+        return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
         # save() has prepared the body already, but receivers of the signal may have changed it since.

@@ -126,7 +126,9 @@ class BodyField(_FieldBase):
         return self.name in seen and seen[self.name] != _text(self._stored(body_of(instance)))
 
     def _stored(self, body: dict[str, Any]) -> Any:
-        return next((body[name] for name in (self.name, *self.was) if name in body), _NOTHING)
+        if self.name in body:
+            return body[self.name]
+        return next((body[name] for name in self.was if name in body), _NOTHING)
 
     def _watch(self, instance: Any, stored: Any) -> None:
         """Remember a value that the caller may change in place."""

@@ -6,17 +6,21 @@ the cache lacks are read from the database in one query, which costs one round t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models.query import ModelIterable
 
+from sharded_orm import runtime
+from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
 from sharded_orm.cache.values import Row
-from sharded_orm.models.cached.cached_read import CachedRead, to_fill
-from sharded_orm.models.cached.hydration import InstanceFactory
+from sharded_orm.models.cached.cached_read import ROWS, CachedRead, to_fill
+from sharded_orm.models.cached.hydration import ConnectionState, InstanceFactory, connection_state
+from sharded_orm.models.cached.lookup_plan import LookupPlan
+from sharded_orm.models.plans.batch import batch_rows, ids_by_shard
 
 
 class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stubs only
@@ -32,6 +36,60 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stu
                 yield queryset.db, row
 
 
+class ConnectionUse(NamedTuple):
+    """What the reads of all rows of one shard have in common. See :class:`CachedRead`."""
+
+    alias: str
+    place: str
+    state: ConnectionState
+    factory: InstanceFactory
+    fill: bool
+
+
+def reads_by_pk(
+    queryset: Any, plan: LookupPlan, pks: Iterable[Any]
+) -> tuple[dict[Any, CachedRead], list[Any]]:
+    """Prepare to read rows by their primary keys, which are the shard keys. Sends nothing to the cache.
+
+    :param queryset: a queryset without conditions.
+    :returns: the read of each row, by primary key, and the keys that cannot be read through the cache.
+    """
+    cached = plan.cached
+    assert cached.options is not None and cached.key_field is not None
+    group, key_field = cached.options.group, cached.key_field
+    strategy = runtime.strategy(group)
+    level = request_cache.current()
+    uses: dict[int, ConnectionUse | None] = {}
+    reads: dict[Any, CachedRead] = {}
+    others: list[Any] = []
+    for pk in dict.fromkeys(pks):
+        token = cached.pk_token(pk)
+        key = cached.key_token(pk) if strategy.moves_keys else token
+        if token is None or key is None:
+            others.append(pk)
+            continue
+        number = strategy.locate(pk if key_field.keeps(pk) else cached.key.get_prep_value(pk))
+        if number is not None and number not in uses:
+            uses[number] = _use(plan, runtime.shard(group, number).alias)
+        use = None if number is None else uses[number]
+        if use is None:
+            others.append(pk)
+            continue
+        request = ObjectRequest(cached.scope(use.place, key), use.factory, use.state, token)
+        reads[pk] = CachedRead(
+            queryset, plan, use.alias, use.factory, ROWS, request, use.fill, level
+        )
+    return reads, others
+
+
+def _use(plan: LookupPlan, alias: str) -> ConnectionUse | None:
+    state = connection_state(alias)
+    fill = None if state is None else state.may_fill()
+    if state is None or fill is None:
+        return None
+    return ConnectionUse(alias, plan.cached.place(alias), state, state.factory(plan), fill)
+
+
 def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
     """Return the instances that ``reads`` find. A key without a row has no instance.
 
@@ -42,7 +100,7 @@ def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -
     instances: list[Any] = []
     waiting: dict[Any, CachedRead] = {}
     for pk, read in reads.items():
-        remembered = read.remembered()
+        remembered = None if read.level is None else read.remembered()
         if remembered is None:
             waiting[pk] = read
         else:
@@ -77,26 +135,34 @@ def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any
         reads[read.request.pk] = read
     plan = next(iter(reads.values())).plan
     factories = {read.alias: read.factory for read in reads.values()}
-    rows = queryset.filter(pk__in=list(missing))
-    rows._iterable_class = DriverRows
     instances: list[Any] = []
     misses: list[tuple[Any, Sequence[str], Sequence[Row]]] = []
-    for alias, row in rows:
+    for alias, row in _driver_rows(queryset, plan, list(missing)):
         factory = factories.get(alias)
         if factory is None:
             factory = factories[alias] = InstanceFactory(plan, connections[alias])
-        (values,) = factory.values([row])
-        read = reads[plan.pk_token(values)]
+        values = factory.values([row])
+        read = reads[plan.pk_token(factory.field_values(values)[0])]
         if alias != read.alias:
             # The shard key has moved to another shard since the read was prepared. The request
             # names the cache entry of the earlier shard, so the row must not be stored there.
-            instances += factory.instances([values], queryset)
+            instances += factory.instances(values, queryset)
             continue
         may_fill = read.request.outcome == MISS and read.fill
         if may_fill and read.request.state is not None:
-            miss = to_fill(read, [row], [values])
+            miss = to_fill(read, [row], values)
             misses += [miss] if miss is not None else []
-        instances += read.result([values if factory.decoded is not None else row], keep=may_fill)
+        instances += read.result(values, keep=may_fill)
     if misses:
         reader.fill(misses)
     return instances
+
+
+def _driver_rows(queryset: Any, plan: LookupPlan, pks: list[Any]) -> Iterable[tuple[str, Row]]:
+    assert plan.cached.options is not None
+    ids = ids_by_shard(plan.cached.options, pks)
+    if ids is not None:
+        return batch_rows(queryset.model, ids)
+    rows = queryset.filter(pk__in=pks)
+    rows._iterable_class = DriverRows
+    return list(rows)

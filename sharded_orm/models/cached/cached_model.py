@@ -29,6 +29,7 @@ from sharded_orm.cache.keys import CachedType, Scope, token
 from sharded_orm.cache.values import FORMAT
 from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.fields.text import ExactCharField
+from sharded_orm.models.plans.batch import PLAIN_INTEGERS
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 
@@ -89,11 +90,15 @@ class TokenField:
                 return None
         return token(value)
 
+    def keeps(self, value: Any) -> bool:
+        """Whether ``get_prep_value()`` of the field would return ``value`` unchanged."""
+        return type(value) is int and self._takes_int
+
     @cached_property
     def _takes_int(self) -> bool:
         # A shortcut for most keys: get_prep_value() of Django's integer fields returns an int
         # unchanged, so token() need not call it.
-        return self.exact and type(self.target).get_prep_value in _PLAIN_INTEGERS
+        return self.exact and type(self.target).get_prep_value in PLAIN_INTEGERS
 
     def _of_instance(self, value: Any) -> Any:
         field: Any = self.field
@@ -105,9 +110,6 @@ class TokenField:
             field = field.target_field
             value = value.__dict__.get(field.attname)
         return value
-
-
-_PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoField.get_prep_value})
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class CachedRead:
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
     :param request: the request to the cache.
     :param fill: whether the result may be stored in the cache if it is missing there.
+    :param level: the first-level cache of the current request; None if there is none.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class CachedRead:
         kind: str,
         request: ObjectRequest | ListRequest,
         fill: bool,
+        level: request_cache.RequestCache | None,
     ) -> None:
         self.queryset = queryset
         self.plan = plan
@@ -59,10 +61,10 @@ class CachedRead:
         self.kind = kind
         self.request = request
         self.fill = fill
-        self.level = request_cache.current()
-        if self.level is not None:
+        self.level = level
+        if level is not None:
             scope = request.scope
-            self.entries: dict[str, Any] = self.level.home(scope.guards[scope.home])
+            self.entries: dict[str, Any] = level.home(scope.guards[scope.home])
             if isinstance(request, ObjectRequest):
                 self.key = request.name
             elif isinstance(request, ListRequest):
@@ -80,10 +82,7 @@ class CachedRead:
         return self._instances(entry) if entry is not None and self.kind is ROWS else entry
 
     def result(self, rows: list[Row], *, keep: bool) -> list[Any]:
-        """Build model instances from ``rows``.
-
-        If ``factory.decoded`` is set, the values in ``rows`` have passed Django's converters
-        already; otherwise they are as the driver gave them.
+        """Build model instances from ``rows``, which ``factory.values()`` has decoded.
 
         :param keep: whether to store the rows in the first-level (per-request) cache.
         """
@@ -98,9 +97,7 @@ class CachedRead:
         return self._instances(rows)
 
     def _instances(self, rows: list[Row]) -> list[Any]:
-        factory = self.factory
-        values = rows if factory.decoded is not None else factory.values(rows)
-        instances = factory.instances(values, self.queryset)
+        instances = self.factory.instances(rows, self.queryset)
         known = self.queryset._known_related_objects
         if known:
             _set_known(self.queryset.model, known, instances)
@@ -205,7 +202,8 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
             digest(text, factory.fingerprint, kind),
             scalar=kind is not ROWS,
         )
-    return CachedRead(queryset, plan, alias, factory, kind, request, fill)
+    level = request_cache.current()
+    return CachedRead(queryset, plan, alias, factory, kind, request, fill, level)
 
 
 def _one_pk(plan: LookupPlan, equal: dict[str, list[Any]]) -> str | None:
@@ -232,13 +230,11 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
     if request.outcome == HIT:
         assert request.rows is not None
         return read.result(request.rows, keep=True)
-    factory = read.factory
     rows = _rows_of(read.queryset.query, read.alias)
-    values = rows if factory.decoded is None else factory.values(rows)
+    values = read.factory.values(rows)
     may_fill = request.outcome == MISS and read.fill
     if may_fill and request.state is not None:
-        converted = values if factory.decoded is not None else factory.values(rows)
-        miss = to_fill(read, rows, converted)
+        miss = to_fill(read, rows, values)
         if miss is not None:
             reader.fill([miss])
     return read.result(values, keep=may_fill)
@@ -252,12 +248,12 @@ def to_fill(
     Return None if the rows must not be stored.
 
     :param rows: the rows as the driver returned them.
-    :param values: the same rows after Django's converters.
+    :param values: the same rows, which ``factory.values()`` has decoded.
     """
     plan, request = read.plan, read.request
     cached, position = plan.cached, plan.key_position
     pks = []
-    for row in values:
+    for row in read.factory.field_values(values):
         pk = plan.pk_token(row)
         if pk is None:
             return None

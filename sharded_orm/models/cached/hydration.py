@@ -1,8 +1,8 @@
 """Making model instances from cached rows, exactly as Django makes them from database rows.
 
 The cache holds rows as the database driver returned them, before Django's converters. To become
-instances, rows pass the converters of a database connection, then ``from_db`` of the model. So each
-:class:`InstanceFactory` belongs to a connection.
+instances, rows pass the converters of a database connection, those of the fields, then ``from_db`` of
+the model. So each :class:`InstanceFactory` belongs to a connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from django.db import connections
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
-from sharded_orm.cache.process_cache import Decoded
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.plans.instances import InstanceLoader
 
@@ -86,13 +85,10 @@ class InstanceFactory(InstanceLoader):
         super().__init__(plan.model, connection)
         self.fingerprint = plan.fingerprint(connection.vendor)
         self.width = len(self._columns)
-        # Connections with the same vendor and time zone share decoded rows, because Django's
-        # converters depend on these two. Decoded rows are not shared if a field has its own
-        # converter (from_db_value): the converted values may be mutable, or depend on more than the
-        # row.
-        self.decoded: Decoded | None = None
-        if not any(column.get_db_converters(connection) for column in self._columns):
-            self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
+        # Connections with the same vendor and time zone share decoded rows, because the converters
+        # of the backend depend on these two. A field's own converter (from_db_value) is called for
+        # each instance: its values may be mutable, or depend on more than the row.
+        self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
 
 
 def connection_state(alias: str) -> ConnectionState | None:

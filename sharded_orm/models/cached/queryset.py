@@ -19,11 +19,13 @@ from sharded_orm import runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
-from sharded_orm.models.cached.bulk_read import read_together
+from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRead, answer, prepare
-from sharded_orm.models.cached.hydration import ConnectionState, InstanceFactory, connection_state
+from sharded_orm.models.cached.hydration import connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
+from sharded_orm.models.plans.batch import batch_instances, batch_rows, ids_by_shard
+from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
@@ -189,9 +191,9 @@ class CachedQuerySet(QuerySet[M]):
         ):
             return None
         reader = _current_reader()
-        if reader is None or not self._has_no_options():
+        if reader is None or self._is_uncached() or not self._has_no_options():
             return None
-        read = self._read_of_row(plan, key_value, pk_value, {})
+        read = self._read_of_row(plan, key_value, pk_value)
         if read is None:
             return None
         request = read.request
@@ -214,6 +216,9 @@ class CachedQuerySet(QuerySet[M]):
         instance: M = instances[0]
         return instance
 
+    def _is_uncached(self) -> bool:
+        return self._uncached or request_cache.is_uncached()
+
     def _has_no_options(self) -> bool:
         """Whether this is a queryset of all rows: only its model has been set."""
         query = self.query
@@ -225,26 +230,14 @@ class CachedQuerySet(QuerySet[M]):
             or type(query) not in QUERIES
             or not query.__dict__.keys() <= _FRESH
             or self._names_alias()
-            or self._uncached
             or self._fields is not None
             or self._iterable_class is not ModelIterable
             or self._prefetch_related_lookups
-            or request_cache.is_uncached()
             or not _is_routine(type(self))
         )
 
-    def _read_of_row(
-        self,
-        plan: LookupPlan,
-        key_value: Any,
-        pk_value: Any,
-        connections: dict[str, tuple[ConnectionState, str, InstanceFactory, bool] | None],
-    ) -> CachedRead | None:
-        """Prepare to read one row by its keys; return None if the row cannot be cached now.
-
-        :param connections: the state of each connection, keyed by alias. A caller that reads many
-            rows passes the same dict for all of them, so that each connection is examined once.
-        """
+    def _read_of_row(self, plan: LookupPlan, key_value: Any, pk_value: Any) -> CachedRead | None:
+        """Prepare to read one row by its keys; return None if the row cannot be cached now."""
         cached = plan.cached
         pk = cached.pk_token(pk_value)
         key: str | None = None
@@ -261,43 +254,43 @@ class CachedQuerySet(QuerySet[M]):
             alias = self.db
             if pk is None or not cached.caches_alias(alias):
                 return None
-        if alias not in connections:
-            state = connection_state(alias)
-            may_fill = None if state is None else state.may_fill()
-            connections[alias] = (
-                None
-                if state is None or may_fill is None
-                else (state, cached.place(alias), state.factory(plan), may_fill)
-            )
-        connection = connections[alias]
-        if connection is None:
+        state = connection_state(alias)
+        fill = None if state is None else state.may_fill()
+        if state is None or fill is None:
             return None
-        state, place, factory, fill = connection
-        request = ObjectRequest(cached.scope(place, key), factory, state, pk)
-        return CachedRead(self, plan, alias, factory, ROWS, request, fill)
+        factory = state.factory(plan)
+        request = ObjectRequest(cached.scope(cached.place(alias), key), factory, state, pk)
+        level = request_cache.current()
+        return CachedRead(self, plan, alias, factory, ROWS, request, fill, level)
 
-    def _rows_by_pk(self, ids: Iterable[Any]) -> dict[Any, M] | None:
+    def _rows_by_pk(self, ids: list[Any]) -> dict[Any, M] | None:
         """Read rows by primary key through the cache, for a model whose primary key is the shard key.
 
         Return None if this queryset cannot be read in this way.
         """
-        plan = plan_of(self.model)
-        reader = None if plan is None or not plan.key_is_pk else _current_reader()
-        if plan is None or reader is None or not self._has_no_options():
+        if self.model._meta.ordering or not self._has_no_options():
             return None
-        reads: dict[Any, CachedRead] = {}
-        uncached = []
-        connections: dict[str, Any] = {}
-        for pk in dict.fromkeys(ids):
-            read = self._read_of_row(plan, pk, pk, connections) if type(pk) in _KEYS else None
-            if read is None:
-                uncached.append(pk)
-            else:
-                reads[pk] = read
+        plan = None if self._is_uncached() else plan_of(self.model)
+        reader = None if plan is None or not plan.key_is_pk else _current_reader()
+        if plan is None or reader is None:
+            options = shard_options(self.model)
+            by_shard = None if options is None else ids_by_shard(options, ids)
+            if by_shard is None:
+                return None
+            rows = batch_instances(self, batch_rows(self.model, by_shard))
+        else:
+            rows = self._cached_rows(plan, reader, ids)
+        name = self.model._meta.pk.attname
+        return {row.__dict__[name]: row for row in rows}
+
+    def _cached_rows(self, plan: LookupPlan, reader: Reader, ids: list[Any]) -> list[M]:
+        by_keys = [pk for pk in ids if type(pk) in _KEYS]
+        reads, uncached = reads_by_pk(self, plan, by_keys)
         rows: list[M] = read_together(reads, reader, self)
+        uncached += [pk for pk in ids if type(pk) not in _KEYS]
         if uncached:
             rows += self.uncached().filter(pk__in=uncached)
-        return {row.pk: row for row in rows}
+        return rows
 
 
 _CALLED_BY_GET = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from inspect import getattr_static
 from typing import Any
@@ -12,10 +12,12 @@ from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
-from django.db.models.sql import Query
 
 from sharded_orm import compat
 from sharded_orm.cache.values import Row
+
+#: The position of a column in a row, its converters, and the column.
+_Converters = tuple[int, list[Any], Any]
 
 
 class InstanceLoader:
@@ -32,21 +34,38 @@ class InstanceLoader:
         self._is_plain = _is_plain(model)
         self._names = [field.attname for field in fields]
         self._columns = [field.get_col(model._meta.db_table) for field in fields]
-        compiler = connection.ops.compiler("SQLCompiler")(Query(model), connection, self._alias)
-        # The converters are found in the same way as in Django's RawModelIterable.
-        self._converters = [
-            (position, tuple(converters), column)
-            for position, (converters, column) in compiler.get_converters(self._columns).items()
+        # SQLCompiler.get_converters() joins the converters of the backend and those of the fields, in
+        # this order.
+        self._of_backend = self._converters(connection.ops.get_db_converters)
+        self._of_fields = self._converters(lambda column: column.get_db_converters(connection))
+
+    def _converters(self, find: Callable[[Any], list[Any]]) -> list[_Converters]:
+        converters = enumerate(map(find, self._columns))
+        return [
+            (position, found, self._columns[position]) for position, found in converters if found
         ]
 
     def values(self, rows: Sequence[Row]) -> list[Row]:
-        """Return ``rows`` with all values converted by Django's converters."""
-        if not self._converters:
+        """Return ``rows`` with values converted by the converters of the backend.
+
+        The values are immutable, and the same for all connections with one vendor and time zone.
+        """
+        return self._converted(rows, self._of_backend)
+
+    def field_values(self, values: Sequence[Row]) -> list[Row]:
+        """Return rows with values converted by the fields' own converters (``from_db_value()``).
+
+        :param values: rows that :meth:`values` has returned. They are not changed.
+        """
+        return self._converted(values, self._of_fields)
+
+    def _converted(self, rows: Sequence[Row], columns: list[_Converters]) -> list[Row]:
+        if not columns:
             return list(rows)
         connection = self._connection
         converted: list[Row] = []
         for row in map(list, rows):
-            for position, converters, column in self._converters:
+            for position, converters, column in columns:
                 value = row[position]
                 for converter in converters:
                     value = converter(value, column, connection)
@@ -57,9 +76,11 @@ class InstanceLoader:
     def instances(self, values: Sequence[Row], queryset: Any) -> list[Any]:
         """Return model instances, equal to those that ``Model.from_db`` makes.
 
-        :param values: rows that have passed Django's converters.
+        :param values: rows that :meth:`values` has returned.
         :param queryset: the queryset that reads the instances; its fetch mode is set on them.
         """
+        if self._of_fields:
+            values = self.field_values(values)
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
         model = self._model

@@ -110,7 +110,7 @@ class Plan:
             rows = cursor.fetchall()
         if not rows:
             return []
-        loader = _loader(self.model, connection)
+        loader = loader_of(self.model, connection)
         return loader.instances(loader.values(rows), queryset)
 
     def scalar(
@@ -141,7 +141,8 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     return None if low is None or high is None else (low, high)
 
 
-def _loader(model: Any, connection: Any) -> InstanceLoader:
+def loader_of(model: Any, connection: Any) -> InstanceLoader:
+    """Return the loader of the model's rows that ``connection`` has read."""
     # Keep the loaders on their connection, because they use it. USE_TZ is part of the key, because
     # MySQL's converters depend on it.
     loaders = connection.__dict__.setdefault(_LOADERS, {})

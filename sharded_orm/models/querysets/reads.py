@@ -212,7 +212,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         ids = list(id_list)
-        if field_name == "pk" and plan_of(self.model) is not None:
+        if field_name == "pk" and self._options.key is self.model._meta.pk and not self._partial:
             rows = confirmed(self._options.group, lambda: self._rows_by_pk(ids))
             if rows is not None:
                 return rows

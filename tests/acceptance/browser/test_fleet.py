@@ -28,7 +28,7 @@ def test_map(browser: Browser) -> None:
     nodes = browser.all(".fleet-node")
     assert [node.find_element(By.TAG_NAME, "h2").text for node in nodes] == ["node_1", "node_2"]
     assert browser.texts(".fleet-node header .fleet-state") == ["answers"] * 2
-    assert len(browser.all(".fleet-map .cell.current rect")) == 34
+    assert len(browser.all(".fleet-map .cell.current rect")) == 38
     browser.picture("map")
     browser.follow(".fleet-choice a", "photos")
     assert len(browser.all(".fleet-map .cell rect")) == 16

@@ -65,7 +65,7 @@ def fleet(browser: Browser, site: Site) -> None:
         assert down.find_element(By.TAG_NAME, "h2").text == FRAGILE
     # Files have no server: a node is down if its folder is gone.
     state = "down" if site.backend == "mariadb" else "missing"
-    assert len(browser.all(f".fleet-map .cell.{state} rect")) == 16
+    assert len(browser.all(f".fleet-map .cell.{state} rect")) == 18
     browser.picture("map")
     with browser.next_page():
         browser.one(f".fleet-map a[href$='/{LOST}/'] rect").click()

@@ -63,3 +63,26 @@ def test_on_a_phone(stranger: Browser) -> None:
             stranger.picture(page)
             assert stranger.too_wide() <= 0, page
             stranger.follow(link)
+
+
+@pytest.mark.long_on("mariadb")
+def test_pin_to_a_board(stranger: Browser, site: Site) -> None:
+    stranger.follow(".top a[href='/boards/']")
+    assert len(stranger.all(PHOTO)) == 8
+    stranger.wait_for_pictures(".photos img")
+    stranger.picture("boards")
+    stranger.follow(PHOTO)
+    stranger.wait_for_pictures(".photos img")
+    stranger.picture("board")
+
+    stranger.follow(PHOTO)
+    photo = stranger.one("h1").text
+    stranger.follow("main a[href^='/boards/pin/']")
+    log_in(stranger, site)
+    stranger.fill(new_board="Mine", note="Look")
+    stranger.picture("pin")
+    stranger.follow("form.stack button")
+    assert stranger.one("h1").text == "Mine"
+    assert stranger.texts(".photos .title") == ["Look"]
+    stranger.follow(PHOTO)
+    assert stranger.one("h1").text == photo

@@ -14,6 +14,7 @@ from django.utils.timezone import now
 
 from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
 from sharded_orm.admin.identity import object_id
+from testproject.boards.models import member_of, new_board, pin_photo
 from testproject.movielens.models import Movie, Rating, Tag
 from testproject.photos.models import Album, Comment, Photo, PhotoAddress, WrittenComment
 from tests.acceptance.inside.pages import committed
@@ -37,7 +38,8 @@ def everything(dunes: Photo, elsewhere: Photo, bela: Any) -> list[Any]:
     Rating.objects.create(user_id=1, movie=movie, stars=5, rated_at=now())
     Tag.objects.create(user_id=1, movie=movie, text="classic", tagged_at=now())
     models = [m for m, made in admin.site._registry.items() if isinstance(made, ShardedModelAdmin)]
-    assert len(models) == 8
+    pin_photo(new_board(member_of(bela), "Sand"), dunes.photo_id)
+    assert len(models) == 14
     return [model._default_manager.all().scatter().first() for model in models]
 
 

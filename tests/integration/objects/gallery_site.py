@@ -20,7 +20,8 @@ from tests.patience import PATIENCE
 from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess
 
-_PREAMBLE = """
+#: Runs before the code that a test gives to a process of the site.
+PREAMBLE = """
 import json, sys
 from django.db import DatabaseError, OperationalError, connections
 from sharded_orm.contrib.objects.exceptions import *
@@ -48,7 +49,7 @@ class GallerySite(library_site.Site):
 
     def run(self, code: str) -> Any:
         """Run code in a process of the site, and return the JSON that it prints."""
-        done = self.python("run", _PREAMBLE + code)
+        done = self.python("run", PREAMBLE + code)
         assert done.code == 0, done.err
         return json.loads(done.out or "null")
 
@@ -59,7 +60,7 @@ class GallerySite(library_site.Site):
         for gate, code in zip(gates, codes, strict=True):
             os.mkfifo(gate)
             wait = f"open({str(gate)!r}).read()\n"
-            processes.append(self.start("run", _PREAMBLE + wait + code))
+            processes.append(self.start("run", PREAMBLE + wait + code))
         # Each open() waits until the process has opened the other end.
         ends = [gate.open("w") for gate in gates]
         for end in ends:

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import connections
+from django.db.migrations.autodetector import MigrationAutodetector
+from django.db.migrations.graph import MigrationGraph
+from django.db.migrations.state import ModelState, ProjectState
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
@@ -149,6 +152,7 @@ def test_old_bodies_have_the_defaults_of_new_fields_and_keep_what_nobody_knows()
     assert body == {"text": "old", "of_a_newer_version": [1], "tags": ["new"]}
 
 
+@pytest.mark.every_backend
 def test_a_former_name_is_read_and_the_next_save_renames_it() -> None:
     row = Everything.objects.create()
     set_body(row, json.dumps({"heading": "first"}))
@@ -191,12 +195,31 @@ def test_code_before_and_after_a_rename_understand_each_other() -> None:
         setattr(row, name, str(number + 1))
 
 
+@pytest.mark.every_backend
+@isolate_apps("tests.pinboards")
 def test_a_new_field_needs_no_statement_and_no_migration() -> None:
-    columns = {field.column for field in Everything._meta.local_fields}
-    assert columns == {"id", "data", "ts", "version", "active"}
-    from django.db.migrations.state import ModelState
+    meta = {
+        "__module__": __name__,
+        "Meta": type("Meta", (), {"app_label": "pinboards"}),
+        "ObjectMeta": type("ObjectMeta", (), {"group": "pins", "type_id": 21}),
+    }
+    newer_fields = {"title": fields.Text(was="name"), "colour": fields.Text(default="red")}
+    newer: Any = type(ShardedObject)("Board", (ShardedObject,), {**meta, **newer_fields})
+    states = []
+    for cls in (Board, newer):
+        state = ProjectState()
+        state.add_model(ModelState.from_model(cls))
+        states.append(state)
+    assert MigrationAutodetector(*states).changes(MigrationGraph()) == {}
 
-    assert set(ModelState.from_model(Everything).fields) == columns
+    boards = [on(Board, n, name=str(n)) for n in range(3)]
+    with CaptureQueriesContext(connections["pins"]) as captured:
+        batch = newer.objects.get_many(board.pk for board in boards)
+        assert [(row.title, row.colour) for row in batch.values()] == [
+            (str(n), "red") for n in range(3)
+        ]
+    assert captured.captured_queries
+    assert {query["sql"].lstrip("(").split()[0] for query in captured} == {"SELECT"}
 
 
 @pytest.mark.parametrize("body", ['"text"', "[1]", "7"])
@@ -216,6 +239,7 @@ def test_a_damaged_body_has_a_named_error_and_the_rest_is_served(body: str) -> N
     assert not Pin.objects.with_deleted().filter(pk=pins[1].pk).exists()
 
 
+@pytest.mark.every_backend
 def test_a_damaged_value_names_the_field_and_can_be_mended() -> None:
     row = Everything.objects.create()
     set_body(row, json.dumps({"day": "yesterday", "number": 1}))
@@ -228,6 +252,7 @@ def test_a_damaged_value_names_the_field_and_can_be_mended() -> None:
     assert Everything.objects.get(row.pk).day == date(2026, 1, 1)
 
 
+@pytest.mark.every_backend
 def test_a_body_above_the_limit_is_refused_before_it_is_sent() -> None:
     with CaptureQueriesContext(connections["pins_00000"]) as captured:
         with pytest.raises(BodyTooLarge, match="5000"):

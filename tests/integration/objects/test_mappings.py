@@ -80,6 +80,7 @@ def test_pages_are_full_although_objects_are_deleted_purged_or_damaged(
     assert BoardPins.objects.page(board, size=3).next is None
 
 
+@pytest.mark.every_backend
 def test_cursors_are_stable_when_entries_are_added_moved_and_removed(
     board: Board, pins: list[Pin]
 ) -> None:
@@ -174,6 +175,7 @@ def test_sides_of_a_wrong_type_are_refused(board: Board, pins: list[Pin]) -> Non
     assert Cursor.parse(str(Cursor(-5, 7))) == Cursor(-5, 7)
 
 
+@pytest.mark.every_backend
 def test_mappings_may_form_cycles() -> None:
     users = [on(User, n, name=str(n)) for n in range(3)]
     for number, user in enumerate(users):

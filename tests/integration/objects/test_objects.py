@@ -41,8 +41,11 @@ def test_an_id_tells_shard_and_type_and_needs_no_key() -> None:
     assert Board.objects.get(board.pk) == board
 
 
+@pytest.mark.every_backend
 def test_ids_of_another_type_or_shard() -> None:
-    # The published vector (P1): shard 3429, type 1.
+    # The published vector (P1).
+    assert PackedID.from_int(241294492511762325) == PackedID(3429, 1, 7075733)
+    assert PACKED.pack(3429, 1, 7075733) == 241294492511762325
     board = on(Board, 2, name="b")
     for cls in (Pin, User):
         with pytest.raises(WrongObjectType, match="type 21"):
@@ -315,6 +318,9 @@ def test_a_batch_is_cached_and_never_stale(later: LaterClock) -> None:
     with users[1].edit():
         users[1].name = "new"
     users[2].delete()
+    first, second = (User.objects.get_many(ids[:4])[ids[3]] for _ in range(2))
+    first.data["name"] = "mine"
+    assert (second.name, User.objects.get(ids[3]).name) == ("3", "3")
     batch = User.objects.get_many(ids)
     assert [user.name for user in batch.values()] == ["0", "new", *"3456789"]
     assert batch[ids[1]] is not User.objects.get_many(ids)[ids[1]]
@@ -333,8 +339,8 @@ def test_a_row_on_another_shard_than_expected_is_read_but_not_cached(later: Late
         later.ahead += 60
         for others in ([], [other]):
             # What a read has that was prepared before the key moved: the keys of the former shard.
-            reads = {user.pk: everybody._read_of_row(plan_of(User), other.pk, user.pk, {})}
+            reads = {user.pk: everybody._read_of_row(plan_of(User), other.pk, user.pk)}
             for each in others:
-                reads[each.pk] = everybody._read_of_row(plan_of(User), each.pk, each.pk, {})
+                reads[each.pk] = everybody._read_of_row(plan_of(User), each.pk, each.pk)
             rows = {row.pk: row for row in read_together(reads, reader, everybody)}
             assert (rows[user.pk].name, rows[user.pk]._state.db) == (name, "pins_00001")

@@ -1,0 +1,75 @@
+"""Reads of a batch of rows by their primary keys, if the primary key is the shard key.
+
+The ids name the shards, so no condition has to be read, and one compiled query serves all shards of a
+node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from django.db import connections, models
+
+from sharded_orm import runtime, scatter
+from sharded_orm.cache.values import Row
+from sharded_orm.models.plans.plan import loader_of
+from sharded_orm.models.sharding.options import ShardOptions
+from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.topology.model import Shard
+
+#: The method of Django's integer fields that returns an int unchanged.
+PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoField.get_prep_value})
+
+# The most ids in a batch. Each id is a parameter of a statement.
+_MOST = 10_000
+
+
+def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[int]] | None:
+    """Return the ids of each shard; ids that no row can have are left out.
+
+    Return None if :func:`batch_rows` cannot read them: the ids are no integers or too many, all of
+    them are on one shard, which Django's own code reads, or keys of the group may move between shards.
+    """
+    key: Any = options.key
+    strategy = runtime.strategy(options.group)
+    if key is None or not key.primary_key or strategy.moves_keys or len(ids) > _MOST:
+        return None
+    if type(key).get_prep_value not in PLAIN_INTEGERS or set(map(type, ids)) != {int}:
+        return None
+    by_number: dict[int, list[int]] = {}
+    for value in dict.fromkeys(ids):
+        number = strategy.locate(value)
+        if number is not None:
+            by_number.setdefault(number, []).append(value)
+    if len(by_number) < 2:
+        return None
+    group = runtime.group(options.group)
+    return {runtime.shard_in(group, number): by_number[number] for number in sorted(by_number)}
+
+
+def batch_rows(model: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
+    """Yield the alias of each row with one of the ids, and the row as the driver returns it.
+
+    One statement per node. The nodes are asked in parallel.
+
+    :raises ScatterError: a shard does not answer.
+    """
+    query = ShardedQuery(model)
+    query.clear_ordering(force=True)
+    return scatter.fetch_by_key(query, ids)
+
+
+def batch_instances(queryset: Any, rows: Iterable[tuple[str, Row]]) -> list[Any]:
+    """Return the instances of rows that :func:`batch_rows` has read.
+
+    :param queryset: the queryset that reads them.
+    """
+    by_alias: dict[str, list[Row]] = {}
+    for alias, row in rows:
+        by_alias.setdefault(alias, []).append(row)
+    instances: list[Any] = []
+    for alias, of_alias in by_alias.items():
+        loader = loader_of(queryset.model, connections[alias])
+        instances += loader.instances(loader.values(of_alias), queryset)
+    return instances

@@ -1,0 +1,18 @@
+"""The addresses of boards. The ids in them name shard and type."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+import testproject.photos.urls  # noqa: F401  # registers the converters "id" and "segment"
+from testproject.boards import views
+
+app_name = "boards"
+urlpatterns = [
+    path("", views.front, name="front"),
+    path("of/<segment:username>/", views.of_user, name="of_user"),
+    path("<id:board_id>/", views.board, name="board"),
+    path("<id:board_id>/edit/", views.edit, name="edit"),
+    path("pin/<id:photo_id>/", views.pin, name="pin"),
+    path("pins/<id:pin_id>/remove/", views.remove, name="remove"),
+]

@@ -1,0 +1,144 @@
+"""The pages of boards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth import get_user_model
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from sharded_orm.contrib.objects import Page
+from sharded_orm.contrib.objects.exceptions import InvalidCursor, WrongObjectType
+from sharded_orm.exceptions import InvalidID
+from testproject.boards.forms import BoardForm, PinForm
+from testproject.boards.models import (
+    Board,
+    BoardPins,
+    Member,
+    MemberBoards,
+    MembersByUser,
+    Pin,
+    member_of,
+    new_board,
+    pin_photo,
+    unpin,
+)
+from testproject.photos.models import PhotoOwner
+from testproject.photos.scenes import scene
+
+PER_PAGE = 24
+
+
+def _object(cls: Any, pk: int) -> Any:
+    try:
+        return cls.objects.get(pk)
+    except (cls.DoesNotExist, WrongObjectType, InvalidID) as exc:
+        raise Http404 from exc
+
+
+def _page(mapping: Any, source: Any, request: HttpRequest) -> Page:
+    """The newest objects of a mapping; an address that is no place of it shows the first page."""
+    try:
+        after = request.GET.get("after") or None
+        return mapping.objects.page(source, after=after, size=PER_PAGE, newest_first=True)
+    except InvalidCursor:
+        return mapping.objects.page(source, size=PER_PAGE, newest_first=True)
+
+
+def _with_pictures(rows: Any, name: str) -> list[dict[str, Any]]:
+    """The rows, each with its photo, if it is still there: one query of the global database."""
+    photos = PhotoOwner.objects.in_bulk({getattr(row, name) for row in rows} - {None})
+    shown = []
+    for row in rows:
+        photo_id = getattr(row, name)
+        photo = None
+        if photo_id in photos:
+            photo = {"photo_id": photo_id, "description": scene(photo_id).description}
+        shown.append({"row": row, "photo": photo})
+    return shown
+
+
+@require_safe
+def front(request: HttpRequest) -> HttpResponse:
+    """The boards that were changed last: one query of all shards, and one batch for the members."""
+    newest = Board.objects.order_by("-ts", "-id").scatter(partial=True)[:PER_PAGE]
+    members = Member.objects.get_many(board.member_id for board in newest)
+    boards = _with_pictures([board for board in newest if board.member_id in members], "cover")
+    for board in boards:
+        board["member"] = members[board["row"].member_id]
+    context = {"boards": boards, "missing": newest.failed_shards}
+    return render(request, "boards/front.html", context)
+
+
+@require_safe
+def of_user(request: HttpRequest, username: str) -> HttpResponse:
+    """The boards of a user: a lookup, a mapping and a batch."""
+    user = get_object_or_404(get_user_model(), username=username, is_active=True)
+    try:
+        page = _page(MemberBoards, MembersByUser.objects.find(str(user.pk)), request)
+    except Member.DoesNotExist:
+        page = Page([], None)
+    context = {"owner": user, "page": page, "boards": _with_pictures(page, "cover")}
+    return render(request, "boards/of_user.html", context)
+
+
+@require_safe
+def board(request: HttpRequest, board_id: int) -> HttpResponse:
+    """A board: a page of its pins, with stable places between pages."""
+    shown_board = _object(Board, board_id)
+    page = _page(BoardPins, shown_board, request)
+    context = {
+        "board": shown_board,
+        "is_mine": request.user.pk == shown_board.member.user_id,
+        "page": page,
+        "pins": _with_pictures(page, "photo_id"),
+    }
+    return render(request, "boards/board.html", context)
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def edit(request: HttpRequest, board_id: int) -> HttpResponse:
+    changed_board = _mine(request, _object(Board, board_id))
+    form = BoardForm(request.POST or None, instance=changed_board)
+    if request.method == "POST" and form.is_valid():
+        form.save()
+        return redirect("boards:board", board_id)
+    return render(request, "boards/form.html", {"title": "Change the board", "form": form})
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def pin(request: HttpRequest, photo_id: int) -> HttpResponse:
+    """Pin a photo to a board of the user's."""
+    get_object_or_404(PhotoOwner, pk=photo_id)
+    member = member_of(request.user)
+    form = PinForm(member, request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        given = form.cleaned_data
+        chosen = given["board"] or new_board(member, given["new_board"])
+        pin_photo(chosen, photo_id, given["note"])
+        messages.success(request, "Your pin is on the board.")
+        return redirect(chosen)
+    photo = {"photo_id": photo_id, "description": scene(photo_id).description}
+    context = {"title": "Pin to a board", "form": form, "photo": photo}
+    return render(request, "boards/form.html", context)
+
+
+@require_POST
+def remove(request: HttpRequest, pin_id: int) -> HttpResponse:
+    removed_pin = _object(Pin, pin_id)
+    from_board = _mine(request, _object(Board, removed_pin.board_id))
+    unpin(removed_pin)
+    messages.success(request, "The pin is removed.")
+    return redirect(from_board)
+
+
+def _mine(request: HttpRequest, shown_board: Board) -> Board:
+    if request.user.pk != shown_board.member.user_id:
+        raise Http404
+    return shown_board
