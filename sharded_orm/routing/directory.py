@@ -187,8 +187,8 @@ class DirectoryStrategy(Strategy):
 
     def succeed(self, former: Strategy) -> None:
         # Keep the remembered placements, because they do not depend on the topology. Share the dict
-        # with the former strategy, so that threads that still use the former strategy forget a
-        # placement, too, if this strategy does.
+        # with the former strategy, which other threads may still use. So if one of the two
+        # strategies forgets a placement, the other forgets it, too.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -205,9 +205,9 @@ class DirectoryStrategy(Strategy):
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have stayed on the same shards since ``placements`` were looked up.
 
-        Sends nothing for keys that cannot have moved under the lease. Other keys, such as keys that
-        are moving, are looked up again. The version shows whether a key has moved away and come
-        back.
+        Sends no query for keys that have not moved since then, if the lease shows this. Other keys,
+        such as keys that are moving, are looked up again.
+        If a key has moved away and come back, the version of its placement has changed.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [

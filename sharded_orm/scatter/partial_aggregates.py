@@ -149,7 +149,8 @@ class Merger:
         value = row[part]
         if value is None:
             return
-        # Refuse other values: PostgreSQL returns values of its type bit as text.
+        # Accept only integers and booleans. PostgreSQL returns values of its type bit, for example,
+        # as text.
         if not isinstance(value, int):
             raise refuse(f"such an aggregate of {value!r}", "aggregate integers or booleans")
         whole[part] = value if whole[part] is None else combine(whole[part], value)

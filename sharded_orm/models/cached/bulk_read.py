@@ -19,7 +19,7 @@ from sharded_orm.models.cached.cached_read import CachedRead, to_fill
 from sharded_orm.models.cached.hydration import InstanceFactory
 
 
-class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stubs only
+class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """Yields the alias of each row, and the row as the driver returns it, which the cache stores."""
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:

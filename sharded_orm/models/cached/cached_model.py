@@ -164,7 +164,7 @@ class CachedModel:
         try:
             version = strategy.version(self.key.get_prep_value(value))
         except InvalidShardKey:
-            return plain  # No row has such a key.
+            return plain  # No row can have such a key, so the key has not moved.
         return f"{plain}+{version}" if version else plain
 
     def isolate_token(self, value: Any) -> str | None:

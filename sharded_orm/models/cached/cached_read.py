@@ -83,7 +83,7 @@ class CachedRead:
         """Build model instances from ``rows``.
 
         If ``factory.decoded`` is set, the values in ``rows`` have passed Django's converters
-        already; otherwise they are as the driver gave them.
+        already; otherwise they are as the driver returned them.
 
         :param keep: whether to store the rows in the first-level (per-request) cache.
         """
@@ -127,7 +127,8 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             try:
                 related = objects[identity(instance)]
             except KeyError:
-                # The instance may lack the field: it may come from the other queryset in qs1 | qs2.
+                # No object is known for this instance: it may come from the other queryset in qs1 |
+                # qs2.
                 continue
             setattr(instance, field.name, related)
 

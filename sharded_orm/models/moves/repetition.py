@@ -27,7 +27,8 @@ R = TypeVar("R")
 _PAUSE = 0.02
 # A waiting writer queries again and again which keys are being moved. _LOOK is the shortest
 # interval between two of these queries, in seconds. The interval grows to the fraction _PART of the
-# time that the writer has waited, so that a long switch causes few queries.
+# time that the writer has waited, so that few queries are sent if it takes long to switch a key to
+# its new shard.
 _LOOK, _PART = 0.003, 0.125
 
 
@@ -112,7 +113,7 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # Do not return the error of the write yet: a key may have moved, so that, for example,
+            # Do not raise the error of the write yet: a key may have moved, so that, for example,
             # an UPDATE of an instance has found no row. After an OperationalError that is no
             # deadlock, such as a lost connection, it is unknown whether the row was written.
             if is_deadlock(cause):
