@@ -230,7 +230,7 @@ class DirectoryStrategy(Strategy):
         return known
 
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
-        """Look up the placements of ``texts`` in the directory.
+        """Look up the placements of keys in the directory.
 
         :param poll: the last poll (the query for moving keys) before this look-up. The placements
             are recorded with this poll even if a newer poll arrives during the look-up, because
@@ -258,7 +258,7 @@ class DirectoryStrategy(Strategy):
         return placements
 
     def _use(self, text: str, known: KnownPlacement) -> None:
-        """Record that the current operation relies on the placement of a key.
+        """Record that the current operation relies on the placement (the shard) of a key.
 
         If a transaction is open, the transaction records the placement, too.
         """

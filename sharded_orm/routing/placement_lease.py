@@ -105,7 +105,7 @@ class Poll:
         return latest
 
     def is_quiet(self, group: str, number: int) -> bool:
-        """Whether no key of ``group`` was in flight from poll ``number`` to this poll.
+        """Whether no key of ``group`` was in flight (moving) from poll ``number`` to this poll.
 
         Correct only while the lease of this poll is valid.
         """
@@ -149,6 +149,7 @@ class PlacementLease:
     def current(self) -> Poll | None:
         """Return the poll of a lease that is valid now. If half of its time is over, renew the lease.
 
+        The poll is the result of the last query for the keys in flight (keys that are moving).
         Return None if the process must not remember anything: inside Django's ``TestCase``, or if
         the query for the keys in flight took longer than a lease is valid.
 

@@ -51,7 +51,7 @@ class WatchedMoves(Protocol):
 
 
 class PlacementUses:
-    """The placements on which one operation relies. Used by one thread at a time.
+    """The placements (shards of keys) on which an operation relies. Used by one thread at a time.
 
     :param writes: whether the operation writes. If so, it sends no statement that relies on an
         outdated placement.
@@ -73,11 +73,11 @@ class PlacementUses:
             self._changed = True
 
     def watch(self, moves: WatchedMoves) -> None:
-        """Let :meth:`hold` check ``moves``, too: the key moves known to a statement."""
+        """Store ``moves``, the key moves known to a statement, so that :meth:`hold` checks them, too."""
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
-        """Return the placement of ``key`` on which the operation relies; None if there is none."""
+        """Return the placement (shard) of ``key`` on which the operation relies, or None."""
         return self.placements.get(source, {}).get(key)
 
     def hold(self) -> bool:

@@ -14,11 +14,12 @@ from typing import NamedTuple, Protocol
 
 from sharded_orm.routing.placement_lease import KeyInFlight, MoveList, MoveStore, Poll
 
-#: Phases of a move in which the key's placement is still the source, but the target may have a copy
-#: of the rows. An aborted move is in flight until its copy is removed.
+#: Phases of a move in which the key's placement (its shard in the directory) is still the source,
+#: but the target may have a copy of the rows. An aborted move is in flight until this copy is
+#: removed.
 _AT_SOURCE = frozenset({"switching", "aborted"})
-#: Phases of a move in which the key's placement is the target, but the source may still have the
-#: old rows.
+#: Phases of a move in which the key's placement (its shard in the directory) is already the target,
+#: but the source may still have the old rows.
 _AT_TARGET = frozenset({"switched", "settled"})
 
 
@@ -100,11 +101,11 @@ def _stays(
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
         # The statement has left out the old rows on the source. So the target's snapshot must
-        # contain the published copy.
+        # contain the copy that the move has published there.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # The move had not begun to switch before the statement. If it has not begun yet, the target has
-    # no rows of the key.
+    # When the statement began, the move had not begun to switch the key to the target. If it has
+    # still not begun, the target has no rows of the key.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 

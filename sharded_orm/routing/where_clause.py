@@ -208,8 +208,8 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # The bounds from ``keys_of_rows`` are not needed, because other conditions
-                # determine the shards.
+                # The bounds (sets of shards) from ``keys_of_rows`` are not needed, because other
+                # conditions determine the shards.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:

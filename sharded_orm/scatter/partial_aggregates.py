@@ -119,7 +119,8 @@ class Merger:
     def add(self, whole: list[Any], row: Row) -> None:
         """Merge the values of ``row`` into the merged row ``whole``, which is changed.
 
-        Both are rows for the same group of GROUP BY; ``row`` is from another shard.
+        Both are rows for the same group of GROUP BY; ``row`` is from a shard whose row was not
+        merged yet.
         """
         seen: set[int] = set()
         for partial in self._partials:

@@ -138,7 +138,7 @@ class CachedModel:
 
     @property
     def isolate(self) -> Any:
-        """The field of the isolate key; None if the model has no isolate key."""
+        """The field of the isolate key, which divides the cached lists of a shard key; or None."""
         return None if self.isolate_field is None else self.isolate_field.field
 
     @property

@@ -263,8 +263,8 @@ def to_fill(
         if pk is None:
             return None
         # The database may consider the row's shard key equal to the shard key in the conditions,
-        # although their tokens differ. Then the request has the wrong entry names for the row, so
-        # store nothing.
+        # although their tokens (their forms in names of cache entries) differ. Then the request has
+        # the wrong entry names for the row, so store nothing.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
             return None
         pks.append(pk)

@@ -59,7 +59,8 @@ class KeyColumns(NamedTuple):
     """The fields of a model that determine the names of its cache entries.
 
     :param fixed: names of the fields that identify a row in the cache: primary key and shard key.
-    :param isolate: the name of the isolate key's field; None if the model has no isolate key.
+    :param isolate: the name of the field of the isolate key, which divides the cached lists of a
+        shard key; None if the model has no isolate key.
     :param columns: the columns of the primary key, the shard key and the isolate key, in this
         order. None stands for a key that the model does not have, and for a composite primary key.
     """

@@ -64,7 +64,7 @@ def moves_keys_now(group: str) -> bool:
 
 
 def check_use(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) -> None:
-    """Raise an error if a transaction of this thread must not use ``key`` at ``placement``.
+    """Raise an error if a transaction of this thread must not use ``key`` on the shard of ``placement``.
 
     Does nothing outside of transactions. Sends no query.
 
@@ -152,7 +152,7 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """If a transaction is open, store the moves that its first statement for several shards knew."""
+    """If a transaction is open, store the moves known to its first statement for several shards."""
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():
         wrapper.transaction_memory.setdefault(_FIRST_SCATTER, Snapshot(poll))

@@ -352,7 +352,7 @@ runtime.on_reset(_forget)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return the recording for a new queryset; None if querysets of this class are not recorded."""
+    """Return an empty recording for a new queryset; None if calls on this class are not recorded."""
     try:
         return _new_recordings[queryset_class, model]
     except KeyError:

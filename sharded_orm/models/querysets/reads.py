@@ -89,7 +89,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guess of the read that has ended, and reset it for the next read."""
+        """Return the guess that the ended read has used, if any, and reset it for the next read."""
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 

@@ -57,7 +57,8 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         # Offer the rows of a slice as they are, because a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
             bound_key = key_in_force(rows.model)
-            # If another key is bound, offer nothing: a query for this key would raise an error.
+            # If another key is bound than that of the form's row, offer nothing: a query for the
+            # row's key would raise an error.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
         elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
