@@ -78,8 +78,9 @@ class OperationStep(models.Model):
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
     #: Used only if several processes share the steps of a run; see
-    #: ``operations/runs/work_units.py``. Each of these processes has a run of its own as its lease.
-    #: The field contains the id of this run for the process that executes the step.
+    #: ``operations/runs/work_units.py``. Each of these processes has a run of its own, whose lease
+    #: shows that the process is alive. The field contains the id of that run for the process that
+    #: executes the step.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 
