@@ -44,10 +44,12 @@ ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", "testserver"]
 
 INSTALLED_APPS = [
     "testproject.photos",
+    "testproject.activity",
     "testproject.movielens",
     "testproject.panel",
     "sharded_orm",
     "sharded_orm.contrib.mirrors",
+    "sharded_orm.contrib.entities",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",

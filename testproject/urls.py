@@ -18,4 +18,5 @@ urlpatterns = [
     # Browsers request it for pages that name no icon, such as those of the admin.
     path("favicon.ico", RedirectView.as_view(url=static("photos/icon.svg"))),
     path("", include("testproject.photos.urls")),
+    path("", include("testproject.activity.urls")),
 ]

@@ -12,6 +12,7 @@ from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.operations import tickets
+from testproject.activity import sample as activity
 from testproject.databases import ALIASES, TICKETS
 from testproject.photos import sample
 
@@ -32,7 +33,9 @@ def prepare() -> Iterator[str]:
         yield f"group {name!r} is migrated: {group.count} shards on {', '.join(nodes)}"
     sequences = {one.name for one in tickets.create()}
     yield f"the ticket servers {' and '.join(TICKETS)} have {len(sequences)} sequences"
+    activity.serve_indexes()
     added = sample.make()
+    activity.make()
     yield (
         f"sample content: {added.users} users, {added.photos} photos, {added.tags} tags and"
         f" {added.comments} comments made"

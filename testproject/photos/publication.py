@@ -8,6 +8,8 @@ from typing import Any
 from django.db import transaction
 
 import sharded_orm
+from testproject.activity.models import events
+from testproject.activity.recording import photo_posted
 from testproject.photos.models import Album, Photo, PhotoOwner
 from testproject.photos.tags import give
 
@@ -28,7 +30,7 @@ def publish(
 
     The two transactions are open at once and commit one after the other (Y5), the
     photo last: a crash in between can leave a mapping to a missing photo, which reads
-    as "not found".
+    as "not found". The event of the photo is on the same shard, so it is there if the photo is.
     """
     with sharded_orm.atomic(Photo, owner=owner), transaction.atomic():
         if album is None:
@@ -36,4 +38,5 @@ def publish(
         photo: Photo = Photo.objects.create(owner=owner, album=album, title=title)
         give(photo, tags)
         PhotoOwner.objects.create(photo_id=photo.photo_id, owner=owner)
+        events.put(photo_posted(photo))
     return photo

@@ -153,17 +153,12 @@ print(len(feed.get(e.id)["text"]), len(by_user.get_all(user_id=1)))
 def test_a_unique_value_has_one_owner(site_everywhere: Site) -> None:
     out = site_everywhere.run("""
 from concurrent.futures import ThreadPoolExecutor
-from django.db import OperationalError
 def claim(n):
     try:
         feed.put(entry(n, slug="wanted", title=n))
         return 1
     except UniqueValueTaken:
         return 0
-    except OperationalError as exc:
-        if exc.args[0] != 1213:
-            raise
-        return 0  # MariaDB's deadlock of two that look whether an owner has died.
     finally:
         connections.close_all()
 with ThreadPoolExecutor(4) as threads:
