@@ -32,10 +32,10 @@ def around_user(request: HttpRequest, username: str) -> HttpResponse:
 
 def _page(request: HttpRequest, username: str, index: Index, name: str) -> HttpResponse:
     users = get_user_model().objects.filter(is_active=True)
-    person = get_object_or_404(users, username=username)
+    shown_user = get_object_or_404(users, username=username)
     try:
         page = index.get_all(
-            limit=PER_PAGE, after=request.GET.get("after") or None, **{name: person.pk}
+            limit=PER_PAGE, after=request.GET.get("after") or None, **{name: shown_user.pk}
         )
     except InvalidIndexCursor as exc:
         raise Http404 from exc
@@ -52,7 +52,7 @@ def _page(request: HttpRequest, username: str, index: Index, name: str) -> HttpR
             description = scene(event["photo_id"]).description
             shown.append({**event, "actor": actor, "owner": owner, "description": description})
     context = {
-        "person": person,
+        "owner": shown_user,
         "events": shown,
         "after": page.after,
         "is_first": "after" not in request.GET,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, ProgrammingError
 
 from sharded_orm import unbound
 from sharded_orm.contrib.entities import index_rows, reservations
@@ -123,8 +123,8 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error says nothing about the row: a server is down, or others hold its locks."""
-    return isinstance(exc, OperationalError | InterfaceError)
+    """Whether an error says nothing about the row: a server is down, a table is missing, or others hold locks."""
+    return isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
 
 
 def _present(

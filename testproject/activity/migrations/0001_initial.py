@@ -6,58 +6,89 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='ByActor',
+            name="ByActor",
             fields=[
-                ('actor_id', models.BigIntegerField()),
-                ('happened_at', models.DateTimeField()),
-                ('entity_id', models.UUIDField(db_index=True)),
-                ('pk', models.CompositePrimaryKey('actor_id', 'happened_at', 'entity_id', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('version', models.BigIntegerField()),
+                ("actor_id", models.BigIntegerField()),
+                ("happened_at", models.DateTimeField()),
+                ("entity_id", models.UUIDField(db_index=True)),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "actor_id",
+                        "happened_at",
+                        "entity_id",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("version", models.BigIntegerField()),
             ],
             options={
-                'db_table': 'activity_by_actor',
-                'default_permissions': (),
+                "db_table": "activity_by_actor",
+                "default_permissions": (),
             },
         ),
         migrations.CreateModel(
-            name='ByReceiver',
+            name="ByReceiver",
             fields=[
-                ('receiver_id', models.BigIntegerField()),
-                ('happened_at', models.DateTimeField()),
-                ('entity_id', models.UUIDField(db_index=True)),
-                ('pk', models.CompositePrimaryKey('receiver_id', 'happened_at', 'entity_id', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('version', models.BigIntegerField()),
-                ('actor_id', models.BigIntegerField()),
+                ("receiver_id", models.BigIntegerField()),
+                ("happened_at", models.DateTimeField()),
+                ("entity_id", models.UUIDField(db_index=True)),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "receiver_id",
+                        "happened_at",
+                        "entity_id",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("version", models.BigIntegerField()),
+                ("actor_id", models.BigIntegerField()),
             ],
             options={
-                'db_table': 'activity_by_receiver',
-                'default_permissions': (),
+                "db_table": "activity_by_receiver",
+                "default_permissions": (),
             },
         ),
         migrations.CreateModel(
-            name='EventsEntity',
+            name="EventsEntity",
             fields=[
-                ('added_id', sharded_orm.models.fields.TimestampedIDField(epoch=datetime.datetime(2025, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), primary_key=True, serialize=False)),
-                ('id', models.UUIDField()),
-                ('updated', models.DateTimeField()),
-                ('version', models.BigIntegerField()),
-                ('body', models.BinaryField()),
-                ('marked_at', models.DateTimeField(db_index=True, null=True)),
-                ('pending', models.TextField(null=True)),
-                ('actor_id', models.BigIntegerField()),
+                (
+                    "added_id",
+                    sharded_orm.models.fields.TimestampedIDField(
+                        epoch=datetime.datetime(2025, 1, 1, 0, 0, tzinfo=datetime.UTC),
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("id", models.UUIDField()),
+                ("updated", models.DateTimeField()),
+                ("version", models.BigIntegerField()),
+                ("body", models.BinaryField()),
+                ("marked_at", models.DateTimeField(db_index=True, null=True)),
+                ("pending", models.TextField(null=True)),
+                ("actor_id", models.BigIntegerField()),
             ],
             options={
-                'verbose_name_plural': 'events entities',
-                'db_table': 'activity_events_entities',
-                'constraints': [models.UniqueConstraint(fields=('actor_id', 'id'), name='activity_events_entities_id')],
+                "verbose_name_plural": "events entities",
+                "db_table": "activity_events_entities",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("actor_id", "id"), name="activity_events_entities_id"
+                    )
+                ],
             },
         ),
     ]
