@@ -57,8 +57,11 @@ class Files:
 
 
 @contextmanager
-def mortal_site(backend: str, folder: Path) -> Iterator[tuple[Site, Node]]:
-    """A site, and its node ``db2``. The global databases are on the other node."""
+def mortal_site(backend: str, folder: Path, **more_options: str) -> Iterator[tuple[Site, Node]]:
+    """A site, and its node ``db2``. The global databases are on the other node.
+
+    :param more_options: options of the servers.
+    """
     if backend == "sqlite":
         site = Site(folder)
         set_up_once(site, site.prepare)
@@ -67,7 +70,7 @@ def mortal_site(backend: str, folder: Path) -> Iterator[tuple[Site, Node]]:
     server_class, options = _SERVERS[backend]
     prefix = f"i{secrets.token_hex(4)}_"
     try:
-        with running(server_class, 2, **options) as servers:
+        with running(server_class, 2, **options, **more_options) as servers:
             addresses = [server.address.django() for server in servers]
             if backend == "postgresql":
                 addresses = [{**address, "NAME": f"{prefix}node"} for address in addresses]
