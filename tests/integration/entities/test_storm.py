@@ -156,6 +156,7 @@ def _storm(
             time.sleep(chance.uniform(0.2, 0.8))
             n = chance.randrange(2)
             cleaners[n].kill()
+            cleaners[n].communicate()  # Closes its pipes. A long storm kills very many.
             cleaners[n] = start(*_CLEAN)
             if chance.random() < 0.2 or time.monotonic() > began + seconds:
                 node.kill()
