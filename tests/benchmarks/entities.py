@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -60,30 +60,67 @@ feed.model.objects.scatter().update(marked_at=moment(0))
 result["cleaned"] = cleaned()
 print(json.dumps(result))
 """
-_LAG = """
-import json, time
+#: Puts at a steady rate, and dies after each commit, as it were. The users of some entities are watched.
+_DYING_WRITER = """
+import time
 from sharded_orm.contrib.entities import index_rows
 feed.indexes[:] = [by_user, by_link]
-# Each writer dies after its commit.
 index_rows.follow = lambda rows: None
-first = feed.put(Entity(user_id=0, title="tells that the cleaner works"))
-while not by_user.model.objects.filter(user_id=0, entity_id=first.id).exists():
-    time.sleep(0.1)
-lags, waiting, began, n = [], [], time.monotonic(), 0
-while n < {puts} or waiting:
-    now = time.monotonic()
-    if n < {puts} and now >= began + n / {rate}:
-        n += 1
-        e = feed.put(Entity(user_id=n, title="a title of some length"))
-        if n % 50 == 0:
-            waiting.append((e.id, n, time.monotonic()))
-    elif waiting:
-        id, user, since = waiting[0]
-        if by_user.model.objects.filter(user_id=user, entity_id=id).exists():
-            lags.append(time.monotonic() - since)
-            waiting.pop(0)
-print(json.dumps([sorted(lags), n / (time.monotonic() - began)]))
+began = time.monotonic()
+for n in range({puts}):
+    time.sleep(max(began + n / {rate} - time.monotonic(), 0))
+    watched = {number} == 0 and n % {each} == 0
+    user = -1 - n // {each} if watched else n
+    feed.put(Entity(user_id=user, title="a title of some length", at=time.time()))
+print({puts} / (time.monotonic() - began))
 """
+_WATCHER = """
+import json, time
+lags = []
+for n in range({watched}):
+    while (row := by_user.model.objects.filter(user_id=-1 - n).first()) is None:
+        time.sleep(0.02)
+    lags.append(time.time() - feed.get(row.entity_id)["at"])
+print(json.dumps(sorted(lags)))
+"""
+#: Ends when the cleaner works.
+_AWAIT_CLEANER = """
+import time
+from sharded_orm.contrib.entities import index_rows
+index_rows.follow = lambda rows: None
+e = feed.put(Entity(user_id=0))
+while not by_user.model.objects.filter(user_id=0, entity_id=e.id).exists():
+    time.sleep(0.1)
+"""
+_WRITERS, _EACH = 4, 25
+
+
+def _lags(own: Any, puts: int) -> tuple[list[float], float]:
+    """Return after how many seconds index rows arrive that only the cleaner writes, and the puts per second."""
+    from tests.integration.entities.site import PREAMBLE
+
+    rate, own_puts = PUTS_PER_SECOND / _WRITERS, puts // _WRITERS
+    with ExitStack() as ending:
+
+        def start(*arguments: str) -> Any:
+            process = own.start(*arguments)
+            ending.callback(process.kill)
+            return process
+
+        start("manage.py", "entities", "clean", "-v", "0")
+        own.run(_AWAIT_CLEANER)
+        watcher = start("run", PREAMBLE + _WATCHER.format(watched=-(-own_puts // _EACH)))
+        writers = [
+            start(
+                "run",
+                PREAMBLE
+                + _DYING_WRITER.format(puts=own_puts, rate=rate, number=number, each=_EACH),
+            )
+            for number in range(_WRITERS)
+        ]
+        outputs = [process.communicate() for process in (watcher, *writers)]
+    lags, *rates = (json.loads(out) for out, _ in outputs)
+    return lags, sum(rates)
 
 
 #: Entities that an index is built for, and how much slower a writer may become.
@@ -133,12 +170,7 @@ def entities(site: Site, rounds: Rounds) -> Iterator[Line]:
         count = rounds.of(ENTITIES)
         program = _PROGRAM.format(calls=CALLS, rounds=rounds.count, entities=count)
         result = json.loads(own.run(program))
-        cleaner = own.start("manage.py", "entities", "clean", "-v", "0")
-        try:
-            puts = rounds.of(20) * PUTS_PER_SECOND
-            lags, rate = json.loads(own.run(_LAG.format(puts=puts, rate=PUTS_PER_SECOND)))
-        finally:
-            cleaner.kill()
+        lags, rate = _lags(own, rounds.of(20) * PUTS_PER_SECOND)
     yield at_most(
         PUT,
         "put an entity with two indexes",
