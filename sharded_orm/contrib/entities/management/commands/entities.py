@@ -12,7 +12,8 @@ from django.core.management.base import CommandParser
 from django.db import connections
 
 from sharded_orm.contrib.entities import cleaner, index_build, status
-from sharded_orm.contrib.entities.cleaner import CleanReport, ContinuousCleaner
+from sharded_orm.contrib.entities.clean_report import CleanReport
+from sharded_orm.contrib.entities.cleaner import ContinuousCleaner
 from sharded_orm.contrib.entities.index import Index
 from sharded_orm.management.actions import (
     Action,
@@ -21,6 +22,7 @@ from sharded_orm.management.actions import (
     line_writer,
     problems_error,
 )
+from sharded_orm.management.arguments import positive
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 
@@ -112,6 +114,12 @@ class BuildIndex(Action):
             metavar="NAME",
             help="Such as feed.index_user; a store for all of its.",
         )
+        parser.add_argument(
+            "--rate",
+            type=positive,
+            metavar="ROWS",
+            help="The most entities or index rows per second, to spare the site. Default: no limit.",
+        )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         problems: list[str] = []
@@ -126,7 +134,10 @@ class BuildIndex(Action):
         told_at, told = time.monotonic(), ""
         with stop_signals() as stopping:
             report = index_build.BuildReport()
-            for report in index_build.build(index, stopping=stopping, pause=stopping.wait):
+            steps = index_build.build(
+                index, rate=options["rate"], stopping=stopping, pause=stopping.wait
+            )
+            for report in steps:
                 if report.phase != told or time.monotonic() - told_at > PROGRESS_INTERVAL:
                     told_at, told = time.monotonic(), report.phase
                     tell(f"{index.label}: {report.phase}, {report.entities} entities so far")
