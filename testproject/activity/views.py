@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from sharded_orm.contrib.entities import Index
 from sharded_orm.contrib.entities.exceptions import InvalidIndexCursor
 from testproject.activity.models import by_actor, by_receiver
-from testproject.photos.models import PhotoOwner
+from testproject.photos.models import Photo
 from testproject.photos.scenes import scene
 
 PER_PAGE = 20
@@ -39,8 +39,10 @@ def _page(request: HttpRequest, username: str, index: Index, name: str) -> HttpR
         )
     except InvalidIndexCursor as exc:
         raise Http404 from exc
-    # A photo may have been deleted since.
-    photos = PhotoOwner.objects.in_bulk({event["photo_id"] for event in page})
+    # A photo may have been deleted since, or be on a shard that does not answer.
+    named = {event["photo_id"] for event in page}
+    found = Photo.objects.filter(photo_id__in=named).only("photo_id", "owner").scatter(partial=True)
+    photos = {photo.photo_id: photo for photo in found}
     owner_ids = {photo.owner_id for photo in photos.values()}
     known = users.in_bulk({*owner_ids, *(event["actor_id"] for event in page)})
     shown: list[dict[str, Any]] = []
