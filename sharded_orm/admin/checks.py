@@ -41,7 +41,7 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
         )
     for inline in model_admin.inlines:
         if not isinstance(inline, type) or not issubclass(inline, InlineModelAdmin):
-            # The inline is no class of inlines at all, which Django's own system checks report.
+            # Skip an entry that is not a class of inlines. Django's own system checks report it.
             continue
         model = getattr(inline, "model", None)
         if model is None or issubclass(inline, ShardedInlineMixin) or not shard_options(model):

@@ -81,7 +81,8 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Lock to be held while the dict _lanes is used. Each lane in the dict has its own lock.
+        # Lock to be held while the dict _lanes is used. Each item of the dict, a :class:`_Lane`,
+        # has its own lock.
         self._lock = threading.Lock()
         _clocks.add(self)
 
@@ -164,7 +165,8 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 @cache
 def clock_of(layout: TimestampedLayout) -> TimestampClock:
-    """Return the object with which this process makes ids of ``layout``. All tables with such ids
-    share it.
+    """Return the :class:`TimestampClock` with which this process makes ids of ``layout``.
+
+    All tables with ids of this layout share the clock.
     """
     return TimestampClock(layout)

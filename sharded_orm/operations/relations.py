@@ -1,4 +1,4 @@
-"""The relations of sharded models whose rows need the same shard key, checked by queries.
+"""Find the relations whose two rows must have the same shard key, and check them by queries.
 
 No database constraint checks that both rows of such a relation have the same shard key.
 """
@@ -61,7 +61,7 @@ class RelationInside:
         """Return the SELECT for rows of the relation whose two sides have different shard keys.
 
         :param quote: a function that quotes the name of a column or table.
-        :param table: the rows that are checked.
+        :param table: reads the rows that are checked from the table of the relation.
         :param prefix: SQL that is put before the name of each joined table.
         """
         joins = _Joins(quote, prefix)
@@ -138,7 +138,7 @@ class _Joins:
 
 
 def _own_columns(model: type[Model], fields: Sequence[Any]) -> list[Any]:
-    """Return the columns of the own table of ``model`` that a statement about ``fields`` reads.
+    """Return the columns of the model's own table that a statement about ``fields`` reads.
 
     These are all foreign keys, because they may be links to parents, and the columns of ``fields``.
     Some of ``fields`` may be in the tables of parents instead.

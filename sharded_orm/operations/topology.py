@@ -111,8 +111,9 @@ def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
 
 
 def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
-    """Publish a change in as few steps as possible. This process continues to use its old topology.
+    """Publish the change ``prepared``. Afterwards this process still uses its old topology.
 
+    :param prepared: the result of :func:`prepare`.
     :raises TopologyConflict: another process has published since the change was prepared.
     :raises TopologyUnavailable: the source does not answer.
     """

@@ -62,9 +62,9 @@ class SequenceRow:
     form: str
     step: int
     position: int
-    #: If this row is the sequence's counter: the last id that was handed out. Otherwise, a separate
-    #: table or ``SEQUENCE`` is the counter, and this is the number after which the sequence began,
-    #: which never changes.
+    #: The last id that was handed out, if this row is the sequence's counter. If a separate table
+    #: or ``SEQUENCE`` is the counter, ``value`` is the number above which the sequence began, and
+    #: it never changes.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.

@@ -24,7 +24,7 @@ LOAD: Final = "load"
 
 #: Seconds to wait for the answer of a node. Reading thousands of table sizes takes a while.
 PATIENCE: Final = 60.0
-#: The largest load that a file may give. Sums of larger numbers might be infinite.
+#: The largest load that is accepted in a file of loads. Sums of larger numbers might be infinite.
 MOST_LOAD: Final = 1e18
 
 

@@ -1,4 +1,4 @@
-"""Balancing shards between nodes: reading a snapshot of them, and planning."""
+"""Read a snapshot of the shards on their nodes, and plan moves that balance the shards."""
 
 from __future__ import annotations
 

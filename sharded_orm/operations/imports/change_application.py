@@ -112,9 +112,10 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Skip a row whose shard key is not found. Either the shards have no such row, or
-                # its parent row with the key is gone, too, and this row is deleted together with
-                # the parent.
+                # Skip this row if no shard key is found for its anchor. There are two possible
+                # causes. Either no shard has the row, or its parent row, which has the shard key,
+                # was deleted from the source, too. In the second case, the row is deleted from the
+                # shard together with the parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )

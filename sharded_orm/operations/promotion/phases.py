@@ -62,7 +62,8 @@ class ForwardPhases:
         self._plan = record.plan
         self._timeout = record.options.timeout
         self._new = stack.enter_context(preflight.operator(record.plan.new, record.plan))
-        #: The connection to the old primary; None in a forced promotion, which does without it.
+        #: The connection to the old primary; None in a forced promotion, which does not use the old
+        #: primary.
         self._old: ReplicationServer | None = None
         if not record.options.force:
             self._old = stack.enter_context(preflight.operator(record.plan.node, record.plan))

@@ -442,7 +442,8 @@ def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) 
     """Add problems if the application's account cannot see the moved shards on the new primary."""
     if findings.new is not None and findings.new.closed:
         # An earlier promotion has fenced the old primary, and replication has copied the fence to
-        # the new primary. So the account cannot log in there, and its view cannot be checked.
+        # the new primary. So the account cannot log in there, and it cannot be checked which shards
+        # the account sees.
         findings.warnings.append(
             f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
             " its shards there is not known"

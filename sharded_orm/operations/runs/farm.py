@@ -68,8 +68,8 @@ class Job(ABC):
     def work(self, unit: WorkUnit, stopping: Stopping) -> Mapping[str, Any]:
         """Do the work of a unit, and return the result as JSON values. Called by several threads.
 
-        It must work even if another process does the same unit at the same time, or was killed
-        while it did the unit.
+        The method must work even if another process does the same unit at the same time, or was
+        killed while doing the unit.
 
         :raises OperationStopped: ``stopping`` was set.
         """
@@ -240,8 +240,8 @@ class Farm:
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
             # The run of this process was finished a moment ago, so ``run`` is a later run. If
-            # ``run`` is new, this process has begun it by mistake, so delete it. Otherwise, another
-            # process has begun it.
+            # ``run`` is new, this process has begun it by mistake, so delete ``run``. Otherwise,
+            # another process has begun ``run``, so leave it alone.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None
