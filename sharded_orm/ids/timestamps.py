@@ -105,7 +105,8 @@ class TimestampClock:
         """Make no more ids for ``table`` on ``shard`` that have the same millisecond as the last id.
 
         The next id has a later millisecond and a random sequence number. Call this after an id of
-        this process has collided with that of another process: the next ids would collide, too.
+        this process has collided with the id of another process, because the next ids of this
+        millisecond would collide, too.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))

@@ -172,7 +172,7 @@ def relations_inside(model: type[Model]) -> Iterator[RelationInside]:
 class GenericReference:
     """A generic foreign key of a sharded model.
 
-    :param model: the model whose own table has the columns of ``field``.
+    :param model: the model whose own table has the columns of ``field``, the generic foreign key.
     """
 
     model: type[Model]

@@ -22,8 +22,8 @@ from sharded_orm.exceptions import (
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process
 
-# The largest number of attempts to publish. An attempt fails if another process has published
-# meanwhile.
+# The largest number of attempts to publish. An attempt fails if another process has published a
+# change since the document was read.
 _ATTEMPTS = 20
 # The random wait before attempt n (counted from 0) is at most n times this number of seconds.
 _BACKOFF = 0.02

@@ -269,8 +269,8 @@ class TicketServer:
     ) -> Exception:
         """Return the error to raise for a sequence that gave no id: its counter is gone or used up.
 
-        :raises UnknownSequence: the sequence has no row in the catalog.
-        :raises TicketServerMisconfigured: the row was made for another server's slot.
+        :raises UnknownSequence: the sequence has no row in the catalog, the table of sequences.
+        :raises TicketServerMisconfigured: the row was made for another server.
         """
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
@@ -401,8 +401,8 @@ class TicketServer:
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
-            # If one session fails, the server's idle sessions are most likely dead, too, so they
-            # are closed.
+            # If one session fails, the server's idle sessions are most likely dead as well. So
+            # close them.
             state.pool.close()
         if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING

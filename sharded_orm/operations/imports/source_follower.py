@@ -33,12 +33,13 @@ KIND: Final = "import follow"
 BATCH: Final = 1000
 #: If the journal of changes is empty, it is read again after this number of seconds.
 INTERVAL: Final = 0.3
-#: The source is closed, so that it refuses writes, once the journal has at most this many changes.
+#: The source is closed (made to refuse writes) once its journal has at most this many changes that
+#: were not applied yet.
 FEW_CHANGES: Final = 100
 #: Default number of seconds to wait for transactions that are open when the source is closed.
 PATIENCE: Final = 10.0
 # The largest number of attempts to copy the rows. A copy fails if the shard key of a row changes
-# meanwhile.
+# during the copy.
 _COPIES = 3
 # The largest number of attempts to apply changes that a constraint of a shard refuses.
 _ATTEMPTS = 5
@@ -307,8 +308,9 @@ class _Follower:
                 break
             except IntegrityError:
                 # The shard may refuse the change because two rows have exchanged unique values, or
-                # because a key changed while the row was read. The changes of the other rows may
-                # come later in the source's journal of changes, so read more entries and try again.
+                # because the shard key of a row changed while the row was read. The changes of the
+                # other rows may come later in the source's journal of changes, so read more entries
+                # and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)

@@ -112,8 +112,8 @@ def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> M
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        # The migration history of this shard is inconsistent. Other shards may be in order, so
-        # count only this one as unreachable.
+        # The migration history of this shard is inconsistent. Count only this shard as unreachable,
+        # because the history of other shards may be consistent.
         state.unreachable[shard.alias] = exc
         return None
     finally:

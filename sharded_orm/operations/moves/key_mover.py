@@ -309,7 +309,7 @@ class KeyMover:
             if move.abort(one_line(cause)):
                 self._sessions.capture(move.source).reopen(move.number)
         except MoveFailed:
-            pass  # The process that now has the lease has already ended the move.
+            pass  # Another process, which has taken over the run, has already ended the move.
         except Error as exc:
             logger.warning("the %s was broken off, and its fence stays closed: %s", move, exc)
 

@@ -337,7 +337,7 @@ def _check_other_names(
         if not is_listed and not is_primary:
             continue
         if is_listed and findings.old.closed:
-            continue  # The server is fenced already, so nobody can log in to be checked.
+            continue  # The server is fenced already: it refuses logins of the application, so the accounts cannot be checked.
         account = f"the application's account {node.get('USER')!r}"
         try:
             with type(old)(name, node) as application:

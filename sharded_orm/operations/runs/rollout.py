@@ -78,7 +78,7 @@ class Stopping:
     def stop(self, cause: str) -> None:
         """Set the flag, so that all work stops. If it was set before, the first cause is kept.
 
-        :param cause: a few words, such as "stopped by SIGTERM".
+        :param cause: a text, such as "stopped by SIGTERM".
         """
         self.cause = self.cause or cause
 

@@ -288,7 +288,7 @@ class _Work:
         """Ensure that the move will never be published. Return False if it is published already.
 
         If the source of the topology does not answer, the query is repeated for some seconds,
-        because nobody can use the shard meanwhile.
+        because nobody can use the shard until the answer is known.
         """
         deadline = time.monotonic() + SOURCE_PATIENCE
         while True:
