@@ -42,7 +42,7 @@ def selection_of(options: Mapping[str, Any]) -> list[Selected]:
 def shard_numbers(text: str) -> list[range]:
     """Return the ranges of shard numbers in an argument such as ``0-511,700``.
 
-    The argument parser calls this function to convert the argument.
+    ``argparse`` calls this function to convert the text of an option.
     """
     try:
         return parse_numbers(text)

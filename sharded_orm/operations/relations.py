@@ -217,8 +217,8 @@ class GenericReference:
             model: type[Model] | None = self.field.get_content_type(id=type_id).model_class()
         except ObjectDoesNotExist:
             return None
-        # A generic foreign key cannot store a composite primary key, so such a model has no
-        # references.
+        # A generic foreign key cannot store a composite primary key, so it refers to no row of such
+        # a model.
         return None if model is None or len(model._meta.pk_fields) > 1 else model
 
     def needs_same_key(self, model: type[Model]) -> bool:

@@ -171,7 +171,8 @@ def _shards_above(
     The share of a shard is proportional to the weight of its range.
 
     :param totals: the number of keys or rows of each shard, keyed by shard number.
-    :param threshold: the fraction of its share by which a shard must exceed the share.
+    :param threshold: a shard is returned if it exceeds its share by more than this fraction of the
+        share.
     """
     weights = {n: group.range_of(n).weight or 1.0 for n in range(group.count)}
     mean = sum(totals.values()) / sum(weights.values())

@@ -22,9 +22,9 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: The smallest gain for which a move is made that leaves its source bin above the goal. Such a move
-#: must be worth its cost: afterwards, the fuller of the two bins must be less full than the source
-#: was before, by at least this fraction.
+#: A move that leaves its source bin above the goal must be worth its cost. So it is made only if,
+#: afterwards, the fuller of the two bins is less full than the source was before, by at least this
+#: fraction.
 _LEAST_GAIN: Final = 0.01
 #: A bin that is to be emptied has the capacity 0. The planner divides by capacities, so it uses
 #: this small number instead of 0.

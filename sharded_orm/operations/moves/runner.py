@@ -231,7 +231,7 @@ class _Run:
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
         """End the database sessions of the process that has left ``moves`` unfinished.
 
-        That process has lost the run.
+        That process has lost the run, so it must not write any more.
         """
         ended = 0
         with ShardSessions(self._group) as sessions:

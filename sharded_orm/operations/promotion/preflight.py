@@ -126,7 +126,8 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            # Stop here, because the next checks need the results of the checks above.
+            # Stop here, because the next checks need results of the checks above, which have
+            # failed.
             return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)
@@ -337,7 +338,7 @@ def _check_other_names(
         if not is_listed and not is_primary:
             continue
         if is_listed and findings.old.closed:
-            continue  # The server is fenced already: it refuses logins of the application, so the accounts cannot be checked.
+            continue  # A fenced server refuses logins, so the accounts cannot be checked.
         account = f"the application's account {node.get('USER')!r}"
         try:
             with type(old)(name, node) as application:

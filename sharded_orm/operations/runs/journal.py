@@ -375,8 +375,8 @@ class Scripts:
     """A store for large contents, such as recorded SQL, that the steps of a run share. Thread-safe.
 
     A run stores each content once, under a key. Each read is a query; nothing is kept in memory.
-    The contents are deleted when a run finishes, and no unfinished step of the same kind and
-    subject is left.
+    The contents are deleted when a run finishes, if no unfinished step of the same kind and subject
+    is left then.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:

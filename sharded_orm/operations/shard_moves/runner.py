@@ -168,7 +168,7 @@ class _Work:
     def _end_sessions(self, record: ShardMoveRecord) -> None:
         """End the database sessions of the process that has left the move unfinished.
 
-        That process has lost the run.
+        That process has lost the run, so it must not write any more.
         """
         with self._sessions(record) as both:
             for sessions in both:
