@@ -108,7 +108,7 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
         # A page that only shows the related row must find it, so it must know the shard of that
-        # row. It can if the value of the foreign key determines the shard.
+        # row. The page knows the shard if the value of the foreign key determines the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )

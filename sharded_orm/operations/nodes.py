@@ -27,9 +27,9 @@ T = TypeVar("T")
 #: Errors that a node can cause. Any other error is a bug in this library.
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
-#: The largest number of abandoned threads per node. Such a thread waits for the node's answer,
-#: although its caller has given up. Without a limit, each query to a hanging node would leave one
-#: more thread.
+#: The largest number of abandoned threads per node. An abandoned thread still waits for the node's
+#: answer, although its caller has given up. Without a limit, each query to a hanging node would
+#: leave one more thread.
 MAX_ABANDONED = 20
 
 Alive = Callable[[], None]

@@ -21,8 +21,8 @@ class FleetSnapshot:
 
     :param topology: the topology. It has the capacities of nodes, and says which shards are pinned,
         so that they must not move.
-    :param sizes: the size of each shard, by the shard's alias: bytes, rows, keys or load, whichever
-        is to be balanced. A shard that is missing counts as 0.
+    :param sizes: the size of each shard, keyed by the shard's alias: bytes, rows, keys or load,
+        whichever is to be balanced. A shard that is missing counts as 0.
     :param recent: aliases of shards that have moved a short time ago, so they must not move again.
     """
 

@@ -96,7 +96,7 @@ class Obstacle:
 class BalancePlan:
     """Moves in their order, and what they achieve.
 
-    :param before: the load of each bin now, by the name of the bin.
+    :param before: the load of each bin now, keyed by the name of the bin.
     :param after: the load of each bin after all moves.
     :param shares: the load that each bin is to have.
     :param obstacles: one entry for each bin that stays too full.

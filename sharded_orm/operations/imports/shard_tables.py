@@ -173,7 +173,7 @@ class ShardTable:
 
         All deletes are in one transaction.
 
-        :param anchors: by primary key, the anchors that the row had. An anchor
+        :param anchors: the anchors that each row had, keyed by primary key. An anchor
             (:attr:`SourceTable.anchor_field`) is the shard key of a row, or its foreign key to the
             parent row with the key. A row that has another anchor now is not deleted.
         :param dependents: tables that may get their shard key from this table, directly or through

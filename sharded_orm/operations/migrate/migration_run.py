@@ -204,8 +204,8 @@ class PendingShards:
             elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
                 # A shard whose migrations are all recorded as applied may still have an unfinished
-                # step in the journal: its last operation was interrupted. Such a shard does not
-                # count as current.
+                # step in the journal: its last operation was interrupted. Do not count such a shard
+                # as current.
                 report.current -= _looks_current(alias, behind, missing)
 
     def report_failures(self, progress: Progress) -> None:

@@ -80,9 +80,9 @@ class KeyRows:
 
     :param shard: the number of the shard on which the directory places the key.
     :param rows: number of rows on that shard.
-    :param elsewhere: number of rows on other shards of the group, by the number of the shard.
-    :param examples: some of the rows on other shards, as table and primary key, by the number of
-        the shard.
+    :param elsewhere: number of rows on other shards of the group, keyed by the number of the shard.
+    :param examples: some of the rows on other shards, as table and primary key, keyed by the number
+        of the shard.
     """
 
     key: str

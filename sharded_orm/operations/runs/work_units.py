@@ -65,8 +65,8 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
 
     :param kind: the kind of the operation.
     :param subject: what the operation works on.
-    :param arguments: the arguments of the operation. They are stored, for
-        :func:`has_living_workers`.
+    :param arguments: the arguments of the operation. They are stored, so that
+        :func:`has_living_workers` can compare them.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     # The name is unique, so no other process can hold a run of this name.

@@ -21,8 +21,8 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 def check_plan(plan: ShardMovePlan, seconds: float) -> None:
     """Check that the shards of ``plan`` can be moved. The check leaves everything unchanged.
 
-    :param seconds: the number of seconds that a replica may be behind its source. Matters only if
-        shards move by replication.
+    :param seconds: the number of seconds that a replica may be behind its source. It matters only
+        if shards move by replication.
 
     Costs about ten statements for each shard, and a round trip to the source of the topology.
 
