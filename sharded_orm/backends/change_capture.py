@@ -5,7 +5,8 @@ write the primary key of each changed row to the journal. While the fence is clo
 change (:mod:`~sharded_orm.backends.fence`). This stops even raw SQL and other programs, because the
 database does it.
 
-Each backend derives a class from :class:`ChangeCapture`; ``connection.change_capture()`` opens one.
+Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
+object of that class, which has a session of its own.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class CapturedTable:
         this table has the shard key itself.
     :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other row
         refers to such a row.
-    :param fence: None if each row belongs to the fence of its shard key. Otherwise the value of the one
-        fence for all rows of the table, which must be an identifier.
+    :param fence: the name of the one fence (a row of the table of fences) that refuses changes of
+        all rows of this table. It must be an identifier. None if each shard key has a fence of its
+        own.
     """
 
     name: str
@@ -65,7 +67,9 @@ class CapturedTable:
 
     @property
     def refusal(self) -> str:
-        """The error message of the database when it refuses a change because the fence is closed."""
+        """The error message of the database when it refuses a change of a row because the fence of
+        the row's shard key, or of the whole table, is closed.
+        """
         return MARKER if self.fence is None else CLOSED_TABLE
 
 
@@ -74,7 +78,8 @@ class Change:
     """An entry of the journal: the row with the primary key ``pk`` was inserted, changed or deleted.
 
     :param number: the number of the entry.
-    :param fence: the number of the fence to which the row belongs.
+    :param fence: the number of the fence (a row of the table of fences) that belongs to the row's
+        key.
     """
 
     number: int
@@ -86,7 +91,8 @@ class Change:
 class ChangeCapture(OwnSession, ABC):
     """Base class for the fences, the journal and the triggers of one shard.
 
-    A fence refuses changes of a shard key while the key moves; the journal records its changed rows.
+    A fence refuses changes of a shard key's rows while the key moves. The journal records the
+    changed rows of the key.
     """
 
     #: The query for the names of all triggers on the shard.
@@ -114,7 +120,8 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def check_privileges(self, *, sessions: bool = True) -> None:
-        """Check that the account of this session may do the work. Leaves nothing behind.
+        """Check that this session's account has all privileges for fences, journal and triggers.
+        Creates nothing.
 
         :param sessions: whether :meth:`sessions` will be needed.
         :raises MoveRefused: a privilege is missing. Each reason names what to grant.
@@ -233,19 +240,20 @@ class ChangeCapture(OwnSession, ABC):
     # ##### Sessions of other processes #####
 
     def sessions(self) -> dict[str, Any] | None:
-        """Return a marker of the sessions that are open on the server now, as JSON values.
+        """Return a marker: JSON values that identify all sessions which are open on the server now.
 
-        Return None for SQLite, where nobody knows which sessions are open.
+        Return None for SQLite, which has no list of open sessions.
         """
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return for each marker how many of its sessions may still send an old statement.
+        """Return for each marker how many of its sessions may still send a statement from before
+        the marker.
 
-        A process may have prepared a statement before the marker was made. Its session no longer counts
-        when it has ended a later statement and all its transactions from before the marker. In doubt, a
-        session counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all
-        markers together.
+        A process may have built a statement before the marker was made, and not sent it yet. Its
+        session no longer counts when the session has ended a later statement, and all transactions
+        from before the marker. In doubt, a session counts. If any session of a marker is open, the
+        call takes 0.1 to 0.8 seconds for all markers together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -257,8 +265,9 @@ class ChangeCapture(OwnSession, ABC):
     def changes(self, number: int, limit: int = 1000) -> list[Change]:
         """Return journal entries of committed changes of a key, the lowest number first.
 
-        An entry may appear later below entries that were already returned, because a transaction writes
-        its entries before it commits. So pass to :meth:`forget` exactly the entries that were handled.
+        A later call may return entries with lower numbers than an earlier call did, because a
+        transaction writes its entries before it commits. So pass to :meth:`forget` exactly the
+        entries that were handled.
 
         :param number: the number of the key's fence.
         :param limit: the most entries to return.

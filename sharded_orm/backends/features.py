@@ -50,7 +50,8 @@ class ShardFeatures:
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The value of ``OPTIONS["isolation_level"]`` for READ COMMITTED, for hints.
+    #: The value of ``OPTIONS["isolation_level"]`` for READ COMMITTED, as hints in error messages
+    #: name it.
     read_committed: ClassVar[str] = ""
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False

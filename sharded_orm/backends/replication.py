@@ -306,7 +306,8 @@ class ReplicationServer(ABC):
         """Remove the stopped replication connection named ``link``."""
 
     def promote(self, seconds: float) -> bool:
-        """Make this replica a primary, if its kind of server is promoted for good. It stays fenced.
+        """Make this replica a primary that stays fenced, on backends with
+        :attr:`is_promoted_for_good`.
 
         Can be repeated. Return False if that takes more than ``seconds``.
         """

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.own_session import OwnSession
 
-#: The number of rows in one statement.
+#: The largest number of rows that one statement reads or writes.
 BATCH: Final = 200
 
 Row = tuple[Any, ...]
@@ -53,8 +53,8 @@ class RowAccess(OwnSession, ABC):
     Several threads may use the same object, but only one at a time.
     """
 
-    #: SQL that stands behind the columns in an INSERT. It lets the INSERT set columns that the database
-    #: would otherwise fill by itself.
+    #: SQL that follows the column names in an INSERT. It lets the INSERT set columns that the
+    #: database would otherwise fill by itself.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
@@ -211,8 +211,9 @@ class RowAccess(OwnSession, ABC):
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
         """Return the columns that are copied, in the order of their names.
 
-        The columns in the table may have another order on each shard: if a migration adds a column, it
-        comes last in an old table, but a new table is created with it.
+        The columns of a table may have another order on each shard. If a migration adds a column,
+        the column comes last in an old table, but may have another place in a table that is created
+        later.
         """
         if table.name not in self._columns:
             columns = sorted(self._read_columns(table.name), key=attrgetter("name"))

@@ -4,7 +4,8 @@
 before they are published. A side table has the columns of its real table, and a column with the number
 of the copy, but no other constraint.
 
-Each backend derives a class from :class:`RowCopy`; ``connection.row_copy()`` opens one.
+Each backend derives a class from :class:`RowCopy`. ``connection.row_copy()`` returns an object of
+that class, which has a session of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ DELETED: Final = 1000
 class ChangedRows:
     """Rows of a table that have changed since they were copied.
 
-    :param pks: the primary keys of the rows, as the journal has them.
+    :param pks: the primary keys of the rows, as the journal (the table of changed rows) stores
+        them.
     :param rows: those rows that still exist, as another shard's :meth:`RowCopy.read_again` returns
         them.
     """
@@ -127,8 +129,8 @@ class RowCopy(RowAccess):
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
 
-        The fence with the same number must be closed. It lets these rows pass, but no rows of other
-        sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be
+        closed. The triggers let the writes of this session pass, but none of other sessions.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
         :raises django.db.IntegrityError: a table has an id or unique value of the copy. Nothing was
@@ -156,8 +158,8 @@ class RowCopy(RowAccess):
         real table as well, but only in rows that this copy has published, because another key may have
         a row with the same primary key.
 
-        The fence with the same number must be closed. It lets these changes pass, but none of other
-        sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be
+        closed. The triggers let these changes pass, but none of other sessions.
 
         :param changes: rows without new primary keys, unless their table is one of ``tables``.
         :param tables: the tables that are published now.
@@ -189,8 +191,8 @@ class RowCopy(RowAccess):
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
         """Move all rows of a shard key into the side tables, in one transaction. Can be repeated.
 
-        The fence with the same number must be closed. It lets this session's changes pass, but no
-        others.
+        The fence with the same number, which makes triggers refuse writes of the key, must be
+        closed. The triggers let the changes of this session pass, but none of other sessions.
 
         :param tables: a table with links must come after the tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
@@ -226,12 +228,13 @@ class RowCopy(RowAccess):
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
     ) -> bool:
-        """Delete the rows of a shard key together with its fence, in one transaction.
+        """Delete the rows of a shard key together with its fence, which makes triggers refuse
+        writes of the key. One transaction.
 
         This undoes :meth:`publish`. A process that tries to publish later finds no fence.
 
-        :param former: the number of an earlier fence that this move had taken over. It is restored,
-            closed.
+        :param former: the number of an earlier fence that this move had taken over. It is restored
+            as a closed fence.
         :return: False if the fence does not exist, so nothing was changed.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """

@@ -30,7 +30,8 @@ class GroupMember(Protocol):
     features_class: type[Any]
     transaction_writes: Any
     shard: Shard | None
-    #: The alias by which this object looks up its current settings in the topology.
+    #: The alias by which this object looks up its current settings in the topology (the map of
+    #: shards to nodes).
     topology_alias: str
     #: Whether this object was used since the group last closed obsolete connections.
     is_active: bool

@@ -165,7 +165,7 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            time.sleep(_INTERVAL)  # Nothing signals the end of the move.
+            time.sleep(_INTERVAL)  # Poll, because nothing signals the end of the move.
 
     def _cannot_follow(self, *, nothing_done: bool) -> ShardMoved:
         moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"
@@ -226,7 +226,8 @@ class ShardCursor(CursorWrapper):
     there.
     """
 
-    # These methods override those of CursorWrapper that send statements, inside of execute_wrappers.
+    # The methods _execute() and _executemany() override those of CursorWrapper. They send the
+    # statements, after all functions of execute_wrappers were called.
 
     def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
         wait: PlaceWait | None = None

@@ -50,7 +50,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     _broken: set[str]
     _in_transaction: set[str]
     _orphaned_hooks: list[Hook]
-    #: What upper layers store here until no transaction of the group or its shards is open any more.
+    #: Values that upper layers keep for the open transactions. They are dropped when no transaction
+    #: of the group or of one of its shards is open any more.
     transaction_memory: dict[str, Any]
     #: The object that commits the transaction, for example in two phases. If None, the shards commit
     #: one after the other.

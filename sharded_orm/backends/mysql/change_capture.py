@@ -48,8 +48,8 @@ _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
 _BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
 
-# Error codes for a missing privilege: the error above, and those for a privilege on a schema, on a
-# table and on the server.
+# Error codes for a missing privilege: SUPER, and a privilege on a schema, on a table and on the
+# server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
@@ -195,8 +195,8 @@ class MySQLChangeCapture(ChangeCapture):
         return counts
 
     def _present_transactions(self) -> list[tuple[int, str]] | None:
-        """Return the open transactions as :meth:`_transactions` does, but never from before this
-        call.
+        """Return the open transactions as :meth:`_transactions` does, but never from a copy that is
+        older than this call.
 
         Return None if other sessions read the server's list all the time: it then stays old, and
         nobody knows which transactions are open.
@@ -295,8 +295,8 @@ class MySQLChangeCapture(ChangeCapture):
         )
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Run statements in one packet. If this process is paused, the lock that they take does not
-        stay.
+        """Send statements to the server in one request. So a lock that they take is released even
+        if this process is paused.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:
@@ -350,9 +350,9 @@ class MySQLChangeCapture(ChangeCapture):
             f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
-        # The aggregate makes the query return a row always. LOCK IN SHARE MODE reads the row of the
-        # fence as it is committed now, even in a transaction whose snapshot is older than the
-        # fence.
+        # The aggregate function makes the trigger's query return a row even if the key has no
+        # fence. LOCK IN SHARE MODE reads the row of the fence as it is committed now, even in a
+        # transaction whose snapshot is older than the fence.
         refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"

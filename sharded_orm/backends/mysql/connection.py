@@ -142,7 +142,9 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Roll back. Send nothing if the session was lost: the transaction has ended with it."""
+        """Roll back the transaction. Send nothing if the session was lost, because the transaction
+        has ended with the session.
+        """
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()

@@ -67,7 +67,8 @@ class LockWaits:
                 if time.monotonic() > deadline:
                     raise
             seconds = min(1.5 * seconds, _LONGEST)
-            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
+            # Wait for a fixed time, because the server does not signal when a lock becomes free.
+            time.sleep(_BETWEEN)
 
     @property
     def unlimited(self) -> str:

@@ -138,7 +138,8 @@ class MySQLRowCopy(RowCopy):
         if column.kind in _BYTES:
             return f"CAST({name} AS BINARY)"
         if column.kind == "float":
-            return f"CAST({name} * 1e0 AS CHAR)"  # As text, a FLOAT has only six digits.
+            # Multiply, because the text of a FLOAT has only six digits.
+            return f"CAST({name} * 1e0 AS CHAR)"
         if column.kind == "bit":
             return f"CAST({name} + 0 AS CHAR)"
         return f"CAST({name} AS CHAR)"
@@ -147,7 +148,7 @@ class MySQLRowCopy(RowCopy):
         return "CAST(%s AS UNSIGNED)" if column.kind == "bit" else "%s"
 
     def _comparand(self, column: CopiedColumn) -> str:
-        # Compare texts, because bytes would not be compared in the order of the index.
+        # Compare the value as text. Bytes would not be compared in the order of the index.
         if not column.charset:
             return "%s"
         return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"

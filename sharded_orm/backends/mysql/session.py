@@ -74,7 +74,7 @@ class NodeSession:
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Identity of the session on its server; None before the first query for it.
+        #: Identity of the session on its server; None until the server was queried for it.
         self.identity: SessionID | None = None
         #: The virtual connection that used this session last.
         self.last_user: object = None

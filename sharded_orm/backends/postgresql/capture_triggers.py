@@ -126,7 +126,8 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
-    """Return SQL that records a changed row for every open fence, if its shard key cannot be found.
+    """Return SQL that records a changed row for every open fence, if the row's shard key cannot be
+    found.
 
     The key is in another row, to which a foreign key of the changed row refers. That other row is
     missing if the same transaction has deleted it (perhaps with a cascade) or will insert it later. The

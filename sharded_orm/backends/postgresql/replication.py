@@ -90,7 +90,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            own["NAME"] = None  # Django then connects to the database "postgres".
+            own["NAME"] = None  # Without a name, Django connects to the database "postgres".
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
             "connect_timeout": _CONNECT_TIMEOUT,
@@ -299,7 +299,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
         # Commit once more. That writes to disk what the ended sessions have left in memory
-        # (synchronous_commit = off). So the position that is read afterwards is behind all commits.
+        # (synchronous_commit = off). So the position in the log that is read afterwards is higher
+        # than that of any commit.
         self._allow_connections(False)
         self._fence = self._versions()
 
@@ -310,7 +311,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         # Do not let the commit wait for a synchronous replica: there is none yet, or the caller waits
         # for it.
         self._rows("SET synchronous_commit = local")
-        # Statements in one packet are one transaction.
+        # Send the statements in one packet, so that they are one transaction.
         self._rows(
             "; ".join(
                 f"ALTER DATABASE {quoted(name)} ALLOW_CONNECTIONS {str(allowed).lower()}"
@@ -352,7 +353,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return self.wait_for(source.status().logged, seconds)
 
     def start(self, link: str) -> None:
-        pass  # A replica always replicates until it is promoted.
+        pass  # There is nothing to start: a replica always replicates until it is promoted.
 
     def stop(self, link: str) -> None:
         raise NotImplementedError("PostgreSQL stops to replicate by promote() only")

@@ -117,12 +117,12 @@ class PostgreSQLRowCopy(RowCopy):
     # ##### Real tables #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        return set()  # On PostgreSQL, triggers see the changes that cascades make.
+        return set()  # No table is named: on PostgreSQL, triggers see even changes by CASCADE.
 
     def may_publish_early(self, table: CapturedTable) -> bool:
         # A row that changes during the copy is deleted and inserted again. If a foreign key has an
-        # action such as CASCADE, the deletion would change other rows. If it is not deferrable, it
-        # would refuse the deletion.
+        # action such as CASCADE, the deletion would change other rows. If a foreign key is not
+        # deferrable, it would refuse the deletion.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -212,7 +212,7 @@ class PostgreSQLRowCopy(RowCopy):
     def _exact(self, column: CopiedColumn) -> str:
         name = self._quote(column.name)
         if column.kind.startswith("character(") or column.kind == "bpchar":
-            # A cast to text would remove trailing blanks.
+            # Do not cast to text, because the cast would remove trailing blanks.
             return f"pg_catalog.textin(pg_catalog.bpcharout({name}))"
         return f"{name}::text"
 

@@ -1,6 +1,7 @@
 """The work on one server while a schema moves to another node of PostgreSQL.
 
-The tables of the schema are hidden under other names, built, and shown again.
+On each server, the tables of the schema can be hidden under other names, created, and given their
+real names again.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ class PostgreSQLSchemaMove(SchemaMove):
                     raise
             # Release the locks that this attempt has taken.
             self._rows("ROLLBACK TO SAVEPOINT attempt")
-            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
+            # Wait for a fixed time, because the server does not signal when a lock becomes free.
+            time.sleep(_BETWEEN)
 
     def _hide(self, relations: Iterable[tuple[str, str]], tag: str) -> None:
         table = self._quote(NAMES)
@@ -229,7 +231,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        for name in sequences:  # Most sequences belong to the tables, so they are gone.
+        for name in sequences:  # Most sequences belong to tables, and were dropped together with these.
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
     @contextmanager

@@ -333,8 +333,8 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # The server runs the text as one transaction block, in which it refuses these statements. So
-        # the text can be sent like any write.
+        # One of the statements must be sent alone. The server runs the text as one transaction
+        # block, and raises an error at that statement. So the text can be sent like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE
@@ -390,8 +390,8 @@ def _of_body(raw: str) -> PostgreSQLKind:
     """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # If the body ends transactions, the search path would be lost, so it cannot be sent with the
-        # statement.
+        # If the body ends transactions, a search path that is sent with the statement would be
+        # lost, because it ends with the transaction.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT

@@ -82,7 +82,8 @@ class SQLiteRowCopy(RowCopy):
 
     def _exact(self, column: CopiedColumn) -> str:
         return (
-            # As an expression, it has no declared type for which Python would convert the value.
+            # Read the column as an expression. It then has no declared type by which Python would
+            # convert the value.
             f"+{self._quote(column.name)}"
         )
 

@@ -135,8 +135,8 @@ class Coordinator:
                     " still open. Nothing is committed: end the inner block first."
                 )
         branches = [member for member in writers if member is not decider]
-        # Commit the shards that were only read now. They have nothing to prepare, and their commit
-        # could not fail any more after the decision.
+        # Now commit the shards from which the transaction has only read. They prepare no branch, so
+        # an error of their commit must come before the decision to commit is stored.
         for member in members:
             if member not in writers and member is not decider:
                 member.leave_group_levels(0, commit=True)
