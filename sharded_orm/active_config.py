@@ -60,7 +60,7 @@ class ActiveConfig:
         # None.
         self._inherited: conf.Config | None = None
         # None unless the topology source has failed. After a failure: the time (by
-        # time.monotonic()) from which the source may be asked again, and the error's message.
+        # time.monotonic()) from which the source may be queried again, and the error's message.
         self._unavailable: tuple[float, str] | None = None
         # The topology source that source() has made. It is used only while _watcher is None.
         self._unwatched_source: TopologySource | None = None

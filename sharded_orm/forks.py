@@ -19,8 +19,8 @@ def _forked() -> None:
     _forks += 1
 
 
-# Count forks. Process ids alone do not tell processes apart, because a grandchild may get the process id of
-# an ancestor that has ended.
+# Count forks. Process ids alone do not distinguish processes, because a grandchild may get the
+# process id of an ancestor that has ended.
 os.register_at_fork(after_in_child=_forked)
 
 

@@ -51,7 +51,7 @@ def token(value: Any) -> str:
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
-        # For a member of an enumeration, this is the value, not the name.
+        # For a member of an enumeration, str.__str__() returns the value, not the name.
         text = str.__str__(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()

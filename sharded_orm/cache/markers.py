@@ -362,8 +362,8 @@ class TransactionMarkers:
     def lost(self) -> None:
         """Leave the markers open, because nobody knows whether the COMMIT takes effect.
 
-        Called if the connection was lost. Readers that find the markers ask the database whether
-        the transaction has ended.
+        Called if the connection was lost. Readers that find the markers query the database to learn
+        whether the transaction has ended.
         """
         markers, self._placed = self._placed, []
         # On servers that did not get the markers, readers find none. So the deletion of the written

@@ -290,8 +290,8 @@ class Reader:
         """Store what the database returned for requests that missed.
 
         Does not raise if a cache server is down. Costs one round trip per cache server. If lists
-        and objects are on the same servers, each list costs up to three more, to take leases
-        (permissions to store) for its objects.
+        and objects are on the same servers, each list costs up to three more round trips, to take
+        leases (permissions to store) for its objects.
 
         :param misses: tuples of a request, the tokens of the primary keys of the rows, and the rows.
             Without tokens, the rows are not stored. For ``count()`` and ``exists()``, tokens and

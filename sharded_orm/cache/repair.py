@@ -70,8 +70,8 @@ class _MarkerState:
     """What this process knows about a marker and its writer. Times are on the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
-    :param asked_at: when the database was last asked about the writer; None (the default) if it was
-        not asked yet.
+    :param asked_at: when the database was last queried about the writer; None (the default) if it
+        was not queried yet.
     :param is_dead: whether the writer is known to be dead (default: no).
     """
 
@@ -85,7 +85,7 @@ class Repairer:
 
     A marker in a guard says that a write is under way.
 
-    :param quarantine: seconds after which an open marker is closed if the database cannot tell
+    :param quarantine: seconds after which an open marker is closed if the database cannot report
         whether the writer is alive. This is safe, because a living writer begins no COMMIT with a
         marker of that age: it opens new markers first.
     :param after: seconds for which an open marker is left alone, because the writer is probably

@@ -182,7 +182,7 @@ _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)
 def uncached() -> Iterator[None]:
     """Context manager in whose block reads query the database and do not use the cache.
 
-    What they read is not stored in the cache either.
+    The rows that they read are not stored in the cache either.
     """
     token = _uncached.set(True)
     try:

@@ -158,10 +158,11 @@ class CacheRequest:
         #: After a miss, the guards under which the objects of the result are to be stored. They
         #: may be on another server than the guards of the list. None if objects must not be stored.
         self.object_state: GuardState | None = None
-        #: After a miss, tells which objects may be stored, keyed by object name. The value is None
-        #: for an object that must not be stored, for example because it is valid already, or
-        #: because another reader stores it. For any other object, the value is the entry that was
-        #: found. After lease(), the entry has the lease (the permission to store the object).
+        #: After a miss, whether each object of the result may be stored, keyed by object name. The
+        #: value is None for an object that must not be stored, for example because it is valid
+        #: already, or because another reader stores it. For any other object, the value is the
+        #: entry that was found. After lease(), the entry has the lease (the permission to store the
+        #: object).
         self.fillable: dict[str, FoundEntry | None] = {}
 
 

@@ -231,7 +231,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        for name in sequences:  # Most sequences belong to tables, and were dropped together with these.
+        for name in sequences:  # Most were dropped with their tables.
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
     @contextmanager

@@ -64,7 +64,7 @@ class CacheServer(ABC):
     all, a part or nothing of the call, and may still execute it later. Any call may be executed
     twice: if an idle connection turns out to be dead, the call is repeated on a new connection. A
     round trip ends within the timeout of the server. For some seconds after a failure, calls raise
-    at once without being sent. Then one call is sent as a trial.
+    this error at once without being sent. Then one call is sent as a trial.
 
     Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """

@@ -45,7 +45,7 @@ _MAX_RECORD = 16_000
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
 #: Texts that join the names of entries into a packet of ``mg`` (read) commands. ``_PLAIN`` only
-#: reads the entries. ``_LEASED`` also asks for a lease (permission to store) of each entry, found
+#: reads the entries. ``_LEASED`` also requests a lease (permission to store) of each entry, found
 #: or missing.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
@@ -315,7 +315,7 @@ def _seconds(ttl: float) -> int:
 def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
     """Return a packet of ``mg`` commands that read the entries of all three lists of names.
 
-    The commands for ``objects`` also ask for a lease (permission to store) of each object, found or
+    The commands for ``objects`` also request a lease (permission to store) of each object, found or
     missing.
     """
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
