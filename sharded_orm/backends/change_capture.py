@@ -231,7 +231,9 @@ class ChangeCapture(OwnSession, ABC):
     def unwatch(self, number: int) -> None:
         """Remove a fence and the journal entries of its key. Does nothing if the fence does not exist."""
         if not self.is_prepared():
-            return  # Another operation has removed the tables with the last fence.
+            # There is nothing to delete: another operation has dropped the tables together with the
+            # last fence.
+            return
 
         # Delete the fence last. As long as it exists, no other process drops the tables.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)

@@ -84,7 +84,8 @@ class RowAccess(OwnSession, ABC):
 
     def read_again(self, table: CapturedTable, key: Any, pks: Iterable[Row]) -> list[Row]:
         """Return the rows of a shard key that have one of the primary keys ``pks`` and still exist."""
-        found: dict[Row, Row] = {}  # A primary key may occur twice in pks: as a number and as text.
+        # Use a dict, because a primary key may occur twice in pks: as a number and as text.
+        found: dict[Row, Row] = {}
         condition, params = self._of_key(table, key)
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
@@ -293,7 +294,8 @@ class RowAccess(OwnSession, ABC):
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            return "1 = 1", []  # All rows are captured, whatever their keys are.
+            # One fence covers the whole table, so select all rows, whatever their keys are.
+            return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):
             condition = (

@@ -187,7 +187,8 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        server: Any = self.server  # Only Django's MySQL features read this.
+        # Only Django's features for MySQL read this attribute.
+        server: Any = self.server
         return server.mysql_server_data
 
     # ##### Constraints: checked on the shards that take part in the transaction #####

@@ -462,7 +462,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            self.run_on_commit = []  # The group has these functions, and will run them.
+            # Drop the on_commit functions here: the group has taken them over, and will run them.
+            self.run_on_commit = []
             return
         if self.run_on_commit:
             # Report the end of the transaction before the functions run: Django calls them inside

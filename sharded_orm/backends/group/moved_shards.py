@@ -165,7 +165,8 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            time.sleep(_INTERVAL)  # Poll, because nothing signals the end of the move.
+            # Poll, because nothing signals the end of the move.
+            time.sleep(_INTERVAL)
 
     def _cannot_follow(self, *, nothing_done: bool) -> ShardMoved:
         moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"

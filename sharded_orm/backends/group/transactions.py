@@ -213,7 +213,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         for wrapper in reversed(list(self.participants.values())):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
-            except Exception as exc:  # Go on; the first error is raised below.
+            except Exception as exc:
+                # Continue with the other shards. The first error is raised after the loop.
                 if first is not None:
                     logger.exception("rolling back %r after another shard", wrapper.alias)
                 first = first or exc
@@ -254,7 +255,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     ) -> None:
         try:
             self._roll_back_to(0)
-        except Exception:  # Only logged, because the caller receives the error of the commit.
+        except Exception:
+            # Only log this error, because the caller receives the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
         # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Do it here, because
         # Atomic calls rollback() only if the commit has raised a DatabaseError.
@@ -333,5 +335,6 @@ class GroupTransactions(BaseDatabaseWrapper):
             for _, func, _ in hooks:
                 try:
                     func()
-                except Exception:  # Only logged, because the caller receives PartialCommitError.
+                except Exception:
+                    # Only log this error, because the caller receives PartialCommitError.
                     logger.exception("calling %r, a hook of on_commit", func)

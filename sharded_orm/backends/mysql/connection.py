@@ -223,7 +223,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         mode = self.mode
         if mode >= SessionMode.PINNED:
             session = self._require_session()
-            session.schema = None  # The next statement may be USE.
+            # The next statement may be USE, so the current schema of the session is unknown.
+            session.schema = None
             return session, []
         session = self.session or self.lease_session()
         prefix = [] if session.schema == self.schema else [self.use]

@@ -190,7 +190,8 @@ class LeaseMixin(BaseCursor):
                 # except the one that was lost, so there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            connection.begin_statement()  # Raises an error, because the session is lost.
+            # This call raises an error, because the session is lost.
+            connection.begin_statement()
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
         if mode is not _PINNED:

@@ -130,7 +130,9 @@ class MySQLRowCopy(RowCopy):
         )
         for _, columns in groupby(rows, key=itemgetter(0)):
             names = tuple(row[1] for row in columns)
-            if None not in names:  # MySQL returns NULL as the name of an indexed expression.
+            # Leave out indexes on expressions. MySQL returns NULL as the name of an indexed
+            # expression.
+            if None not in names:
                 yield tuple(map(str, names))
 
     def _exact(self, column: CopiedColumn) -> str:

@@ -352,7 +352,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            connection.begin_statement(_WRITE)  # Raises an error: the session is lost.
+            # This call raises an error, because the session is lost.
+            connection.begin_statement(_WRITE)
         is_leased = is_own and session is None
         if is_own:
             session = session or connection.lease_session()

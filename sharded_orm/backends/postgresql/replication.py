@@ -90,7 +90,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            own["NAME"] = None  # Without a name, Django connects to the database "postgres".
+            # Without a name, Django connects to the database "postgres".
+            own["NAME"] = None
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
             "connect_timeout": _CONNECT_TIMEOUT,
@@ -353,7 +354,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return self.wait_for(source.status().logged, seconds)
 
     def start(self, link: str) -> None:
-        pass  # There is nothing to start: a replica always replicates until it is promoted.
+        # There is nothing to start: a replica always replicates until it is promoted.
+        pass
 
     def stop(self, link: str) -> None:
         raise NotImplementedError("PostgreSQL stops to replicate by promote() only")

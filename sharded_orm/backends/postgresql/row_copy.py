@@ -117,7 +117,8 @@ class PostgreSQLRowCopy(RowCopy):
     # ##### Real tables #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        return set()  # No table is named: on PostgreSQL, triggers see even changes by CASCADE.
+        # Name no table: on PostgreSQL, triggers see even the changes that CASCADE makes.
+        return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
         # A row that changes during the copy is deleted and inserted again. If a foreign key has an

@@ -191,7 +191,9 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                return  # The tables were shown before, and have their foreign keys already.
+                # There is nothing to show: the tables have their real names and their foreign keys
+                # already.
+                return
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):
                 self._show()
@@ -231,7 +233,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        for name in sequences:  # Most were dropped with their tables.
+        # Most sequences belong to tables, and were dropped together with these.
+        for name in sequences:
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
     @contextmanager

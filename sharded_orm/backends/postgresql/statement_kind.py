@@ -375,7 +375,8 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if _EXTENSION.match(upper):
         return PostgreSQLKind.EXTENSION
     if word == "EXPLAIN":
-        return PostgreSQLKind.WRITE  # EXPLAIN ANALYZE runs the statement.
+        # EXPLAIN ANALYZE runs the statement that it explains, which may write.
+        return PostgreSQLKind.WRITE
     if word in _INSERTS or ((is_read or word == "UPDATE") and _NUMBERS.search(upper)):
         return PostgreSQLKind.INSERT
     if is_read and _LOCKING_READ.search(upper):

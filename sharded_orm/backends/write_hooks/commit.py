@@ -170,7 +170,8 @@ class CommitHookMixin(_Wrapper):
             # transaction stayed open, it would be committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:  # Only logged, because the caller receives the first error.
+            except Exception:
+                # Only log this error, because the caller receives the first error.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
             # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Otherwise the next
