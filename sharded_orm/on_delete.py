@@ -55,8 +55,8 @@ def CASCADE(
     rows = _dependent_rows(field, sub_objs)
     for alias in _aliases(field, rows):
         rows_there = rows.using(alias)
-        # Collect the rows that will be deleted together with these rows. This raises an error if
-        # one of them is protected.
+        # Collect the rows that will be deleted together with these rows. The collection raises an
+        # error if one of them is protected.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(

@@ -1,9 +1,9 @@
 """Triggers that record changed rows of a shard in a journal (a table), and fences that refuse changes.
 
 A *watched key* is a shard key with a row in the table of fences. While its fence is open, triggers
-write the primary key of each changed row to the journal. While the fence is closed, they refuse each
-change (:mod:`~sharded_orm.backends.fence`). This stops even raw SQL and other programs, because the
-database does it.
+write the primary key of each changed row to the journal. While the fence is closed, they refuse
+each change (:mod:`~sharded_orm.backends.fence`). So even raw SQL and other programs cannot change
+the rows, because the triggers run in the database.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.

@@ -60,9 +60,10 @@ class ShardFeatures:
     foreign_keys_off: ClassVar[str] = ""
     #: Whether a failed statement ends its transaction, so that only a rollback can follow.
     errors_end_transactions: ClassVar[bool] = False
-    #: The dotted path of the subclass of :class:`~sharded_orm.backends.replication.ReplicationServer`
-    #: for this kind of server. "" if replicas cannot be promoted. It is a path, because the class
-    #: imports a driver.
+    #: The dotted path of the subclass of
+    #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. "" if
+    #: replicas cannot be promoted. The value is a path and not the class, because the class imports
+    #: a driver.
     replication_server: ClassVar[str] = ""
 
     @classmethod
@@ -113,7 +114,8 @@ class PostgreSQLFeatures(ShardFeatures):
     exact_averages = "significant"
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
-    # This also switches off all triggers, except those that are enabled as ALWAYS or REPLICA.
+    # This statement also switches off all triggers, except those that are enabled as ALWAYS or
+    # REPLICA.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"

@@ -40,7 +40,7 @@ def is_deadlock(error: BaseException) -> bool:
 
     The two transactions have waited for each other's locks. Or, on PostgreSQL with an isolation
     level above READ COMMITTED, the other transaction has changed a row that this one has read, such
-    as the fence of a key, which tells triggers whether to refuse writes.
+    as the fence of a key, the row by which triggers decide whether to refuse writes.
     """
     return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
         DEADLOCK,

@@ -182,8 +182,8 @@ class RowAccess(OwnSession, ABC):
         names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)
-        # MariaDB uses no index to compare several columns at once. So compare the first one alone as
-        # well.
+        # MariaDB uses no index to compare several columns at once. So add a condition that compares
+        # the first column alone.
         condition = f"({', '.join(names)}) {operator} ({', '.join(marks)})"
         return f"({names[0]} {operator[0]}= {marks[0]} AND {condition})", [pk[0], *pk]
 

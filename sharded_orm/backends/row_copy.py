@@ -66,7 +66,8 @@ class RowCopy(RowAccess):
                 self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write copied rows into the side table. They replace its rows with the same primary keys.
+        """Write copied rows into the side table. They replace those rows of the side table that
+        have the same primary keys.
 
         :param number: the number of the copy.
         :param rows: rows that another shard's :meth:`read` has returned.

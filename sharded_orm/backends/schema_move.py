@@ -172,8 +172,8 @@ class SchemaMove(OwnSession, ABC):
         """Drop the hidden (renamed) tables with their rows, and the schema if it is empty then. Can be
         repeated.
 
-        The kept old rows of moved keys are dropped, too. On SQLite, the file stays with the table of
-        names, because a process may have it open.
+        This also drops the old rows of moved keys that the schema still keeps. On SQLite, the file
+        stays with the table of names, because a process may have it open.
         """
 
     def _side_tables(self) -> list[str]:

@@ -3,10 +3,10 @@
 A *guard* is the cache entry that says whether the entries of a scope (a set of rows) are valid. An
 open *marker* in a guard says that a write to these rows is under way.
 
-The marker of a killed writer stays open, so readers bypass the cache for the rows of this marker.
-A reader that finds an old marker asks the database whether the writer's session still exists. If
-the session is gone, the transaction was committed or rolled back, and the reader closes the marker
-as the writer would have done.
+The marker of a killed writer stays open, so readers bypass the cache for the rows of this marker. A
+reader that finds an old marker queries the database to learn whether the writer's session still
+exists. If the session is gone, the transaction was committed or rolled back, and the reader closes
+the marker as the writer would have done.
 
 One transaction may have left markers in several guards, on several cache servers. Readers repair
 each guard separately, in any order. This is safe, because the guards on a server only say whether

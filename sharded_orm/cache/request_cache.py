@@ -168,8 +168,8 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Drop the entries also from the first-level caches of enclosing blocks, which may hold the
-    # written rows, too.
+    # Also drop the entries from the first-level caches of enclosing blocks, which may hold the
+    # written rows.
     while level is not None:
         level.forget(guard)
         level = level.outer

@@ -114,7 +114,8 @@ class Format(Protocol):
     def decoded(self) -> Decoded | None:
         """The decoded rows that the process remembers.
 
-        None if the reader must not decode rows. It then returns the values of the database driver.
+        None if the reader must not decode rows. The reader then returns the values of the database
+        driver.
         """
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:

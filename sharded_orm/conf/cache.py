@@ -55,7 +55,7 @@ class CacheOptions:
     #: Whether this process reads and stores cache entries. If False, the process uses the cache only to
     #: announce which rows it writes.
     read: bool = True
-    #: Further aliases of ``CACHES`` on whose servers writes are announced (by markers), too. These
+    #: Further aliases of ``CACHES``. Writes are also announced (by markers) on their servers. These
     #: aliases are needed while the list of cache servers is being changed, because some processes
     #: read from the old servers and some from the new ones.
     also_mark: tuple[str, ...] = ()

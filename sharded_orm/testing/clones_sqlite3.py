@@ -19,8 +19,8 @@ from sharded_orm.topology.model import Shard
 class SQLiteCloner(Cloner):
     """Creates test shards by copying the template's file.
 
-    If the file of a test shard exists already, SQLite's backup function overwrites its contents. It
-    respects the locks of other connections.
+    If the file of a test shard exists already, SQLite's backup function overwrites its contents.
+    That function respects the locks of other connections.
     """
 
     def __init__(self) -> None:

@@ -237,8 +237,8 @@ class GroupTestDatabases:
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
-            # The directory's table was emptied, too, so make the routing strategy forget what it
-            # remembers of that table.
+            # The flush also empties the table of the directory. So make the routing strategy forget
+            # the rows that it remembers of that table.
             forget()
         cache_isolation.renew()
         AutonomousConnections.close_all()

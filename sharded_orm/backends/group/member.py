@@ -127,7 +127,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         if group is not None:
             # If the group is connected, its connect() does almost nothing. But if a test case does
             # not allow the group's alias, Django has replaced connect() by a method that raises an
-            # error. Because of this call, the error is raised for each shard of the group, too.
+            # error. Because of this call, the error is raised even if the test uses only a shard of
+            # the group.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()

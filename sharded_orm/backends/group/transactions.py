@@ -138,8 +138,9 @@ class GroupTransactions(BaseDatabaseWrapper):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if not value and self._broken:
-            # Clear needs_rollback on each shard, too. Django's Atomic clears it on the group before
-            # it rolls back, and users may clear it there with set_rollback(False).
+            # If needs_rollback is cleared on the group, clear it on each shard. Django's Atomic
+            # clears it on the group before it rolls back, and users may clear it there with
+            # set_rollback(False).
             for alias in list(self._broken):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()

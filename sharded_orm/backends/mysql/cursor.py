@@ -262,7 +262,8 @@ class LeaseMixin(BaseCursor):
             elif mode is _FREE:
                 connection.settle()
         # Do not touch a session that the connection has just returned to the pool, because another
-        # thread may use it. It has no unread results: return_session() would have closed it.
+        # thread may use it. Such a session has no unread results: return_session() would have
+        # closed it.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True

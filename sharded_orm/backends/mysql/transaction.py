@@ -128,8 +128,9 @@ class ServerTransaction:
             try:
                 run(end)
             except MySQLError:
-                # XA END fails if it was sent before, or if an error such as a deadlock has rolled the
-                # branch back. If the session is lost, the next statement fails, too.
+                # Ignore the error. XA END fails if it was sent before, or if an error such as a
+                # deadlock has rolled the branch back. If the session is lost, the next statement
+                # raises an error.
                 pass
             run(ending)
 

@@ -132,7 +132,8 @@ def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
 def advisory_key(schema: str, purpose: str) -> int:
     """Return the number of the advisory lock for ``purpose`` on ``schema``.
 
-    The number depends on the schema too, because all schemas of a database share the numbers.
+    The number depends on the name of the schema, because all schemas of a database share the
+    numbers of locks.
     """
     text = f"sharded_orm_capture:{schema}:{purpose}"
     digest = md5(text.encode(), usedforsecurity=False).digest()

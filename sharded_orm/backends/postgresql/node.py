@@ -77,7 +77,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         #: pool's account, and whether this account sees the sessions of all accounts. None before the
         #: first answer.
         self.last_answer: tuple[str, str, bool] | None = None
-        #: The numbers of extension types that ``django.contrib.postgres`` has asked for, by type name.
+        #: The numbers of extension types that ``django.contrib.postgres`` has queried, by type
+        #: name.
         self.type_oids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._timezone = timezone
         self._role = role

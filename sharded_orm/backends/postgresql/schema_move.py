@@ -36,8 +36,8 @@ class PostgreSQLSchemaMove(SchemaMove):
     """Moves a schema on PostgreSQL. Tables are created, hidden and shown in one transaction, because
     schema changes are transactional on PostgreSQL.
 
-    A hidden table has another name. Sequences are hidden, too. New tables get their foreign keys when
-    the tables are shown.
+    A hidden table has another name. Sequences are hidden in the same way. New tables get their
+    foreign keys when the tables are shown.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:

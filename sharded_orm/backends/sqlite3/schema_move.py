@@ -126,8 +126,8 @@ class SQLiteSchemaMove(SchemaMove):
     def discard(self) -> None:
         with self._exclusively(_PATIENCE):
             self._discard()
-            # Create the table with the names of hidden tables, even if it is empty. It shows that the
-            # shard is not in this file.
+            # Create the table with the names of hidden tables, even if it is empty. The table shows
+            # that the shard is not in this file.
             self._hide([], "")
 
     def _hide(self, names: Sequence[str], tag: str) -> None:

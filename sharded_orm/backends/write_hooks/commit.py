@@ -189,8 +189,8 @@ class CommitHookMixin(_Wrapper):
 
     def _set_autocommit(self, autocommit: bool) -> None:
         # Overrides BaseDatabaseWrapper._set_autocommit. If autocommit is switched on while a
-        # transaction is open, the database commits the transaction. So the hooks of COMMIT run here
-        # too.
+        # transaction is open, the database commits the transaction. So the hooks of COMMIT run
+        # here.
         if autocommit and (self.transaction_writes is not None or self.commit_watchers):
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:

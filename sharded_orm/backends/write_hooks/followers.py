@@ -65,8 +65,8 @@ class CommitWatcher(Protocol):
         """
 
 
-#: A function that returns the follower of a model; None if the model is not followed. It is called for
-#: each write, so it must be cheap.
+#: A function that returns the follower of a model; None if the model is not followed. The function
+#: is called for each write, so it must be cheap.
 FollowerOf = Callable[[Any], WriteFollower | None]
 
 _finders: list[FollowerOf] = []

@@ -8,14 +8,14 @@ A *lease* is the permission to store a missing object. It is a random token, whi
 for some seconds as a placeholder under the object's name. A script stores the value only if the
 placeholder is still there.
 
-A server can come back with data of an earlier time: after a restart from its dump, after a
-failover to a replica, or after it was a replica itself. Then the guards (entries that say whether
-other entries are valid) know nothing of the writes since that time. So the names of all entries
-begin with the *incarnation* of the data, a random word. The server stores this word together with
-the ``run_id`` of the server that wrote the data. If a new connection finds another ``run_id``, or
-no word, it stores a new word: older entries are then no longer found, and expire in time. Each
-packet also reads the word; if the word has changed, the packet is sent again on a new connection.
-Callers of :class:`RedisServer` use names without the word.
+A server can lose its latest writes, and have data of an earlier time: after a restart from its
+dump, after a failover to a replica, or after it was a replica itself. Then the guards (entries that
+say whether other entries are valid) know nothing of the writes since that time. So the names of all
+entries begin with the *incarnation* of the data, a random word. The server stores this word
+together with the ``run_id`` of the server that wrote the data. If a new connection finds another
+``run_id``, or no word, it stores a new word: older entries are then no longer found, and expire in
+time. Each packet also reads the word; if the word has changed, the packet is sent again on a new
+connection. Callers of :class:`RedisServer` use names without the word.
 """
 
 from __future__ import annotations
