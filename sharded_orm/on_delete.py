@@ -38,9 +38,9 @@ def CASCADE(
 ) -> None:
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
-    So even if the global row cannot be deleted afterwards, or the process dies, no row on a shard
-    refers to a row that does not exist, and the deletion can be repeated. If a row on a shard is
-    protected or restricted, an error is raised before anything is deleted.
+    The deletion of the global row may fail afterwards, or the process may die. Even then, no row on
+    a shard refers to a row that does not exist, and the deletion can be repeated. If a row on a
+    shard is protected or restricted, an error is raised before anything is deleted.
 
     Costs on each shard as much as ``delete()`` of a queryset. If other rows on the shard must be
     deleted together with the rows, the rows are read twice: for the check and for the deletion.

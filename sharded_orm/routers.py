@@ -1,4 +1,5 @@
-"""The database router. It finds the database for Django's queries by means of the topology.
+"""The database router. It finds the database for Django's queries by means of the topology, the map
+of shards to nodes.
 
 Put the router last in ``DATABASE_ROUTERS``. For models that are not sharded, it leaves the choice
 of the database to the other routers.

@@ -67,15 +67,17 @@ class CapturedTable:
 
     @property
     def refusal(self) -> str:
-        """The error message of the database when it refuses a change of a row because the fence of
-        the row's shard key, or of the whole table, is closed.
+        """The error message of the database when a closed fence refuses a change of a row.
+
+        The fence belongs to the row's shard key or, if :attr:`fence` is set, to the whole table.
         """
         return MARKER if self.fence is None else CLOSED_TABLE
 
 
 @dataclass(frozen=True)
 class Change:
-    """An entry of the journal: the row with the primary key ``pk`` was inserted, changed or deleted.
+    """An entry of the journal (the table of changed rows): the row with the primary key ``pk`` was
+    inserted, changed or deleted.
 
     :param number: the number of the entry.
     :param fence: the number of the fence (a row of the table of fences) that belongs to the row's
@@ -120,8 +122,8 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def check_privileges(self, *, sessions: bool = True) -> None:
-        """Check that this session's account has all privileges for fences, journal and triggers.
-        Creates nothing.
+        """Check that this session's account has all privileges to create and use fences, the
+        journal of changed rows, and triggers. Creates nothing.
 
         :param sessions: whether :meth:`sessions` will be needed.
         :raises MoveRefused: a privilege is missing. Each reason names what to grant.
@@ -139,7 +141,9 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def is_prepared(self) -> bool:
-        """Whether the table of fences exists, because :meth:`prepare` was called before."""
+        """Whether :meth:`prepare` was called before, and has created the table of fences (for
+        refusing changes).
+        """
 
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a shard key. Does nothing if the fence exists.
@@ -229,13 +233,16 @@ class ChangeCapture(OwnSession, ABC):
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     def unwatch(self, number: int) -> None:
-        """Remove a fence and the journal entries of its key. Does nothing if the fence does not exist."""
+        """Remove a key's fence, by which triggers record or refuse changes, and the recorded
+        changes. Does nothing if the fence does not exist.
+        """
         if not self.is_prepared():
-            # There is nothing to delete: another operation has dropped the tables together with the
-            # last fence.
+            # There is nothing to delete: another operation has removed the last fence, and has
+            # dropped the tables.
             return
 
-        # Delete the fence last. As long as it exists, no other process drops the tables.
+        # Delete the row of the fence last. As long as it exists, no other process drops the two
+        # tables.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
@@ -265,13 +272,15 @@ class ChangeCapture(OwnSession, ABC):
     # ##### Journal #####
 
     def changes(self, number: int, limit: int = 1000) -> list[Change]:
-        """Return journal entries of committed changes of a key, the lowest number first.
+        """Return entries of the journal (the table of changed rows) about committed changes of a
+        key, the lowest number first.
 
         A later call may return entries with lower numbers than an earlier call did, because a
         transaction writes its entries before it commits. So pass to :meth:`forget` exactly the
         entries that were handled.
 
-        :param number: the number of the key's fence.
+        :param number: the number of the fence, the row that makes triggers record the key's
+            changes.
         :param limit: the most entries to return.
         """
         rows = self._rows(
@@ -284,9 +293,11 @@ class ChangeCapture(OwnSession, ABC):
         ]
 
     def backlog(self, number: int) -> int:
-        """Return how many journal entries of a key there are: changes that were not forgotten yet.
+        """Return how many recorded changes of a key the journal still has, because :meth:`forget`
+        was not called for them yet.
 
-        :param number: the number of the key's fence.
+        :param number: the number of the fence, the row that makes triggers record the key's
+            changes.
         """
         count = f"SELECT COUNT(*) FROM {self._quote(JOURNAL)} WHERE fence = %s"
         return int(self._rows(count, number)[0][0])
@@ -300,9 +311,10 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Compare the fence as well as the number of the entry. If the journal is dropped and
-                # created again, the numbers start again. So a process that was paused meanwhile might
-                # otherwise delete entries of another fence.
+                # Delete an entry of the journal only if its fence is the right one. If the journal
+                # is dropped and created again, the numbers of entries begin at 1 again. So a
+                # process that was paused meanwhile might otherwise delete entries about another
+                # key.
                 self._rows(
                     f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
                     fence,
@@ -315,8 +327,8 @@ class ChangeCapture(OwnSession, ABC):
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
         """Create the missing triggers, and wait for the transactions that began without them.
 
-        Afterwards, every change of a row of a watched key is in the journal or was committed before the
-        call. Can be repeated.
+        Afterwards, every change of a row of a watched key is recorded in the journal, or was
+        committed before the call. Can be repeated.
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
             statements of other sessions do not queue behind it.
@@ -325,7 +337,8 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def uninstall(self, patience: float) -> bool:
-        """Drop all triggers, the table of fences and the journal, unless a fence exists.
+        """Drop all triggers, the table of fences (by which triggers refuse changes) and the journal
+        of changed rows, unless a fence exists.
 
         :return: whether they were dropped.
         :raises django.db.OperationalError: a transaction used one of the tables for more than
@@ -350,7 +363,9 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def _stored_key(self, value: Any) -> Any:
-        """Return a shard key in the form in which it is stored in the table of fences."""
+        """Return a shard key in the form in which the table of fences (by which triggers refuse
+        changes) stores it.
+        """
 
     def _parse_pk(self, text: str) -> tuple[Any, ...]:
         return tuple(

@@ -22,7 +22,7 @@ SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
 #: ER_LOCK_DEADLOCK. It also occurs when writers of a key wait for the process that closes the key's
-#: fence, and this process waits for them.
+#: fence (so that triggers refuse writes), and this process waits for the writers.
 _DEADLOCK = 1213
 
 
@@ -39,8 +39,8 @@ def is_deadlock(error: BaseException) -> bool:
     again.
 
     The two transactions have waited for each other's locks. Or, on PostgreSQL with an isolation
-    level above READ COMMITTED, the other transaction has changed a row that this one has read, such
-    as the fence of a key, the row by which triggers decide whether to refuse writes.
+    level above READ COMMITTED, the other transaction has changed a row that this one has read. An
+    example is the fence of a key, the row by which triggers decide whether to refuse writes.
     """
     return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
         DEADLOCK,

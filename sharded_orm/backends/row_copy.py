@@ -108,7 +108,8 @@ class RowCopy(RowAccess):
             self._rows(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
 
     def discard_everywhere(self, number: int) -> None:
-        """Delete a copy from all side tables in small batches, even if its table was migrated since.
+        """Delete a copy of rows from all side tables, where copied rows are kept, in small batches.
+        Also finds the rows if their table was migrated since.
 
         :param number: the number of the copy.
         """
@@ -155,8 +156,8 @@ class RowCopy(RowAccess):
     ) -> None:
         """Update a copy to a later state, and publish more of its tables, in one transaction.
 
-        The rows of tables other than ``tables`` are already published. So their changes are made in the
-        real table as well, but only in rows that this copy has published, because another key may have
+        The rows of tables other than ``tables`` are already published. So their changes are also
+        made in the real table, but only in rows that this copy has published. Another key may have
         a row with the same primary key.
 
         The fence with the same number, which makes triggers refuse writes of the key, must be
@@ -190,7 +191,8 @@ class RowCopy(RowAccess):
             self._delete(table, [self.pk_of(table, row) for row in copied])
 
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Move all rows of a shard key into the side tables, in one transaction. Can be repeated.
+        """Move all rows of a shard key into the side tables, which keep rows out of sight, in one
+        transaction. Can be repeated.
 
         The fence with the same number, which makes triggers refuse writes of the key, must be
         closed. The triggers let the changes of this session pass, but none of other sessions.
@@ -322,7 +324,8 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def _delete_batch(self, side: str, number: int) -> int:
-        """Delete at most :data:`DELETED` rows of a copy from the side table ``side``.
+        """Delete at most :data:`DELETED` rows of a copy from ``side``, a side table for copied
+        rows.
 
         Return how many rows were deleted.
         """

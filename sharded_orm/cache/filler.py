@@ -64,8 +64,9 @@ class Filler:
     def lease(self, request: CacheRequest, now: float) -> None:
         """Take leases (permissions of the server) to store the missing objects of ``request``.
 
-        If a server is down, or if a guard (an entry that says whether other entries are valid) is
-        younger than QUARANTINE seconds, mark ``request`` so that nothing is stored for it.
+        If a server is down, mark ``request`` so that nothing is stored for it. Do the same if a
+        guard (an entry that says whether other entries are valid) is younger than QUARANTINE
+        seconds.
 
         :param now: the time in seconds since 1970.
         """

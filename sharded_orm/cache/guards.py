@@ -94,9 +94,9 @@ class Marker:
 
     :param token: identifies the marker.
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
-    :param wide: True if the write may concern rows in any narrower scope. For example, a marker in
-        the guard of a shard key is wide if it is not known which isolate keys (values of the field
-        that divides the rows of a shard key) the written rows have.
+    :param wide: True if the write may concern rows in any narrower scope. For example, an isolate
+        key is a value of the field that divides the rows of a shard key. A marker in the guard of a
+        shard key is wide if the isolate keys of the written rows are not known.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
         rows; None for all rows of the scope. New rows are left out, because they cannot be in the

@@ -91,7 +91,8 @@ def check_models(
 
 @checks.register(checks.Tags.models)
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if the directory or the tickets share an SQLite file with the ``default`` database.
+    """Warn if the directory (shards of keys) or the tickets (new ids) share an SQLite file with
+    ``default``.
 
     Inside a transaction, directory and tickets are written on separate connections. SQLite allows
     one writer per file, so a transaction on ``default`` would block new keys and ids.

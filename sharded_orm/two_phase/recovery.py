@@ -32,8 +32,8 @@ from sharded_orm.two_phase.app import is_enabled, refusal_of
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
-#: A recovery ends only branches that have been prepared for at least this many seconds. A
-#: coordinator that is alive ends its branches within milliseconds.
+#: A recovery ends only branches that have been prepared for at least this many seconds. The process
+#: that has prepared a branch ends it within milliseconds, if the process is alive.
 GRACE: Final = 2.0
 #: Seconds after which a stored decision is deleted, if no branch needs it.
 KEPT_FOR: Final = 3600
@@ -226,7 +226,7 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
     if not old:
         return 0
     # Look for branches after the decisions were read. A decision is committed only after its
-    # branches were prepared, so every branch that is not ended yet is found now, even if the clocks
+    # branches were prepared. So every branch that is not ended yet is found now, even if the clocks
     # of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0

@@ -30,7 +30,7 @@ _MISSING: Final = frozenset({1049, 1146})
 _SQLITE_MISSING: Final = "no such table: "
 # Matches a statement that calls a procedure, which may commit while it runs.
 _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
-# Seconds between two loads of the topology while a statement waits.
+# Seconds between two loads of the topology (the map of shards to nodes) while a statement waits.
 _INTERVAL: Final = 0.02
 
 
@@ -59,7 +59,8 @@ class TopologyLookup:
         self._refused = ""
 
     def refresh_since(self, moment: float) -> str:
-        """Load the topology, unless another thread has begun to load it after ``moment``.
+        """Load the topology (the map of shards to nodes), unless another thread has begun to load
+        it after ``moment``.
 
         Return the reason if loading has failed, and "" otherwise.
 

@@ -54,7 +54,8 @@ _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
 class MySQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on MariaDB or MySQL: the fences, the journal and the triggers.
+    """Change capture of one shard on MariaDB or MySQL: triggers, fences (by which they refuse
+    changes), and the journal of changed rows.
 
     A watched key is a shard key with a row in the table of fences. A transaction that changes rows
     of the key holds a shared lock on that row until the transaction ends. So an exclusive lock on

@@ -219,12 +219,12 @@ class MySQLSchemaMove(SchemaMove):
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Let RENAME TABLE wait for table locks as briefly as possible, because other statements
-        # queue behind it, and it may cause deadlocks with transactions that use several of the
-        # tables. (NOWAIT in the statement is no choice, because the replicas would then not wait
-        # either.) The limit for InnoDB's row locks stays as usual. If RENAME TABLE fails after the
-        # first table, the server needs such locks to undo it. If it did not get them, some tables
-        # would stay renamed.
+        # Let RENAME TABLE wait for table locks as briefly as possible. Other statements queue
+        # behind it, and it may cause deadlocks with transactions that use several of the tables.
+        # (NOWAIT in the statement is no choice, because the replicas would then not wait either.)
+        # The limit for InnoDB's row locks stays as usual. If RENAME TABLE fails after the first
+        # table, the server needs such locks to undo it. If it did not get them, some tables would
+        # stay renamed.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:

@@ -5,9 +5,9 @@ In autocommit, the virtual connection holds a session for one statement. In a tr
 session from the first statement to the end of the transaction.
 
 A session finds the tables of a shard by its search path. The path is set for one transaction at a
-time, in the same packet as the first statement. So setting the path costs no round trip, the server
-restores the old path at the end of the transaction, and this works even behind a connection pooler
-that gives each transaction another session. In autocommit, the packet ``SELECT
+time, in the same packet as the first statement. So setting the path costs no round trip, and the
+server restores the old path at the end of the transaction. This works even behind a connection
+pooler that gives each transaction another session. In autocommit, the packet ``SELECT
 set_config('search_path', …, true), …; statement`` is one transaction by itself. A transaction
 begins with ``BEGIN; SELECT set_config(…), …; statement``. The ``SELECT`` fails if the schema does
 not exist or may not be used. If it did not fail, the statement could find or create a table in

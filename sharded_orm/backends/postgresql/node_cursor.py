@@ -36,7 +36,8 @@ _TABLE = re.compile(r'"([^"]+)"\."?(\w+)')
 class _QualifiedNamesMixin(SessionLeaseMixin):
     """Base class of a node's cursors. A table name without a schema is an error.
 
-    :param node: name of the node in the topology; None if ``DATABASES`` names the server.
+    :param node: name of the node in the topology, the map of shards to nodes; None if ``DATABASES``
+        names the server.
     """
 
     def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:

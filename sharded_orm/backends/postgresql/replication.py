@@ -1,9 +1,9 @@
 """Query and change PostgreSQL's streaming replication, for a promotion (a replica replaces its
 primary).
 
-The fence of a server closes the databases of the shards (``ALLOW_CONNECTIONS false``) and ends their
-sessions. It is stored in the server's catalog. So it outlives a restart, and replication copies it to
-the replica.
+A fence makes a server refuse the work of applications: it closes the databases of the shards
+(``ALLOW_CONNECTIONS false``) and ends their sessions. The fence is stored in the server's catalog.
+So it outlives a restart, and replication copies it to the replica.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
 from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.aliases import complete
 
-#: The database in which an operator's session works. A fence closes the shards' databases, but not this
-#: one.
+#: The database in which an operator's session works. When the server is fenced, the shards'
+#: databases are closed, but not this one.
 MAINTENANCE: Final = "postgres"
 
 _CONNECT_TIMEOUT = 5  # seconds
@@ -51,8 +51,8 @@ class FenceTimeout(OperationalError):
 class PostgreSQLReplicationServer(ReplicationServer):
     """A connection to one PostgreSQL server, to query and change its replication.
 
-    If ``databases`` are passed, the session uses the database :data:`MAINTENANCE`, because a fence
-    closes those databases. Otherwise the session uses the database of the node.
+    If ``databases`` are passed, the session uses the database :data:`MAINTENANCE`, because fencing
+    the server closes those databases. Otherwise the session uses the database of the node.
     """
 
     product = "PostgreSQL"

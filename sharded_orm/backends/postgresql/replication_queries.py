@@ -1,4 +1,6 @@
-"""SQL queries about PostgreSQL's streaming replication, and about the sessions that a fence ends."""
+"""SQL queries about PostgreSQL's streaming replication, and about the sessions that must end when a
+server is fenced (closed for applications).
+"""
 
 from __future__ import annotations
 

@@ -105,9 +105,9 @@ class Coordinator:
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.
 
-        If several shards were written to, the commit costs two round trips for the decider (the decision
-        and its commit), and two for each other shard (the preparation and the commit). If only one shard
-        was written to, all shards commit as usual.
+        If several shards were written to, the commit costs two round trips for each shard. On the
+        decider, these are the decision and its commit; on any other shard, the preparation and the
+        commit. If only one shard was written to, all shards commit as usual.
 
         :param members: the connection objects of the shards, in the order of their first use.
         :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A
@@ -181,7 +181,8 @@ class Coordinator:
             raise CommitOutcomeUnknown(aliases, exc) from exc
 
     def _finish(self, decider: Participant, branches: Sequence[Participant]) -> None:
-        """Commit the branches after the decision. A branch whose commit fails stays prepared.
+        """Commit the branches (the parts on the other shards) after the decision was stored. A
+        branch whose commit fails stays prepared.
 
         :param decider: the connection object of the shard that has stored the decision.
         :param branches: the connection objects of the other shards that were written to.

@@ -229,9 +229,8 @@ class RedisServer(RemoteServer):
         """Send ``commands`` in one packet and return their replies.
 
         The last of ``commands`` must read :data:`_OWNER`. If the value of this entry is the same as
-        when the connection was opened, all of ``commands`` ran on the same data, because an earlier
-        value is never stored again. If the value has changed, send the packet again on a new
-        connection.
+        when the connection was opened, all of ``commands`` ran on the same data: an earlier value
+        is never stored again. If the value has changed, send the packet again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
         :raises ServerDown: there was no valid reply in time, or the server is not called because of
