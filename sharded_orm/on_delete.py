@@ -93,9 +93,9 @@ def SET_NULL(
     Each shard commits by itself. If the global row cannot be deleted after that, the foreign keys stay
     NULL.
 
-    Cost: one scatter reads the primary keys and shard keys of all such rows into memory. Then each
-    shard that has such rows gets one UPDATE. If there are millions of such rows, set their foreign
-    keys to NULL in pieces before you delete the global row.
+    Cost: one query of all shards reads the primary keys and shard keys of all such rows into
+    memory. Then each shard that has such rows gets one UPDATE. If there are millions of such rows,
+    set their foreign keys to NULL in pieces before you delete the global row.
 
     :raises ScatterError: a shard did not answer; nothing was changed.
     :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was changed.

@@ -164,7 +164,8 @@ class Scope:
 
     @cached_property
     def guards(self) -> tuple[str, ...]:
-        """Names of the guards that concern the scope, the guard of the widest scope first.
+        """Names of the guards (entries that say whether others are valid) that concern the scope,
+        the guard of the widest scope first.
 
         The last name is that of the scope's own guard.
         """

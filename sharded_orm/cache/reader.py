@@ -132,9 +132,10 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards. If the process remembers the ids of the list, this packet also
-        # reads the objects, provided that they are on the same server. If the process remembers
-        # only the revision (a part of the list's name), this packet also reads the list.
+        # First packet: the guards, the entries that say whether others are valid. If the process
+        # remembers the ids of the list, this packet also reads the objects, provided that they are
+        # on the same server. If the process remembers only the revision (a part of the list's
+        # name), this packet also reads the list.
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
@@ -261,7 +262,8 @@ class Reader:
             if missing:
                 server.add(missing, ttl)
         except ServerDown:
-            # The cache server is down. A later reader will create the missing guards.
+            # The cache server is down. A later reader will create the missing guards, the entries
+            # that say whether others are valid.
             pass
         return None
 

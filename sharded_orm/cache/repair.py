@@ -38,8 +38,9 @@ from sharded_orm.cache.stores.base import CacheServer
 
 #: Seconds for which readers assume that the writer of a marker is alive and will close it.
 REPAIR_AFTER = 1.0
-#: Seconds that a process waits before it queries the database about the same marker once more, or
-#: before it closes the marker in the same guard once more.
+#: Seconds that a process waits before it queries the database about the same marker (the
+#: announcement of a write) once more, or before it closes that marker in the same cache entry once
+#: more.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -180,14 +181,15 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # Remember that the writer is dead, so that the database is not queried again when
-                # the marker is found in another guard.
+                # Remember that the writer is dead, so that the database is not queried again when a
+                # reader finds the same writer's marker in another guard.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """Return the markers in ``dead`` that this process has not closed in the last second.
+        """Return the markers (announcements of writes) in ``dead`` that this process has not closed
+        in the last second.
 
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.
@@ -210,7 +212,8 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
+    """Replace a guard (an entry that says whether others are valid) by a shorter one, if that saves
+    enough and the guard has not changed.
 
     The shorter guard has the same open markers and the same generation, so objects stay valid. The
     lists of the scope become void. So the best moment to compact is right after a write, which
@@ -225,13 +228,14 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     try:
         guard = parse(raw)
     except BrokenGuard:
-        # Leave a broken guard as it is: the next reader replaces it.
+        # Leave a broken guard entry as it is: the next reader replaces it.
         return False
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact guards that have just got a marker, if they are larger than COMPACT_FROM bytes.
+    """Compact guards to which an announcement of a write was just added, if they are larger than
+    COMPACT_FROM bytes.
 
     :param sizes: the sizes of guards in bytes, keyed by the names of the guards, as
         :meth:`CacheServer.mark` returned them.

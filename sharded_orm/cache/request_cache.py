@@ -159,8 +159,8 @@ def forget(home_guard: str | None = None) -> None:
 
     Called at each write, and again when the write's transaction has ended.
 
-    :param home_guard: the name of the guard of a shard key or global table, whose entries are
-        dropped. None (the default) drops all entries.
+    :param home_guard: the name of the cache entry that guards a shard key or global table. The
+        entries of that key or table are dropped. None (the default) drops all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)

@@ -147,8 +147,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # The server's list of transactions may be old and lack some transactions. So the marker, which
-        # records the sessions of this moment, also has the present time.
+        # The server's list of transactions may be old and lack some transactions. So the result,
+        # which records the sessions of this moment, also has the present time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -168,8 +168,8 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # If the number of this statement is smaller than the number in the marker, the server has
-        # restarted since, which ended all sessions.
+        # If the number of this statement is smaller than the number that the marker has recorded,
+        # the server has restarted since, and all sessions have ended.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers

@@ -68,8 +68,8 @@ class CommitHookMixin(_Wrapper):
 
     #: The listener of the open transaction; None if it has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
-    #: Watchers of the open transaction. They are called before COMMIT and at the end of the
-    #: transaction.
+    #: Objects that watch the open transaction. Their methods are called before COMMIT and at the
+    #: end of the transaction.
     commit_watchers: tuple[CommitWatcher, ...] = ()
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
@@ -227,13 +227,15 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _savepoint(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers.
+        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers, objects that are notified
+        # about the transaction.
         super()._savepoint(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint(sid)
 
     def _savepoint_rollback(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers.
+        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers, objects that are
+        # notified about the transaction.
         super()._savepoint_rollback(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint_rolled_back(sid)

@@ -38,8 +38,8 @@ class StatementWatcher(Generic[C]):
 
     @classmethod
     def of(cls, connection: Any) -> Self:
-        """Return the watcher of this class for the open transaction of ``connection``. If there is
-        none, add one.
+        """Return the object of this class that watches the open transaction of ``connection``. If
+        there is none, add one.
         """
         for watcher in connection.commit_watchers:
             if isinstance(watcher, cls):

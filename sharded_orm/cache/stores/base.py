@@ -12,7 +12,8 @@ Lease = Any
 #: The largest size in bytes of a stored value: memcached's limit (1 MiB), less some room for the
 #: entry's name and header.
 MAX_VALUE = 1_000_000
-#: Seconds after which a lease expires. Until then, no other reader can store the entry.
+#: Seconds after which a lease (a reader's permission to store an entry) expires. Until then, no
+#: other reader can store the entry.
 LEASE_SECONDS = 5
 
 

@@ -118,7 +118,8 @@ class MemcachedServer(RemoteServer):
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
         # The server answers SERVER_ERROR to a read if it lacks memory for the answer, or for the
-        # empty entry that it creates with a lease. The entry then counts as missing.
+        # empty entry that it creates for a lease (a reader's permission to store the entry). The
+        # entry then counts as missing.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
             raise self._failed("unexpected answer to a read")
         return value or None

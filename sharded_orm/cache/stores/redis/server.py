@@ -72,7 +72,8 @@ _REPLACE_OWNER = RedisScript(
     b"if there ~= ARGV[1] then return there end "
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
-# This script appends to a guard only if the guard exists. The command APPEND alone would create it.
+# This script appends a line to a guard (an entry that says whether others are valid), if the guard
+# exists. The command APPEND alone would create it.
 _APPEND = RedisScript(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
@@ -314,9 +315,9 @@ class RedisServer(RemoteServer):
         return (
             values[:middle],
             [
-                # tuple.__new__() makes a FoundEntry in half the time of its constructor. The third
-                # item, a lease, is always None here. If the value is the placeholder of another
-                # reader's lease, the entry counts as missing.
+                # tuple.__new__() makes a FoundEntry in half the time of its constructor. The second
+                # item, a lease (permission to store), is always None here. If the value is the
+                # placeholder of another reader's lease, the entry counts as missing.
                 tuple.__new__(
                     FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
                 )
@@ -377,7 +378,8 @@ class RedisServer(RemoteServer):
         for created, size, prolonged in zip(
             replies[::3], replies[1::3], replies[2::3], strict=True
         ):
-            # The reply to SET … NX is None if the guard existed already.
+            # The reply to SET … NX, which creates a missing guard, is None if the guard existed
+            # already.
             if created is not None:
                 self._checked(created, bytes)
             self._checked(prolonged, int)
