@@ -31,8 +31,8 @@ class ShardFeatures:
     #: many shards. None if the database sets no limit.
     max_scattered_tables: ClassVar[int | None] = None
     #: The most connection objects that one thread keeps for the shards of a group. Above the limit,
-    #: idle ones are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies. None
-    #: means that the setting alone decides.
+    #: idle objects are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies.
+    #: None means that the setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
     #: How texts from several shards are compared in Python. "bytes": by their bytes. "weights": by
     #: their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds to each row.

@@ -300,8 +300,8 @@ class TransactionMarkers:
             if markers:
                 self._finish(markers)
         finally:
-            # Drop entries from the per-request cache that may hold old rows, because these were
-            # read between the write and COMMIT.
+            # Drop entries from the per-request cache. They may hold old rows, which were read
+            # between the write and COMMIT.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:

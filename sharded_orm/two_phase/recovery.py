@@ -243,7 +243,8 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
 def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequence[Any]:
     """Run a statement on ``alias`` in autocommit mode, and return its first ``most`` rows.
 
-    The connection object is dropped afterwards, so that calls for many shards do not keep one for each.
+    The connection object is dropped afterwards, so that calls for many shards do not keep one
+    object for each shard.
     """
     wrapper = _wrapper(alias)
     with wrapper.cursor() as cursor:

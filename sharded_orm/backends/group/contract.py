@@ -91,8 +91,8 @@ class GroupMember(Protocol):
         Called only if there is no open connection, or if the new settings do not affect the open
         connection.
 
-        :param generation: number of the topology (a version of the settings) that the settings come
-            from.
+        :param generation: number of the topology (the map of shards to nodes) that the settings
+            come from.
         """
 
     def check_constraints(self, table_names: Any = None) -> None: ...

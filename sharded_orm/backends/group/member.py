@@ -46,8 +46,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # Number of the topology (a version of the settings) from which settings_dict comes; None for an
-    # alias whose settings come from DATABASES only.
+    # Number of the topology (the map of shards to nodes) from which settings_dict comes; None for
+    # an alias whose settings come from DATABASES only.
     _generation: int | None = None
     # Whether queries are kept out of the query log now, because the transaction of a TestCase is being
     # opened on this shard. On an ordinary database, Django opens it before the test begins, so
@@ -229,8 +229,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         Called only if there is no open connection, or if the new settings do not affect the open
         connection.
 
-        :param generation: number of the topology (a version of the settings) that the settings come
-            from.
+        :param generation: number of the topology (the map of shards to nodes) that the settings
+            come from.
         """
         self.settings_dict, self._generation = settings_dict, generation
         if self.shard is not None:

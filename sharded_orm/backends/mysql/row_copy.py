@@ -66,9 +66,10 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Take only a shared lock on the row of the fence, to avoid a deadlock. A writer of the key may
-        # already hold locks on rows of the key when its trigger reads the fence. If this session had an
-        # exclusive lock, the writer would wait for this session, and this session for the rows.
+        # Take only a shared lock on the fence (the row by which triggers refuse writes of the key),
+        # to avoid a deadlock. A writer of the key may already hold locks on rows of the key when
+        # its trigger reads the fence. If this session had an exclusive lock, the writer would wait
+        # for this session, and this session for the rows.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"

@@ -285,8 +285,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         # all sessions that begin later.
         beginning = self._beginning()
         while True:
-            # Query in this order: a session that is no longer being opened is then either in the list
-            # of sessions or has ended.
+            # First query the sessions that are being opened, and then those that are open. So a
+            # session that is no longer being opened is either in the second list, or has ended.
             beginning &= self._beginning()
             sessions = self._sessions()
             if not beginning and not sessions:

@@ -65,8 +65,9 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # This setting makes the triggers let this transaction's changes pass. Writers of the key do
-            # not wait for the transaction: the closed fence refuses them at once.
+            # This setting makes the triggers let this transaction's changes pass. Writers of the
+            # key do not wait for the transaction: because the fence of the key is closed, triggers
+            # refuse the writes at once.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 

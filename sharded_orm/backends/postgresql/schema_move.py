@@ -127,8 +127,8 @@ class PostgreSQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             with self._locks.transaction(max(patience, _VACUUM_PATIENCE)):
                 began = self._lock(names, patience)
-                # Renaming a sequence must not wait for other sessions either. The timeout is in
-                # milliseconds.
+                # If another session uses a sequence, renaming the sequence must fail and not wait.
+                # The timeout is in milliseconds.
                 self._rows("SET LOCAL lock_timeout = 1")
                 sequences = [name for name, kind in self._visible_relations() if kind == "S"]
                 self._hide([*((n, "r") for n in names), *((n, "S") for n in sequences)], tag)

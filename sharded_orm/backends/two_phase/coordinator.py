@@ -24,8 +24,8 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.topology.model import Shard
 
-#: The most shards of one transaction. Each shard costs a session, and a branch that its server must
-#: keep.
+#: The most shards of one transaction. Each shard costs a session, and a prepared transaction that
+#: its server must keep.
 MAX_SHARDS: Final = 64
 
 
@@ -145,8 +145,8 @@ class Coordinator:
             for member in branches:
                 member.prepare_branch()
         except BaseException:
-            # If a session was lost, its branch may be prepared all the same. So report that a branch
-            # may be left to a recovery.
+            # If a session was lost, its branch (its part of the transaction) may be prepared all
+            # the same. So report that a branch may be left to a recovery.
             self._report(_shards([decider, *branches]), True)
             raise
         self._decide(decider, branches)
@@ -172,8 +172,8 @@ class Coordinator:
                 for member in branches:
                     member.is_bound = False
                 raise
-            # The decision may be stored. So the branches stay prepared when the caller rolls back, and
-            # a recovery ends them.
+            # The decision to commit may be stored. So the branches (the parts on the other shards)
+            # stay prepared when the caller rolls back, and a recovery ends them.
             self._report(_shards([decider, *branches]), True)
             if not isinstance(exc, Exception):
                 raise
