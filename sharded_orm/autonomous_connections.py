@@ -92,7 +92,8 @@ class AutonomousConnections:
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():
                 connection.close()
-                # The close() of Django's SQLite backend does not close databases in memory.
+                # Call the method of the base class, because the close() of Django's SQLite backend
+                # does not close databases in memory.
                 BaseDatabaseWrapper.close(connection)
 
     def _of_thread(self) -> dict[str, BaseDatabaseWrapper]:

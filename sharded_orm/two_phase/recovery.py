@@ -189,8 +189,8 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
     if fate is Fate.OPEN:
         return f"left, because its transaction on {decider.alias!r} is still open", False
     if fate is Fate.COMMITTED:
-        # Make cache entries void before the commit, too: if a cache server does not answer, this
-        # raises an error and nothing is committed.
+        # Make the cache entries void before the commit, and once more after it. If a cache server
+        # does not answer now, this call raises an error and nothing is committed.
         _void_cache(prepared.alias)
     completion = _wrapper(prepared.alias).end_branch(branch, commit=fate is Fate.COMMITTED)
     if completion is Completion.HELD:

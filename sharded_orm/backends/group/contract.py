@@ -112,7 +112,9 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` has connected. Its connection is closed after its time ``close_at``."""
+        """Record that ``wrapper`` has connected. The connection is closed when the time
+        ``wrapper.close_at`` has come.
+        """
 
     def record_use(self, wrapper: Any) -> None:
         """Record that ``wrapper`` was used since the group last closed obsolete connections."""

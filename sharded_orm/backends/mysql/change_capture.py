@@ -207,8 +207,8 @@ class MySQLChangeCapture(ChangeCapture):
         try:
             for _ in range(_READS):
                 transactions = self._transactions()
-                # The copy of the list is new if it has a transaction of this session, because a
-                # copy without one was seen before the transaction began.
+                # The copy of the list is new if it has a transaction of this session. An earlier
+                # copy, which was read before the transaction began, did not have one.
                 is_listed = any(number == own for number, _ in transactions)
                 if has_begun and is_listed:
                     return transactions

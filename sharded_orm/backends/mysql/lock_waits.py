@@ -79,7 +79,8 @@ class LockWaits:
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """Limit the time that statements of the ``with`` block wait for locks, in seconds."""
+        """Limit to ``seconds`` the time that each statement of the ``with`` block waits for locks.
+        """
         values = self._flavor.lock_timeouts(seconds)
         self._run(f"SET SESSION {', '.join(f'{name} = %s' for name in values)}", *values.values())
         try:

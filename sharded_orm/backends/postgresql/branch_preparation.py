@@ -32,8 +32,9 @@ class BranchPreparation(SessionLease):
     def begin_branch(self, name: str = "") -> None:
         """Put the next transaction under the rules of a two-phase commit. Sends nothing.
 
-        :param name: the name of the branch that the next transaction becomes. Empty for the transaction
-            that stores the decision to commit.
+        :param name: the name of the branch (the part of the two-phase commit on this shard) that
+            the next transaction becomes. Empty for the transaction that stores the decision to
+            commit.
         :raises TwoPhaseMisused: the connection keeps a session with state of its own, which would
             be lost when the session is closed after the branch.
         """

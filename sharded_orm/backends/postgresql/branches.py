@@ -1,4 +1,4 @@
-"""The prepared transactions of a database: query which ones there are, and commit or roll them back."""
+"""The prepared transactions of a database: query which exist, and commit or roll them back."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 _QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
-# A cheap first test: the patterns below can match only if a text contains one of these.
+# A cheap first test: the patterns below can match only if a text contains one of these words.
 _SUSPICIOUS = re.compile(
     r"SET_CONFIG|ADVISORY|SETSEED|SET_LIMIT|DBLINK|CURRVAL|LASTVAL|PG_TEMP|PG_SETTINGS|TEMP"
     r"|REPLICATION_ORIGIN|U&\""
@@ -401,7 +401,7 @@ def _of_body(raw: str) -> PostgreSQLKind:
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
     """Return the kind of a text by the functions and tables that it names. READ if these are harmless."""
     if 'U&"' in raw:
-        # Such a name may contain any character as a number, so it might be any name.
+        # A name in U&"…" may contain any character as a number, so it might be any name.
         return PostgreSQLKind.PATH
     if '"' in text:
         upper = _QUOTED_NAME.sub(r"\1", _strip(text, names=True) or "").upper()

@@ -141,9 +141,9 @@ class TwoPhaseMixin(CommitHookMixin):
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. After the decision is stored, no error of this shard
-        # can undo it: the branch stays prepared, and a recovery commits it. So Django must not roll
-        # back.
+        # Overrides BaseDatabaseWrapper._commit. After the decision is stored, no error of this
+        # shard can undo it: the branch (this shard's part of the transaction) stays prepared, and a
+        # recovery commits it. So Django must not roll back.
         if not self.is_bound:
             self._is_confirmed = False
             try:

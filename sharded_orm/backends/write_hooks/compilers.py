@@ -96,7 +96,8 @@ class WriteMixin(ReadMixin):
             # statement.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if connection.features.shards_are_files:
-                # A file has no sessions. Other backends check the route when they have leased one.
+                # Check here that the keys are still on this shard, because a file has no sessions.
+                # The other backends check this when they have leased a session.
                 check_route()
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)

@@ -440,7 +440,8 @@ class RedisServer(RemoteServer):
 
     def reset_counters(self, names: Sequence[str]) -> None:
         if names:
-            # Do not call finish(), which would put the incarnation before the names; see counters().
+            # Do not call finish(), which would put the incarnation (a random word) before the names
+            # of the counters.
             (reply,) = self._pipeline([(b"UNLINK", *(name.encode("ascii") for name in names))])
             self._checked(reply, int)
 
