@@ -79,8 +79,7 @@ class LockWaits:
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """Limit to ``seconds`` the time that each statement of the ``with`` block waits for locks.
-        """
+        """Limit to ``seconds`` the time that each statement of the ``with`` block waits for locks."""
         values = self._flavor.lock_timeouts(seconds)
         self._run(f"SET SESSION {', '.join(f'{name} = %s' for name in values)}", *values.values())
         try:
