@@ -4,11 +4,11 @@ work.
 In autocommit, the virtual connection holds a session for one statement, or until a cursor has read all
 results. In a transaction, it holds a session from the first statement to the end of the transaction.
 
-A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's own
-backend. But ``BEGIN`` starts only one transaction. If an implicit commit or an error such as a deadlock
-ends that transaction inside an atomic block, the later statements of the block would each commit by
-themselves. So the session is put into ``autocommit=0`` before a statement that commits implicitly, and
-after any error.
+A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's
+own backend. But ``BEGIN`` starts only one transaction. An implicit commit, or an error such as a
+deadlock, may end that transaction inside an atomic block. Then each later statement of the block
+would commit by itself. So the session is put into ``autocommit=0`` before a statement that commits
+implicitly, and after any error.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         if on and self.transaction.is_open:
             if self.transaction.plain_only:
                 # The block with two_phase=True was interrupted. Its transaction is a part of a
-                # larger one, and only the coordinator may commit that.
+                # larger one, and only the object that coordinates the two-phase commit may commit
+                # that.
                 self.leave_branch()
             else:
                 self._end(COMMIT)
@@ -142,7 +143,9 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Roll back. Send nothing if the session was lost: the transaction has ended with it."""
+        """Roll back the transaction. Send nothing if the session was lost, because the transaction
+        has ended with the session.
+        """
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
@@ -221,7 +224,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         mode = self.mode
         if mode >= SessionMode.PINNED:
             session = self._require_session()
-            session.schema = None  # The next statement may be USE.
+            # The next statement may be USE, so the current schema of the session is unknown.
+            session.schema = None
             return session, []
         session = self.session or self.lease_session()
         prefix = [] if session.schema == self.schema else [self.use]

@@ -69,8 +69,8 @@ class CommitHookMixin(_Wrapper):
 
     #: The listener of the open transaction; None if it has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
-    #: Watchers of the open transaction. They are called before COMMIT and at the end of the
-    #: transaction.
+    #: Objects that watch the open transaction. Their methods are called before COMMIT and at the
+    #: end of the transaction.
     commit_watchers: tuple[CommitWatcher, ...] = ()
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
@@ -178,7 +178,8 @@ class CommitHookMixin(_Wrapper):
             # transaction stayed open, it would be committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:  # Only logged, because the caller receives the first error.
+            except Exception:
+                # Only log this error, because the caller receives the first error.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
             # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Otherwise the next
@@ -196,8 +197,8 @@ class CommitHookMixin(_Wrapper):
 
     def _set_autocommit(self, autocommit: bool) -> None:
         # Overrides BaseDatabaseWrapper._set_autocommit. If autocommit is switched on while a
-        # transaction is open, the database commits the transaction. So the hooks of COMMIT run here
-        # too.
+        # transaction is open, the database commits the transaction. So the hooks of COMMIT run
+        # here.
         if autocommit and (self.transaction_writes is not None or self.commit_watchers):
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -234,13 +235,15 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _savepoint(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers.
+        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers, objects that are notified
+        # about the transaction.
         super()._savepoint(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint(sid)
 
     def _savepoint_rollback(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers.
+        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers, objects that are
+        # notified about the transaction.
         super()._savepoint_rollback(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint_rolled_back(sid)
