@@ -9,13 +9,13 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
-from django.db import connections
 
 from sharded_orm.contrib.mirrors import build, comparison, declaration, relay
 from sharded_orm.contrib.mirrors.backlog import backlog
 from sharded_orm.contrib.mirrors.companions import Companion, companions, find_companion
 from sharded_orm.contrib.mirrors.differences import ComparisonReport
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
+from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 
 
@@ -62,10 +62,7 @@ class RelayMirrors(Action):
                     self._show(command, report, options)
                     for problem in report.problems:
                         command.stderr.write(problem)
-                for connection in connections.all(initialized_only=True):
-                    # Django does not leave a broken connection by itself, such as after a restart of a server.
-                    if connection.errors_occurred:
-                        connection.close_if_unusable_or_obsolete()
+                leave_broken_connections()
                 stopping.wait(options["interval"])
 
     def _show(
