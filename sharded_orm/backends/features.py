@@ -55,6 +55,8 @@ class ShardFeatures:
     #: A statement after which a transaction checks no foreign keys. "" if Django's
     #: ``constraint_checks_disabled()`` does that.
     foreign_keys_off: ClassVar[str] = ""
+    #: Whether a cursor has the number that the database has given to the row of an INSERT (``lastrowid``).
+    has_lastrowid: ClassVar[bool] = False
     #: Whether a statement that fails ends its transaction, so that nothing can follow but a rollback.
     errors_end_transactions: ClassVar[bool] = False
     #: The dotted path of the class that asks a server about its replication
@@ -82,6 +84,7 @@ class MySQLFeatures(ShardFeatures):
     collations = MySQLCollations()
     exact_averages = "fixed"
     averages_durations_to_integers = True
+    has_lastrowid = True
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
 
@@ -94,6 +97,7 @@ class MySQLFeatures(ShardFeatures):
 
 class SQLiteFeatures(ShardFeatures):
     shards_are_files = True
+    has_lastrowid = True
     # Each idle connection keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"

@@ -175,9 +175,9 @@ def write():
     connections.close_all()
 def record():
     locked.wait()
-    _record(source, WrittenRow(n.pk, 1, {}))
+    _record(source, WrittenRow(n.pk, 1, {}, 0))
     order.append("repair")
-    print(_record(source, WrittenRow(n.pk + 1, 1, {})))
+    print(_record(source, WrittenRow(n.pk + 1, 1, {}, 0)))
     connections.close_all()
 writer, repair = threading.Thread(target=write), threading.Thread(target=record)
 repair.start(), writer.start()

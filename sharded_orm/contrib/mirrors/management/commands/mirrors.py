@@ -97,17 +97,13 @@ class CheckMirrors(Action):
             "--sample",
             type=_share,
             metavar="PERCENT",
-            help="Compare only so many percent of the chunks of some thousand rows, drawn at random.",
+            help="Compare only so many percent of the chunks, drawn at random. A chunk has some thousand rows"
+            " of a mirror, or 500 copies of a reference table on one shard.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         names = options["mirrors"]
         copied = [found for name in names if (found := find_companion(name)) is not None]
-        if copied and (options["newest_first"] or options["sample"] is not None):
-            raise CommandError(
-                f"--newest-first and --sample are for mirrors only, and {copied[0][1]} is compared as a"
-                " whole. Leave it or the options out."
-            )
         chosen = [build.find_mirror(name) for name in names if find_companion(name) is None]
         if not names:
             chosen = declaration.mirrors()
@@ -158,7 +154,12 @@ class CheckMirrors(Action):
         options: dict[str, Any],
         problems: list[str],
     ) -> int:
-        report = companion.check(label, repair=options["repair"])
+        report = companion.check(
+            label,
+            repair=options["repair"],
+            newest_first=options["newest_first"],
+            sample=options["sample"],
+        )
         problems += report.problems
         ending = ": repaired" if options["repair"] else ""
         for difference in report.differences:
