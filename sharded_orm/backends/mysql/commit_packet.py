@@ -30,7 +30,8 @@ class CommitPacket:
     meanwhile meets the transaction, as if the statements had been sent.
     """
 
-    __slots__ = ()
+    if not TYPE_CHECKING:  # The attributes are in the slots of the subclass.
+        __slots__ = ()
 
     if TYPE_CHECKING:
         alias: str

@@ -74,6 +74,24 @@ with connections["books"].execute_wrapper(lambda execute, sql, *rest: (print(sql
     assert out.splitlines() == ["['newer'] []", "SELECT", "SELECT"]
 
 
+def test_one_query_per_shard_of_the_source_or_per_node(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+for number in range(8):
+    note(number % 4 + 1, 5)
+page = VerifiedNote.objects.filter(author_id=5)
+list(page)
+sent = []
+def count(execute, sql, *rest):
+    sent.append(sql)
+    return execute(sql, *rest)
+with connections["books"].execute_wrapper(count):
+    rows = list(page.all().uncached())
+print(len(rows), len(sent))
+""")
+    # The four shards are on two nodes.
+    assert out == ("8 5" if site_everywhere.backend == "sqlite3" else "8 3")
+
+
 #: Each pair of a value that the source has by raw SQL, and one of the mirror.
 _NULLS = """
 from itertools import product

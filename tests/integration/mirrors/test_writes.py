@@ -283,6 +283,36 @@ print(order, differences())
     assert out.splitlines() == ["['71'] []", "['update', 'insert'] []"]
 
 
+def test_delivered_rows_are_removed_in_batches(site: Site) -> None:
+    out = site.run("""
+from sharded_orm.contrib.mirrors import removal
+removal.REMOVED_AT_ONCE = 3
+for _ in range(5):
+    note()
+    print(outbox())
+""")
+    assert out.split() == ["1", "2", "0", "1", "2"]
+
+
+def test_forms(site: Site) -> None:
+    out = site.run("""
+from django import forms
+def form_of(model, row):
+    return forms.modelform_factory(model, fields=["text"])({"text": "by a form"}, instance=row)
+n = note()
+form_of(Note, n).save()
+copy = WrittenNote.objects.get(author_id=2)
+print(copy.text, differences())
+try:
+    form_of(WrittenNote, copy).save()
+except MirrorReadOnly as error:
+    print(error)
+""")
+    first, second = out.splitlines()
+    assert first == "by a form []"
+    assert "Write Note instead" in second
+
+
 @pytest.mark.parametrize("site", ["mariadb"], indirect=True)
 def test_the_outbox_is_written_with_the_commit_or_before_an_implicit_one(site: Site) -> None:
     out = site.run("""
