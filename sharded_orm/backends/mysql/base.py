@@ -249,8 +249,14 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     @contextmanager
     def sent_with_commit(self) -> Iterator[None]:
-        # In a savepoint, or if autocommit is switched off by hand, it is not the COMMIT that comes next.
-        if self.connection is None or len(self._atomic_blocks) > 1 or not self.commit_on_exit:
+        if (
+            self.connection is None
+            # In a savepoint, or if autocommit is switched off by hand, it is not the COMMIT that comes next.
+            or len(self._atomic_blocks) > 1
+            or not self.commit_on_exit
+            # What can be refused is refused before the first of several shards commits.
+            or self.commits_with_others
+        ):
             yield
             return
         with self.connection.collecting():

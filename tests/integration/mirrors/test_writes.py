@@ -352,6 +352,32 @@ print(rows(Note, "text"), rows(WrittenNote, "text"))
     assert site.run("print(differences(), outbox())") == "[] 0"
 
 
+@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+def test_an_outbox_that_cannot_be_written_undoes_a_block_of_the_group(site: Site) -> None:
+    out = site.run("""
+from django.db import ProgrammingError
+from sharded_orm.exceptions import PartialCommitError
+def execute(sql):
+    with connections["books_00002"].cursor() as cursor:
+        cursor.execute(sql)
+execute("RENAME TABLE sharded_orm_mirrors_outboxrow TO away")
+for write in (
+    lambda: note(2, text="lost"),
+    lambda: (note(1, text="lost"), note(2, text="lost")),
+):
+    try:
+        with transaction.atomic(using="books"):
+            write()
+    except PartialCommitError as error:
+        print(error)
+    except ProgrammingError as error:
+        print(error.args[0])
+execute("RENAME TABLE away TO sharded_orm_mirrors_outboxrow")
+print(rows(Note, "text"), outbox())
+""")
+    assert out.splitlines() == ["1146", "1146", "[] 0"]
+
+
 #: A statement on another table ends in a deadlock, which undoes the whole transaction on the server.
 _DEADLOCK = """
 import threading

@@ -12,6 +12,8 @@ from tests.integration.imports.kill_points import die_at_each_point
 from tests.integration.references.site import PREAMBLE, Site
 from tests.patience import PATIENCE
 
+#: There are eight shards, and the points of all are more than 1,400.
+STRIDE = 7
 #: Rows of shards refer to two of the countries. The third one comes and goes.
 _ROWS = """
 for code in ("AA", "BB"):
@@ -62,7 +64,7 @@ def _copies_are_equal(site: Site, where: int) -> None:
 @pytest.mark.long
 def test_a_writer_dies_around_each_statement_and_commit(site: Site) -> None:
     site.run(_ROWS)
-    die_at_each_point(site, _WRITER, partial(_copies_are_equal, site))
+    die_at_each_point(site, _WRITER, partial(_copies_are_equal, site), stride=STRIDE)
     assert site.run("print(Photo.objects.filter(owner_id=3, country__code='BB').count())") == "1"
 
 
@@ -74,6 +76,7 @@ def test_a_relay_dies_around_each_statement_and_commit(site: Site) -> None:
         _RELAY,
         partial(_copies_are_equal, site),
         before=lambda: site.run(_LEFT_TO_RELAYS + _CHANGE),
+        stride=STRIDE,
     )
 
 
