@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -74,8 +74,9 @@ def write_rows(
 ) -> None:
     """Make rows of ``mirror`` on the shard ``alias`` what ``rows`` say, unless they are newer already.
 
-    One transaction. May be called again with the same rows. Costs two statements for new rows, sent
-    with the COMMIT if the backend can do so, and some more plus one per row for others.
+    One transaction. May be called again with the same rows. Costs two statements for new rows, and
+    some more plus one per row for others. Those of a single new row are sent with the COMMIT, if the
+    backend can do so.
 
     :param rows: at most one for each primary key.
     :param unchanged: for repairs: the versions that the shard had before the source was read, by primary
@@ -92,7 +93,8 @@ def write_rows(
                 # is not new.
                 if attempt == 0 and all(row.is_new and row.values is not None for row in rows):
                     connection: Any = connections[alias]
-                    with connection.sent_with_commit():
+                    # Of many rows, the packet might be too large for the server.
+                    with connection.sent_with_commit() if len(rows) == 1 else nullcontext():
                         _insert_versions(mirror, alias, rows)
                         _insert(mirror, alias, rows)
                 else:
