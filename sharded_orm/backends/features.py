@@ -60,6 +60,9 @@ class ShardFeatures:
     #: A statement that switches foreign key checks off until the transaction ends. "" if Django's
     #: ``constraint_checks_disabled()`` does so.
     foreign_keys_off: ClassVar[str] = ""
+    #: Whether a cursor has the number that the database has given to the row of an INSERT
+    #: (``lastrowid``).
+    has_lastrowid: ClassVar[bool] = False
     #: Whether a failed statement ends its transaction, so that only a rollback can follow.
     errors_end_transactions: ClassVar[bool] = False
     #: The dotted path of the subclass of
@@ -88,6 +91,7 @@ class MySQLFeatures(ShardFeatures):
     collations = MySQLCollations()
     exact_averages = "fixed"
     averages_durations_to_integers = True
+    has_lastrowid = True
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
 
@@ -101,6 +105,7 @@ class MySQLFeatures(ShardFeatures):
 class SQLiteFeatures(ShardFeatures):
     shards_are_files = True
     has_one_writer = True
+    has_lastrowid = True
     # Each idle connection keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"

@@ -23,8 +23,9 @@ from sharded_orm import runtime
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if the directory (shards of keys) or the tickets (new ids) share a file of SQLite.
 
-    The file that they share is that of the alias ``default``. Inside a transaction, directory and tickets are written on separate connections. SQLite allows
-    one writer per file, so a transaction on ``default`` would block new keys and ids.
+    The file that they share is that of the alias ``default``. Inside a transaction, directory and
+    tickets are written on separate connections. SQLite allows one writer per file, so a transaction
+    on ``default`` would block new keys and ids.
     """
     config = runtime.config()
     directory = any(g.strategy == "directory" for g in config.topology.groups.values())

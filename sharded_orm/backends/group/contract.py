@@ -150,6 +150,8 @@ class GroupAlias(Protocol):
     queries_log: Any
     execute_wrappers: list[Any]
     coordinator: GroupCoordinator | None
+    #: The connection objects of the shards that take part in the group's transaction, by alias.
+    participants: dict[str, Any]
 
     @property
     def shards(self) -> Members: ...

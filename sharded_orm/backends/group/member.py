@@ -453,6 +453,11 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         return self._is_outermost_mirrored and self.commit_on_exit and not self._needs_rollback
 
     @property
+    def commits_with_others(self) -> bool:
+        """Whether other shards commit at the end of the same block of the group."""
+        return self.group_wrapper is not None and len(self.group_wrapper.participants) > 1
+
+    @property
     def has_inner_block(self) -> bool:
         """Whether a block on this shard alone is still open that began inside the group's block."""
         return bool(self._mirrored) and self._atomic_blocks[-1:] != self._mirrored[-1:]

@@ -97,6 +97,10 @@ class LeaseMixin(BaseCursor):
         kind = self._kind
         if kind is None:
             kind = classify(query)
+        if connection.collects and kind is _WRITE:
+            result = self._empty_result(query)
+            self._executed = connection.wait_for_commit(self, query, args)
+            return result
         try:
             if kind <= _AFFINE and connection.mode is _FREE:
                 return self._run_free(connection, kind, query, args)

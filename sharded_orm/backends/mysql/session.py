@@ -161,6 +161,29 @@ class NodeSession:
                 pass
             self.stored = True
 
+    def run_each(self, *statements: bytes) -> list[int]:
+        """Run statements in one packet, and drop their rows. Return the id that each has inserted; 0 for none.
+
+        An error of the driver gets the attribute ``prefix_done``: how many statements succeeded. The
+        server executes none of those after the one that failed.
+        """
+        ids: list[int] = []
+        self.stored = False
+        try:
+            self.query(b"; ".join(statements))
+            while True:
+                self.store_result()
+                ids.append(self.insert_id())
+                if self.next_result() != 0:
+                    break
+        except MySQLError as exc:
+            exc.prefix_done = len(ids)
+            raise
+        if len(ids) != len(statements):
+            raise InternalError(0, "the server answered less than it was asked")
+        self.stored = True
+        return ids
+
     def rows_in(self, schema: str, *statements: str) -> list[list[tuple[Any, ...]]]:
         """Run statements in ``schema``, all in one packet. Return a list of rows for each statement."""
         parts = [statement.encode(self.raw.encoding) for statement in statements]

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -122,6 +123,29 @@ class CommitHookMixin(_Wrapper):
 
         Does nothing on servers that have a limit of their own.
         """
+
+    @property
+    def may_lack_statements(self) -> bool:
+        """Whether an error, such as a deadlock, may have undone statements of the open transaction.
+
+        A program may go on after such an error, and commit the rest.
+        """
+        return False
+
+    @property
+    def sends_with_commit(self) -> bool:
+        """Whether statements of the open transaction can be sent together with its COMMIT."""
+        return False
+
+    @contextmanager
+    def sent_with_commit(self) -> Iterator[None]:
+        """Context manager: INSERTs, UPDATEs and DELETEs within the block are sent with the COMMIT, if possible.
+
+        They must be the last statements of the outermost transaction. Then they cost no round trip: their
+        errors are raised by the COMMIT, which is not executed then, and ``lastrowid`` of their
+        cursors is set by it. If that is not possible, each is executed at once.
+        """
+        yield
 
     def hold_session(self) -> None:
         """Reserve the transaction's session for this alias, even after the transaction has ended.

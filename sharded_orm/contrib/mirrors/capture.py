@@ -16,7 +16,7 @@ from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuer
 
 from sharded_orm.contrib.mirrors.declaration import Mirror, Source, declarations
 from sharded_orm.contrib.mirrors.exceptions import MirrorReadOnly, WriteNotFollowed
-from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow, record
+from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow
 from sharded_orm.contrib.mirrors.rows import is_writing
 from sharded_orm.contrib.mirrors.transaction import SourceChange, TransactionChanges
 from sharded_orm.models.cached.insert_keys import returned_keys
@@ -54,7 +54,7 @@ class OutboxFollower:
         """Run a statement, and record the rows that it changes in the same transaction.
 
         An UPDATE or DELETE costs one query more, which locks the rows. The outbox costs one INSERT per
-        500 rows.
+        500 rows and transaction, which is sent with the COMMIT if it is for one row and the backend can do so.
 
         :raises MirrorReadOnly: the statement writes a mirror.
         :raises WriteNotFollowed: it is unknown which rows the statement changes.
@@ -82,8 +82,7 @@ class OutboxFollower:
             )
         if rows:
             with _rolled_back_on_error(connection):
-                change.entries = record(followed, connection.alias, rows)
-            changes.deliver_after_commit()
+                changes.add_rows(change, rows)
         change.is_complete = True
         return result
 
@@ -159,6 +158,7 @@ class SourceWrite:
                 row_pk,
                 row_key,
                 _known_keys(obj, mirror_keys),
+                source.epoch_of(row_key),
                 True,
                 _stored_row(source, obj),
             )
@@ -180,7 +180,8 @@ class SourceWrite:
             select.add_filter("pk__in", list(pks[start : start + BATCH]))
             fields = [*self._fields([source.pk, source.key]), *mirror_keys]
             for pk, key, *values in self._locked(select, fields):
-                rows.append(WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, {})))
+                keys = _keys_before_and_after(mirror_keys, values, {})
+                rows.append(WrittenRow(pk, key, keys, source.epoch_of(key)))
         return rows
 
     def change(self, execute: Callable[[], Any]) -> tuple[list[WrittenRow], Any]:
@@ -210,7 +211,9 @@ class SourceWrite:
                     f" {source.model.__name__}, which {source.what}. Create rows with new ids and delete these."
                 )
         rows = [
-            WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new))
+            WrittenRow(
+                pk, key, _keys_before_and_after(mirror_keys, values, new), source.epoch_of(key)
+            )
             for pk, key, *values in matching
         ]
         return rows, self._execute_on([row.pk for row in rows], execute)

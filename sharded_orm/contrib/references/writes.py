@@ -118,14 +118,6 @@ class ReferenceChanges(TransactionChanges):
         self._changes.append(change)
         return change
 
-    def before_commit(self) -> None:
-        super().before_commit()
-        self._record()
-
-    def may_commit(self) -> None:
-        # What the next statement commits implicitly must be noted before, or no relay would find it.
-        self._record()
-
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
         # What may_commit() had recorded inside of the savepoint is gone. To record a row twice does no harm.

@@ -9,7 +9,6 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
-from django.db import connections
 
 from sharded_orm.contrib.entities import cleaner, index_build, status
 from sharded_orm.contrib.entities.clean_report import CleanReport
@@ -23,6 +22,7 @@ from sharded_orm.management.actions import (
     problems_error,
 )
 from sharded_orm.management.arguments import positive
+from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 
@@ -81,10 +81,7 @@ class CleanEntities(Action):
                 found = {*report.problems, *report.damaged}
                 for problem in sorted(found - told):
                     command.stderr.write(problem)
-                for connection in connections.all(initialized_only=True):
-                    # Django does not leave a broken connection by itself, such as after a restart of a server.
-                    if connection.errors_occurred:
-                        connection.close_if_unusable_or_obsolete()
+                leave_broken_connections()
                 told = found
                 stopping.wait(options["interval"] - (time.monotonic() - began))
             clean.close()
