@@ -14,7 +14,7 @@ from testproject.photos.publication import publish
 from tests.acceptance.inside.pages import committed, token
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
+    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "addresses"]
 )
 
 

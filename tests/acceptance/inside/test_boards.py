@@ -14,7 +14,16 @@ from testproject.photos.models import Photo
 from tests.acceptance.inside.pages import token
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "boards", "ratings"]
+    databases=[
+        "default",
+        "directory",
+        "tickets_1",
+        "tickets_2",
+        "photos",
+        "addresses",
+        "boards",
+        "ratings",
+    ]
 )
 
 
