@@ -6,7 +6,6 @@ Every acknowledged put is there once, and found by its indexes. Pages are right 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ import pytest
 
 from tests.integration.entities.site import PREAMBLE
 from tests.integration.entities.site import Site as EntitySite
-from tests.integration.imports import site as library_site
-from tests.integration.imports.site import BACKENDS
-from tests.integration.imports.stored_sites import set_up_once
+from tests.integration.imports.site import site_fixture
 from tests.integration.shard_moves.site import Site as SiteOfMoves
 from tests.patience import PATIENCE
 from tests.python_process import PythonProcess
@@ -26,16 +23,11 @@ from tests.python_process import PythonProcess
 class Site(SiteOfMoves, EntitySite):
     """A site with entities, whose shards can move, too."""
 
+    def initialize(self) -> None:
+        self.prepare()
 
-_IN_LONG_RUNS = [pytest.param(backend, marks=pytest.mark.long) for backend in BACKENDS[1:]]
 
-
-@pytest.fixture(params=[BACKENDS[0], *_IN_LONG_RUNS])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    with library_site.site_on(request.param, request, tmp_path, Site) as site:
-        assert isinstance(site, Site)
-        set_up_once(site, site.prepare)
-        yield site
+site = site_fixture(Site)
 
 
 #: Entities that nobody changes: every list has them, whatever moves.

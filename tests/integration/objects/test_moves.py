@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.imports import site as library_site
-from tests.integration.imports.site import BACKENDS
-from tests.integration.imports.stored_sites import set_up_once
-from tests.integration.objects.gallery_site import PREAMBLE, GallerySite, gallery_on
+from tests.integration.imports.site import site_fixture, site_on
+from tests.integration.objects.gallery_site import PREAMBLE, GallerySite
 from tests.integration.shard_moves.site import Site as MovingSite
 from tests.patience import PATIENCE
 
@@ -20,13 +17,11 @@ from tests.patience import PATIENCE
 class MovingGallery(MovingSite, GallerySite):
     """A gallery whose topology is in the global database, so that its shards can move."""
 
+    def initialize(self) -> None:
+        self.prepare()
 
-@pytest.fixture(params=BACKENDS)
-def moving_gallery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MovingGallery]:
-    with library_site.site_on(request.param, request, tmp_path, MovingGallery) as site:
-        assert isinstance(site, MovingGallery)
-        set_up_once(site, site.prepare)
-        yield site
+
+moving_gallery = site_fixture(MovingGallery, everywhere=True)
 
 
 #: Writes objects and entries, edits an object that all share, and looks each time for what it has written.
@@ -126,7 +121,7 @@ print(json.dumps([ids, shared.count, shared.version, {{v: p.pk for v, p in Pictu
 
 
 def test_keys_of_objects_do_not_move(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    with gallery_on("sqlite", request, tmp_path) as site:
+    with site_on("sqlite", request, tmp_path, GallerySite) as site:
         pk = site.run('print(Album.objects.using("pins_00001").create(name="a").pk)')
         for group, key in (("pins", str(pk)), ("accounts", "a")):
             done = site.manage("keys", "move", group, key, "--to", "2", code=1)
