@@ -1,6 +1,7 @@
-"""A snapshot that says which shards are on which nodes, and the problem of balancing these shards.
+"""A snapshot that says which shards are on which nodes, and the balancing problem made from it.
 
-This module sends no queries.
+The problem says which shards are how large, and where each of them may move. This module sends no
+queries.
 """
 
 from __future__ import annotations
