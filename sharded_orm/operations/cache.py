@@ -52,7 +52,7 @@ class CacheServerStatus:
     """The state of a cache server. An attribute is None if the server does not report it."""
 
     name: str
-    #: #: Which cache entries the server stores: ``"objects"`` (single rows), ``"lists"`` (results
+    #: Which cache entries the server stores: ``"objects"`` (single rows), ``"lists"`` (results
     #: of queries) or both.
     holds: tuple[str, ...]
     #: The reason why the server does not answer; None if it answers.

@@ -22,10 +22,10 @@ ROWS: Final = "rows"
 KEYS: Final = "keys"
 LOAD: Final = "load"
 
-#: #: Seconds to wait for the answer of a node to the query of its shards' sizes. The query reads
+#: Seconds to wait for the answer of a node to the query of its shards' sizes. The query reads
 #: thousands of table sizes.
 PATIENCE: Final = 60.0
-#: #: The largest number that is accepted as a load in an operator's file of loads. A larger number
+#: The largest number that is accepted as a load in an operator's file of loads. A larger number
 #: might make a sum of loads infinite.
 MOST_LOAD: Final = 1e18
 

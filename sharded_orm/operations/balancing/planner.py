@@ -22,20 +22,20 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: #: The least gain of a move whose source bin (a node or shard) stays too full. The move is made
+#: The least gain of a move whose source bin (a node or shard) stays too full. The move is made
 #: only if the fuller of its two bins is, after the move, less full than the source was before, by
 #: at least this fraction. A smaller gain is not worth the cost of a move.
 _LEAST_GAIN: Final = 0.01
-#: #: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
+#: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
 #: emptied. The planner divides by capacities.
 _NO_CAPACITY: Final = 1e-9
-#: #: When the planner looks for items to move out of a bin (a node or shard), it considers at most
+#: When the planner looks for items to move out of a bin (a node or shard), it considers at most
 #: this many of the bin's items: the largest ones.
 _CANDIDATES: Final = 1000
-#: #: When the planner looks for a move of a single item, it considers at most this many bins (nodes
+#: When the planner looks for a move of a single item, it considers at most this many bins (nodes
 #: or shards) as targets: the emptiest ones.
 _TARGETS: Final = 16
-#: #: If there are at most this many items (shards or keys), and the first plan leaves a bin too
+#: If there are at most this many items (shards or keys), and the first plan leaves a bin too
 #: full, the planner tries more plans.
 _FEW: Final = 100
 _ATTEMPTS: Final = 50
@@ -172,9 +172,9 @@ class _BinState:
         return (self.load + size) / self.capacity
 
 
-#: #: A move: an item (a shard or key), its source and its target.
+#: A move: an item (a shard or key), its source and its target.
 _ChosenMove = tuple[Item, _BinState, _BinState]
-#: #: A move, and how full the fuller of its two bins (nodes or shards) is after the move.
+#: A move, and how full the fuller of its two bins (nodes or shards) is after the move.
 _RatedMove = tuple[Item, _BinState, _BinState, float]
 
 
@@ -200,14 +200,14 @@ class _Pool:
         self.before = {name: one.load for name, one in self.bins.items()}
         capacity = sum(one.capacity for one in self.bins.values())
         self._mean = sum(self.before.values()) / capacity
-        #: #: The load that a bin (a node or shard) with the capacity 1 is to have. This is the mean
+        #: The load that a bin (a node or shard) with the capacity 1 is to have. This is the mean
         #: load, or less if some bin must keep more than an even division would give it.
         self._level = self._mean
-        #: #: A heap of bins (nodes or shards), with the emptiest first. If the load of a bin
+        #: A heap of bins (nodes or shards), with the emptiest first. If the load of a bin
         #: changes, a new entry is added, and the old entry is skipped when it is reached.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
-        #: #: The planned moves, as lists. All moves of a list are out of the same bin (node or
+        #: The planned moves, as lists. All moves of a list are out of the same bin (node or
         #: shard), and may be made in any order.
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
@@ -268,7 +268,7 @@ class _Pool:
             one.share = kept.get(one.name, one.part)
 
     def _least_load(self, one: _BinState) -> float:
-        """Return the load that the bin must keep.
+        """Return the load that the bin (a node or shard) must keep.
 
         This is the size of everything that must stay in the bin. If the bin's largest item is too
         large for every bin, its size is added.
@@ -279,7 +279,9 @@ class _Pool:
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Return whether ``item`` alone is above the goal of every bin in which it may be."""
+        """Return whether ``item`` alone is above the goal of every bin (node or shard) in which it
+        may be.
+        """
         limit = (1 + self._goal) * self._level
         return all(
             item.size > limit * self.bins[name].capacity for name in {*item.targets, one.name}
@@ -288,7 +290,8 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items out of the bins ``giving``, until they are at the goal or no move helps.
+        """Move items (shards or keys) out of the bins ``giving``, until these bins are at the goal
+        or no move helps.
 
         Return whether an item was moved.
         """
@@ -300,7 +303,7 @@ class _Pool:
         return len(self._batches) > count
 
     def _reach_goal(self, source: _BinState) -> bool:
-        """Move items out of ``source`` to bring it down to the goal.
+        """Move items out of ``source``, a node or shard, to bring it down to the goal.
 
         As little as possible is moved, and only to bins that then are not above their goal. If
         these bins have too little room, ``source`` stays above the goal.
@@ -327,7 +330,9 @@ class _Pool:
         return bool(batch)
 
     def _relieve_at_random(self, dice: random.Random) -> None:
-        """Move random items out of bins above the threshold, until no move is an improvement."""
+        """Move random items out of bins (nodes or shards) that are above the threshold, until no
+        move is an improvement.
+        """
         while giving := self._giving():
             moves = [move for one in giving for move in self._improving_moves(one)]
             if not moves:
@@ -339,7 +344,8 @@ class _Pool:
         return 0.0 if one.is_aside else one.limit(self._goal) - one.load
 
     def _target(self, source: _BinState, item: Item) -> _BinState | None:
-        """Return the emptiest target of ``item`` that can take it without exceeding the goal.
+        """Return the emptiest bin (node or shard) to which ``item`` may move without exceeding the
+        goal there.
 
         Return None if there is no such bin.
         """
@@ -349,8 +355,8 @@ class _Pool:
             entry = heapq.heappop(self._heap)
             one = self.bins[entry[1]]
             if entry[0] != one.fullness:
-                # Skip this entry. The load of the bin has changed since, so the heap has a newer
-                # entry for it.
+                # Skip this entry of the heap. The load of its bin (a node or shard) has changed
+                # since, so the heap has a newer entry for the bin.
                 continue
             visited.append(entry)
             if one is not source and one.name in item.targets and item.size <= self._room(one):
@@ -362,7 +368,8 @@ class _Pool:
     def _move_one(self, source: _BinState) -> bool:
         """Make the best of the moves that :meth:`_improving_moves` yields for ``source``, if any.
 
-        The best move is the one after which the fuller of the two bins is least full.
+        The best move is the one after which the fuller of its two bins (nodes or shards) is least
+        full.
 
         :return: whether an item was moved.
         """

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: #: A percentage of a bin's share (the load that the bin is to have) is replaced by words if the
+#: A percentage of a bin's share (the load that the bin is to have) is replaced by words if the
 #: ratio is at least this number. Such ratios occur if a bin is to be emptied, because its share is
 #: nearly 0.
 _MOST: Final = 1000

@@ -13,7 +13,7 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Revision
 
-#: #: The number of entries that are read first from the history of the topology. If they do not
+#: The number of entries that are read first from the history of the topology. If they do not
 #: reach back far enough, more are read.
 _FIRST = 100
 #: The first version of a topology. The history begins with it.

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-#: #: The limit of a sum of sizes is divided into this many steps, and sizes are rounded down to
+#: The limit of a sum of sizes is divided into this many steps, and sizes are rounded down to
 #: whole steps.
 _STEPS = 4096
-#: #: Because sizes are rounded down to steps, the rounded sum of a good choice may be below the
+#: Because sizes are rounded down to steps, the rounded sum of a good choice may be below the
 #: limit, by at most this many steps.
 _SLACK = 16
 

@@ -91,9 +91,9 @@ class _CopyJob(Job):
         conflicts: list[str] = []
         written: list[str] = []
         # Decide whether the cache needs invalidation even if this call writes nothing. A worker
-        # that was killed, in this run or in an earlier one, may have inserted rows of this unit
-        # without invalidating the cache. That is impossible only after the first round, in a unit
-        # that no other worker had.
+        # that was killed, in this run or in an earlier one, may have inserted rows of this unit (a
+        # range of rows) without invalidating the cache. This cannot have happened if the first
+        # round of this run is over, and no other worker has begun this unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
