@@ -264,7 +264,8 @@ class _Follower:
             self._run.note(copied=True)
 
     def _copy(self, threads: int, progress: FarmProgress) -> ImportReport:
-        # Copy the rows in a single round, because the journal records all later changes.
+        # Copy the rows in a single round: a further round would look for later changes, but the
+        # source's journal records these.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
             # If the shard key of a row changed after the row was copied, the copy reports a

@@ -32,7 +32,7 @@ class ScriptExecutor:
     """Executes one plan on one shard. To be used by one thread.
 
     :param rehearsals: the source of the recorded SQL (scripts).
-    :param schema: the present schema of the shard; None if it must be read first.
+    :param schema: the present schema of the shard; None if it is not known and must be read.
     """
 
     def __init__(
@@ -363,9 +363,9 @@ class ScriptExecutor:
     ) -> tuple[int, int]:
         """Run the statements of ``script`` from index ``start`` on.
 
-        Stop before the first migration that is not next in the plan, or that was edited since
-        ``script`` was recorded. Return where to continue: the index of a migration in the plan, and
-        the index of an operation in that migration.
+        Stop before a migration of the script that is not the next one in the plan, or that was
+        edited since ``script`` was recorded. Return where to continue: the index of a migration in
+        the plan, and the index of an operation in that migration.
         """
         units = 0
         unit: Unit | None = None

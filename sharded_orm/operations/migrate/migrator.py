@@ -43,7 +43,8 @@ class Migrator:
         return applied_state(self._planner, shards)
 
     def migrate(self, shard: Shard, step: JournalStep, *, stopping: Callable[[], bool]) -> None:
-        """Bring one shard to the target, beginning at the checkpoint that ``step`` has recorded.
+        """Bring one shard to the target, beginning at the checkpoint (the recorded progress) in
+        ``step``.
 
         The shard's database must exist. This thread's connection to the shard is closed at the end.
 

@@ -118,7 +118,8 @@ class Rehearsals:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
-        """Return the script that ``run`` has stored under ``key``; None if the key is not found.
+        """Return the script (recorded SQL) that ``run`` has stored in the journal under ``key``;
+        None if the key is not found.
 
         :param run: the present run, or the id of an earlier run.
         """
