@@ -2,8 +2,8 @@
 
 A *unit* of the plan is one migration in one direction. Most operations were run on an empty copy of
 the shard, and the recorded statements (a *script*) are replayed. Operations such as ``RunPython``
-have no recorded SQL and run on each shard; a unit that has such an operation is *mixed*. A
-*stretch* is a sequence of statements that are covered by one checkpoint in the journal.
+run on each shard; a unit that has such an operation is *mixed*. A *stretch* is a sequence of
+statements that one checkpoint in the journal covers.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Migrator:
         session.check()
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
-            session.checkpoint = None  # Earlier steps left nothing: the database is empty.
+            session.checkpoint = None  # No earlier step has left anything.
         else:
             snapshot = session.ensure_records(snapshot)
         applied = session.records.applied() if TABLE in snapshot.definitions else frozenset()

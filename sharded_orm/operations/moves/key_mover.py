@@ -34,16 +34,16 @@ logger = logging.getLogger("sharded_orm.operations")
 
 #: The number of rows that are read and written at once.
 BATCH = 500
-#: The copy counts as current if the journal, the table of changed rows on the source, has at most
-#: this many entries.
+#: The copy of a key's rows counts as current if the journal, the table of changed rows on the
+#: source, has at most this many entries.
 FEW_CHANGES = 50
-#: The mover gives up if, after this many reads of the journal, the number of changes to copy has
-#: not become smaller. The source then changes faster than the mover copies.
+#: The mover of a key gives up if, after this many reads of the journal of changed rows, the number
+#: of changes to copy has not become smaller. The source then changes faster than the mover copies.
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
-#: The limit that is passed to read all changes at once. A journal of changes never has so many
-#: entries.
+#: The limit that is passed to read all entries of a journal of changes at once. A journal never has
+#: so many entries.
 ALL_CHANGES = 10**9
 #: The largest number of seconds that one attempt to create triggers may take, for all tables.
 TRIGGER_PATIENCE = 30.0
@@ -291,9 +291,9 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # The rows were read at different moments, so two of them may have exchanged a unique
-            # value. If another key on the target really has that value, publishing all tables fails
-            # later.
+            # Publish nothing early. The rows were read at different moments, so two of them may
+            # have exchanged a unique value. If another key on the target really has that value,
+            # publishing all tables fails later.
             return []
         return tables
 
@@ -349,8 +349,8 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # The target may have rows of these tables only while writes wait, so take the rows out
-            # again. The next attempt publishes them.
+            # Take the rows of these tables out of the target again, because the target may have
+            # them only while writes wait. The next attempt publishes them.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(
