@@ -167,9 +167,9 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of steps that this process has created and :meth:`step` has not returned yet. They
-        # do not include steps that continue an earlier step. The steps are empty, and no other
-        # process writes them, so :meth:`step` need not read them.
+        # Aliases of the shards for which this process has created new, empty steps that
+        # :meth:`step` has not returned yet. No other process writes these steps, so :meth:`step`
+        # need not read them. Steps that continue a step of an earlier run are not among them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -205,7 +205,7 @@ class JournalRun:
         :param error: the reason why the run did not succeed; "" if it succeeded.
         """
         # Use one transaction for both writes. Otherwise, if the process were killed between them,
-        # the finished run's scripts would stay in the database.
+        # the finished run's scripts (contents that its steps shared) would stay in the database.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -285,7 +285,9 @@ class JournalRun:
         return count_by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Yield the failed and unclear steps, ordered by alias. One query per 500 steps."""
+        """Yield the run's steps (the work on one shard each) that failed or whose outcome is
+        unclear, ordered by alias. One query per 500 steps.
+        """
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 

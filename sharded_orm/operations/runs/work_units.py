@@ -195,7 +195,7 @@ class WorkUnits:
         return [row for row in running if row.worker not in alive][:_CANDIDATES]
 
     def retry_failed(self) -> None:
-        """Make the failed work units free, so that workers take these units again."""
+        """Make the failed work units free, so that workers (processes) take these units again."""
         self.rows().filter(state=FAILED).update(state=journal.STOPPED)
 
     def by_state(self) -> dict[str, int]:
@@ -215,16 +215,20 @@ class WorkUnits:
 
 
 def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a worker that has joined with these arguments is alive, or may be alive.
+    """Return whether a worker of the operation (a process inside :func:`join`) is alive, or may be
+    alive.
 
-    It does not matter whether that worker has a work unit at the moment.
+    Only workers with the same ``arguments`` count. It does not matter whether the worker has a work
+    unit at the moment.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:
-    """Delete the runs of killed workers for operation ``kind`` on ``subject``."""
+    """Delete the runs by which killed workers of operation ``kind`` on ``subject`` showed that they
+    were alive.
+    """
     dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
     leases.runs().filter(pk__in=dead).delete()
 
