@@ -32,6 +32,7 @@ class ShardMoveRecord:
     """The record of one move of a shard.
 
     :param run: the run that moves the shard. This process holds it.
+    :param number: a random number that identifies the move on both nodes.
     """
 
     def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
@@ -119,7 +120,8 @@ class ShardMoveRecord:
         topology.change(edit, comment)
 
     def rule_out(self) -> bool:
-        """Ensure that the move will never be published, even if a process has sent it a moment ago.
+        """Ensure that the move will never be published, even if a process has sent the changed
+        topology a moment ago.
 
         Return True if the move is ruled out, False if it is published already.
 

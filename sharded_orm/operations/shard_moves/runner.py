@@ -33,8 +33,8 @@ from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
 #: The largest number of seconds to wait, at the end, until every process uses the new topology.
 FOLLOWERS_PATIENCE: Final = 10.0
-#: The number of seconds for which a query is repeated if the source of the topology does not
-#: answer.
+#: If the source of the topology does not answer whether a move is published, the query is repeated
+#: for at most this number of seconds.
 SOURCE_PATIENCE: Final = 15.0
 #: When another process ends a move, the process that began the move may be paused. It may wake up
 #: later, and create the schema on the target after all. So a later run looks for this schema after
@@ -136,7 +136,9 @@ def repair(
 
 
 class _Work:
-    """The work of one process that holds the run of a group in the journal."""
+    """Moves shards of one group. Only one process does so at a time, because it holds the group's
+    run in the journal.
+    """
 
     def __init__(
         self, run: journal.JournalRun, options: ShardMoveOptions, stopping: Stopping, tell: Tell
@@ -169,7 +171,7 @@ class _Work:
     def _end_sessions(self, record: ShardMoveRecord) -> None:
         """End the database sessions of the process that has left the move unfinished.
 
-        That process has lost the run, so it must not write any more.
+        This process has taken over the run of that process, which must not write any more.
         """
         with self._sessions(record) as both:
             for sessions in both:

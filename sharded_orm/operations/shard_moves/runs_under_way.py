@@ -14,8 +14,9 @@ from sharded_orm.operations.runs import lease as leases
 
 #: The kind that runs of moves of shards have in the journal.
 KIND: Final = "move shards"
-# If a write ends in a deadlock, the process checks whether a move was the cause. The process may be
-# paused before this check, but hardly for longer than this time.
+# A move that ended within this time may be the cause of a deadlock. A process whose write ended in
+# a deadlock checks whether a move was the cause. It may be paused before this check, but hardly for
+# longer than this time.
 _RECENT: Final = timedelta(minutes=1)
 
 
