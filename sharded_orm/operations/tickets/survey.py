@@ -43,7 +43,7 @@ class SequencePosition:
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """The answer of one server."""
+    """What one ticket server has answered when its sequences were read."""
 
     server: TicketServer
     #: The server's sequences, keyed by name; empty if the server did not answer.
