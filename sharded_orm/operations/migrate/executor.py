@@ -454,9 +454,8 @@ class _UnitEditor:
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
     """Create all tables of an empty shard in their final form. Return the shard's schema.
 
-    The tables are created as they would be after all statements of ``script``. Then the migrations
-    of ``script`` are recorded as applied. After an interruption, call the function again: tables
-    that exist already are kept.
+    The tables are those that all statements of ``script`` would make. The migrations of ``script``
+    are recorded as applied. After an interruption, call the function again: it keeps the tables.
 
     :param run: the id of the journal run that stores ``script``.
     :param key: the key of ``script`` in the journal.
@@ -481,9 +480,8 @@ def compare(
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. If ``before`` is given
-        and ``script`` only alters tables, the altered tables and the list of tables are read first.
-        If these are as promised, nothing else is read.
+    :param before: the schema when ``script`` began; None if it was not read. It saves time if
+        ``script`` only alters tables: then only these tables, and the list of tables, are read.
     :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
     """
     tables = script.altered_tables(before) if before is not None else None

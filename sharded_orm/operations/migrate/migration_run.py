@@ -155,7 +155,9 @@ def migrate(
 
 
 def _finish_broken_off(group: str) -> None:
-    """Mark the group's last run as finished, if its process was killed after the last shard."""
+    """Mark the group's last run (migration of its shards) as finished, if the process of that run
+    was killed after the last shard.
+    """
     last = journal.last_run(KIND, group)
     if last is None or last.state != "broken off":
         return

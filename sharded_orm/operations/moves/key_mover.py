@@ -95,7 +95,8 @@ class KeyMover:
         :raises BranchesPrepared: a transaction in two phases is prepared on one of the shards.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # The target must refuse writes of the key until the target owns the key.
+        # Close the fence on the target at once: the target must refuse writes of the key until it
+        # owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
         # Refuse the move if a transaction in two phases is prepared on one of the shards. On

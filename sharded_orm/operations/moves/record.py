@@ -29,9 +29,10 @@ ABORTED: Final = "aborted"
 #: The phase of one row that records no move. Before processes announce moves, they lock this row,
 #: so that announcements come one after the other.
 QUEUE: Final = "queue"
-# The phases of a move in which the source, the old shard, still owns the key.
+# The name of the entry in a move's JSON column ``position`` that has the number of seconds for
+# which old rows are kept.
 _KEPT_FOR: Final = "kept_for"
-#: The phases of a move in which the source still owns the key.
+#: The phases of a move in which the source, the old shard, still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
 
 

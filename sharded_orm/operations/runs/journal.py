@@ -56,9 +56,8 @@ LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 class JournalStep:
     """A step: the work on one shard in one run. To be used by one thread at a time.
 
-    A run is one execution of an operation. Each method that changes the step sends one UPDATE. If
-    another process has taken over the run, the UPDATE matches no row, and the method raises
-    :exc:`LeaseLost`.
+    A run is one execution of an operation. Each method that changes the step sends one UPDATE. It
+    raises :exc:`LeaseLost` if another process has taken over the run.
     """
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
@@ -382,8 +381,7 @@ class Scripts:
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
-        """Return the content that ``run`` has stored under ``key``; None if there is no such
-        content.
+        """Return the content that ``run`` has stored under ``key``; None if there is none.
 
         :param run: the run that has stored the content, or its id. A step that continues a step of
             an earlier run has the id of the run with the content in its position.
@@ -396,10 +394,9 @@ class Scripts:
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Store ``content`` under ``key``, unless the run has stored a content under this key
-        before.
+        """Store ``content`` under ``key``, unless the run has a content under this key already.
 
-        Return the content that is now stored under ``key``: the new one or the earlier one.
+        Return the content that is now stored under ``key``.
         """
         script = OperationScript(run_id=_run_id(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
