@@ -67,7 +67,8 @@ class SourceJournal:
         self._capture.__exit__(*exc_info)
 
     def check(self) -> None:
-        """Check that the changes of the source can be recorded. Changes nothing on the source.
+        """Check that the changes of the import's source can be recorded. Changes nothing on the
+        source.
 
         :raises ImportRefused: the changes cannot be recorded. The error lists every reason.
         """

@@ -333,7 +333,9 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the checkpoint's migration took effect, so it need not be finished."""
+        """Whether no part of the migration that ``checkpoint`` belongs to took effect, so it need
+        not be finished.
+        """
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (

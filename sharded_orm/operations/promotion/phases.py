@@ -135,8 +135,9 @@ class ForwardPhases:
             warnings=record.report.warnings,
         )
         position = self._fence(old).logged
-        # No transaction can be prepared for a two-phase commit any more. A transaction that was
-        # prepared before could be committed on only one of the two servers, so refuse to continue.
+        # Refuse to continue if a transaction is prepared for a two-phase commit. It was prepared
+        # before the fence, and could be committed on only one of the two servers. No other
+        # transaction can be prepared any more.
         for problem in preflight.branch_problems(self._plan, old):
             raise PromotionFailed(f"{problem[0].upper()}{problem[1:]}.")
         deadline = time.monotonic() + self._timeout

@@ -112,10 +112,10 @@ class JournalStep:
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
-        # The SQL is compiled only once, because the ORM would take a millisecond for each write,
-        # and there are several writes per shard. A separate connection is used, because a function
-        # of a migration may have a transaction open on this thread's connection to the global
-        # database.
+        # Send SQL that is compiled only once, because the ORM would take a millisecond for each
+        # write, and there are several writes per shard. Use a separate connection, because a
+        # function of a migration may have a transaction open on this thread's connection to the
+        # global database.
         connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
@@ -230,7 +230,8 @@ class JournalRun:
     # ##### Steps #####
 
     def create_steps(self, aliases: Iterable[str]) -> None:
-        """Create a step for each alias that has no step in this run.
+        """Create a step (the record of the work on one shard) for each alias that has no step in
+        this run.
 
         If an earlier run has left the step of a shard unfinished, the new step continues it: the
         new step begins with the same state and position.
@@ -474,7 +475,9 @@ def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
 
 
 def last_run(kind: str, subject: str) -> RunStatus | None:
-    """Return the latest run of ``kind`` on ``subject``; None if no run was begun. One query.
+    """Return the latest run (execution) of the operation ``kind`` on ``subject``. One query.
+
+    Return None if the operation was never begun.
 
     :raises JournalMissing: the journal's tables do not exist.
     """

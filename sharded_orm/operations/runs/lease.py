@@ -133,7 +133,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
                         kind=kind, subject=subject, arguments=arguments, unfinished=True, **holder
                     )
             except IntegrityError:
-                continue  # Read again: another process has begun the run at the same moment.
+                continue  # Another process has begun the run at the same moment: read its row.
             return Lease(row.pk, token), False
         if not _is_free(row):
             raise _held_error(row)

@@ -187,7 +187,9 @@ class WorkUnits:
         return free or self._abandoned()
 
     def _abandoned(self) -> list[OperationStep]:
-        """Return the work units of workers that are dead or have been silent for too long."""
+        """Return the work units that were taken by workers (processes) that are dead or have been
+        silent for too long.
+        """
         running = list(self.rows().filter(state=RUNNING).order_by("alias"))
         workers = {row.worker for row in running}
         rows = leases.with_silence(leases.runs().filter(pk__in=workers))
