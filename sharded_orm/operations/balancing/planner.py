@@ -168,7 +168,9 @@ class _BinState:
         return max(self.items.values(), key=lambda item: (item.size, item.name), default=None)
 
     def with_change(self, size: float) -> float:
-        """Return how full the bin would be after a change of its load by ``size``."""
+        """Return how full the bin (a node or shard) would be after a change of its load by
+        ``size``.
+        """
         return (self.load + size) / self.capacity
 
 

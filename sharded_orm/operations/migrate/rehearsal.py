@@ -246,8 +246,8 @@ class Rehearsals:
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
             # The schema editor runs its deferred statements (indexes, constraints) at the end of
-            # this ``with`` block. So an operation that runs on each shard after the segment finds
-            # the indexes and constraints in place.
+            # this ``with`` block. So the next operation, which runs on each shard, finds the
+            # indexes and constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue

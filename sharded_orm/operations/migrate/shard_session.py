@@ -103,7 +103,7 @@ class ShardSession:
             return self.snapshot()
 
     def ensure_records(self, snapshot: SchemaSnapshot) -> SchemaSnapshot:
-        """Create the table ``django_migrations`` if ``snapshot`` lacks it.
+        """Create the table ``django_migrations`` if the shard's schema ``snapshot`` lacks it.
 
         Return the schema with the table.
         """

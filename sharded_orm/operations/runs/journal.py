@@ -414,9 +414,11 @@ def _run_id(run: JournalRun | int) -> int:
 
 
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
-    """Return the steps of operation ``kind`` on ``subject`` that were begun but not completed.
+    """Return the open steps of operation ``kind`` on ``subject``: those that were begun but not
+    completed.
 
-    The states of these steps are running (perhaps interrupted), stopped, failed or unclear.
+    A step is the record of the work on one shard. The states of these steps are running (perhaps
+    interrupted), stopped, failed or unclear.
     """
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT

@@ -69,7 +69,7 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
         :func:`has_living_workers` can compare them.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
-    # The name is unique, so no other process can hold a run of this name.
+    # The subject is unique, so no other process can hold this run.
     name = f"{subject[:100]} {secrets.token_hex(8)}"
     lease, _ = journal.take_lease(leases.worker_kind(kind), name, dict(arguments))
     lease.start()
