@@ -156,7 +156,7 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the load at which the bin exceeds its share by ``excess``.
+        """Return the load at which the bin (a node or shard) exceeds its share by ``excess``.
 
         :param excess: a fraction of :attr:`part`, such as 0.1.
         """

@@ -23,8 +23,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# Names of numbers in the report of a round. If one of these numbers of rows is above 0, the round
-# has made progress.
+# The numbers of rows that show whether a round has made progress. A round has made progress if one
+# of these numbers in its report is above 0.
 _NEWS = ("copied", "updated")
 
 

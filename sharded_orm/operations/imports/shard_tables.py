@@ -261,7 +261,7 @@ class ShardTable:
             yield batch
 
     def _overwrite(self, rows: Sequence[SourceRow]) -> int:
-        """Overwrite rows of the shard with the values that the source has now.
+        """Overwrite rows of the shard with the values that the import's source has now.
 
         Return the number of changed rows.
         """

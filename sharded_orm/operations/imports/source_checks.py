@@ -170,9 +170,10 @@ def _cross_key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _exact(path: str, key: Any) -> Any:
-    """Return an expression that compares texts as shard keys character by character.
+    """Return an expression with which the import's source compares shard keys.
 
-    The source may treat "Ada" and "ada" as equal, but on the shards they are two different keys.
+    Texts are compared character by character. The source may treat "Ada" and "ada" as equal, but on
+    the shards they are two different keys.
     """
     if target_field(key).get_internal_type() in ("CharField", "TextField", "SlugField"):
         return Cast(F(path), BinaryField())
@@ -243,7 +244,7 @@ def _generic_pair_problems(
 
 
 def _key_problems(table: SourceTable) -> Iterator[str]:
-    """Yield sentences about values in the source that cannot be shard keys."""
+    """Yield sentences about values in the import's source that cannot be shard keys."""
     group = runtime.group(table.options.group)
     strategy = runtime.strategy(group.name)
     keys = table.query().filter(**{f"{table.key_path}__isnull": False}).order_by()

@@ -30,7 +30,8 @@ from sharded_orm.operations.imports.source_tables import SourceTable
 
 #: The largest number of seconds to wait for open transactions when triggers are created or dropped.
 TRIGGER_PATIENCE: Final = 30.0
-# The classes that create triggers through Django's own backends, by vendor of the database.
+# The classes that create triggers on the source of an import, by vendor. The source has one of
+# Django's own backends.
 _CAPTURES = {
     "mysql": "sharded_orm.backends.mysql.change_capture.MySQLChangeCapture",
     "postgresql": "sharded_orm.backends.postgresql.change_capture.PostgreSQLChangeCapture",

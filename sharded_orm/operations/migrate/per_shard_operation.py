@@ -29,7 +29,7 @@ class PerShardOperation:
     :param number: the index of the operation in ``unit``.
     :param piece: the operation with the project states before and after it.
     :param editor: the migration's schema editor, whose ``with`` block is open.
-    :param schema: the present schema of the shard; None if it must be read first.
+    :param schema: the present schema of the shard; None if it is not known and must be read.
     """
 
     def __init__(

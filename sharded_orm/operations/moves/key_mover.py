@@ -299,8 +299,8 @@ class KeyMover:
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
-        """Reopen the fence on the source, so that it accepts writes, after this process has lost
-        the lease.
+        """Reopen the fence on the source, so that the source accepts writes again, after this
+        process has lost the lease (the right to move keys of the group).
 
         The move is aborted first, so that no process can switch the key to the target any more.
         Only the fence with this move's number is reopened. If another process has removed that
@@ -329,7 +329,8 @@ class KeyMover:
         except MoveFailed:
             raise
         except OperationalError as exc:
-            # The fence could not be closed in time, because a transaction on the key is open.
+            # The fence, which is to refuse writes of the key, could not be closed in time, because
+            # a transaction on the key is open.
             raise _TooLong from exc
         changes = self._read_again(move, source.changes(move.number, ALL_CHANGES))
         for name in cascading:

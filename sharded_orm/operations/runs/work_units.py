@@ -63,6 +63,8 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
     """A context manager in whose block this process is a worker for operation ``kind`` on
     ``subject``.
 
+    A worker is a process that takes parts of the work.
+
     :param kind: the kind of the operation.
     :param subject: what the operation works on.
     :param arguments: the arguments of the operation. They are stored, so that

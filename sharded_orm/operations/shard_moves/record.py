@@ -18,13 +18,14 @@ from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_moves.plan import ShardToMove
 from sharded_orm.topology.document import Document
 
-#: In this phase, the shard is on the source. Its tables may have triggers, and the target may have
-#: hidden tables (tables under other names).
+#: The first phase of a shard's move. The shard is on the source. Its tables may have triggers, and
+#: the target may have hidden tables (tables under other names).
 COPYING: Final = "copying"
-#: In this phase, the shard is on the source, but its tables there may be hidden (renamed).
+#: The second phase of a shard's move. The shard is on the source, but its tables there may be
+#: hidden (renamed).
 HIDING: Final = "hiding"
-#: In this phase, the topology is being published. If the process is killed, only the source of the
-#: topology knows whether it was published.
+#: The third phase of a shard's move. The topology is being published. If the process is killed,
+#: only the source of the topology knows whether it was published.
 PUBLISHING: Final = "publishing"
 
 

@@ -31,7 +31,8 @@ from sharded_orm.operations.shard_moves.runs_under_way import KIND
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
-#: The largest number of seconds to wait, at the end, until every process uses the new topology.
+#: The largest number of seconds to wait, at the end of moves of shards, until every process uses
+#: the new topology.
 FOLLOWERS_PATIENCE: Final = 10.0
 #: If the source of the topology does not answer whether a move is published, the query is repeated
 #: for at most this number of seconds.
