@@ -40,7 +40,8 @@ def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
 
 
 def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list[int]:
-    """Return ``choice`` without the items that are not needed to reach ``limit``.
+    """Return ``choice``, indexes of items, without the items that are not needed to reach
+    ``limit``.
 
     Items are tried in the order of ``choice``, so the largest ones are left out first.
     """

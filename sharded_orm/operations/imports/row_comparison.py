@@ -133,7 +133,7 @@ class _CompareJob(Job):
         return {"tables": only["tables"], "rounds": 1, "problems": problems}
 
 
-# ##### From the source to the shards #####
+# ##### Comparison of the source's rows with those of the shards #####
 
 
 def _compare_range(
@@ -165,7 +165,9 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 
 
 class _RowComparison:
-    """Compares the rows of a table on the source and on shards, by the values that Django reads."""
+    """Compares the rows of a table on an import's source and on shards, by the values that Django
+    reads.
+    """
 
     def __init__(self, table: SourceTable) -> None:
         self._table = table
@@ -250,7 +252,7 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
     return bool(before != before and after != after)
 
 
-# ##### From the shards to the source #####
+# ##### Comparison of the shards' rows with those of the source #####
 
 
 def _compare_shard(table: SourceTable, alias: str, differences: _Differences, check: Any) -> None:

@@ -1,4 +1,6 @@
-"""Copying the rows of a source into the shards, in rounds, until a round finds nothing new."""
+"""Copying the rows of an import's source into the shards, in rounds, until a round finds nothing
+new.
+"""
 
 from __future__ import annotations
 

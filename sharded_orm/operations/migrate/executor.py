@@ -283,7 +283,7 @@ class ScriptExecutor:
     def _unit_of(self, statement: RecordedStatement) -> Unit:
         return next(unit for unit in self._plan.units if unit.key == statement.migration)
 
-    # ##### Steps that an earlier process left #####
+    # ##### Steps that an earlier process left unfinished #####
 
     def _resume(self) -> tuple[int, int]:
         """Finish the step that an earlier process left unfinished.

@@ -103,9 +103,9 @@ class Migrator:
     ) -> SchemaSnapshot:
         """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
 
-        BUILD creates all tables of an empty shard; COMPARE compares the shard's schema with the
-        promised one. Both can be finished before a plan is made. An interrupted step of another
-        kind is left as it is.
+        BUILD creates all tables of an empty shard; COMPARE checks that the shard has the schema to
+        which its migrations must lead. Both can be finished before a plan is made. An interrupted
+        step of another kind is left as it is.
         """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):

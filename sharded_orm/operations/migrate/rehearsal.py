@@ -101,7 +101,8 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The scripts that were loaded last, keyed by id of the journal run and key of the script.
+        # The scripts (recorded SQL) that were loaded last, keyed by id of the journal run and key
+        # of the script.
         self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
@@ -174,8 +175,8 @@ class Rehearsals:
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Remove the scripts that were loaded first. Otherwise, shards with many different schemas
-        # would fill the memory with scripts.
+        # Remove the scripts that were loaded first from the memory. Otherwise, shards with many
+        # different schemas would fill the memory with scripts.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script

@@ -370,7 +370,7 @@ def require_journal() -> Iterator[None]:
         ) from exc
 
 
-# ##### Contents that many steps share #####
+# ##### Contents that many steps share, such as recorded SQL #####
 
 
 class Scripts:

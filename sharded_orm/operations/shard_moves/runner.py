@@ -248,7 +248,7 @@ class _Work:
             )
 
     def _end(self, record: ShardMoveRecord, look_after: timedelta | None = None) -> None:
-        """End a move.
+        """End a move of a shard: complete it if it is published, otherwise undo it.
 
         :param look_after: if the move is undone, the time after which a later run looks for remains
             on the target; None if nothing can remain.

@@ -31,7 +31,7 @@ TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 @dataclass(frozen=True)
 class SequencePosition:
-    """The position of one sequence on one server."""
+    """The position (the last id that was handed out) of one sequence on one ticket server."""
 
     #: The sequence's row in the server's catalog table.
     row: SequenceRow
