@@ -228,8 +228,8 @@ class _Pool:
             self._set_shares()
             giving = self._giving()
         while giving and self._relieve(giving):
-            # Compute the shares of the bins again, because they may change if a large item has
-            # moved.
+            # Compute the shares of the bins (nodes or shards) again, because they may change if a
+            # large item has moved.
             self._set_shares()
             giving = self._giving()
 
@@ -243,7 +243,8 @@ class _Pool:
     # ##### Shares #####
 
     def _set_shares(self) -> None:
-        """Compute the share of each bin, which is the load that the bin is to have.
+        """Compute the share of each bin (a node or shard), which is the load that the bin is to
+        have.
 
         An even division gives each bin a part of all items, in proportion to its capacity. But a
         bin may have to keep more than this part, because of items that must stay, or of one item

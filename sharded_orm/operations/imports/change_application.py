@@ -45,9 +45,11 @@ class ChangeApplication:
         self._check = check
 
     def apply(self, changes: Iterable[Change], *, afresh: bool = False) -> None:
-        """Store the changed rows on the shards as they are on the source now.
+        """Store the changed rows of the import's source on the shards, as they are on the source
+        now.
 
         If the shard key of a row changed, the rows that get their key from this row move, too.
+
         Costs two queries for each shard, table and 500 rows, in addition to the statements that
         write.
 

@@ -36,7 +36,7 @@ _CHUNK = 2000
 
 
 def row_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield sentences about rows of the source that cannot be imported.
+    """Yield sentences about rows of the import's source that cannot be imported.
 
     Call this only if the tables exist on the source and have the columns of their models.
     """

@@ -70,7 +70,8 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after a partial segment.
+        """The index of the first operation after a partial segment, which may end within a
+        migration.
 
         All operations of a partial segment are in one unit (migration).
         """

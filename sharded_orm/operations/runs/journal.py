@@ -245,9 +245,10 @@ class JournalRun:
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create a step for each of ``aliases`` that has no step in this run.
+        """Create a step for each of ``aliases`` that has none, and return the aliases of new, empty
+        steps.
 
-        Return the aliases of the created steps that do not continue a step of an earlier run.
+        A step that continues a step of an earlier run is not empty.
         """
         table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
         left = open_steps(self.kind, self.subject).exclude(run_id=self.id)

@@ -140,7 +140,7 @@ class WorkUnits:
         self.run_id = run_id
 
     def create(self, run: JournalRun, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
-        """Create the units that do not exist yet. Return the number of ``units``.
+        """Create the work units that do not exist yet. Return the number of ``units``.
 
         If a unit with the same name exists, it is not changed. So an interrupted call may be
         repeated.

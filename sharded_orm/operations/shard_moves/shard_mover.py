@@ -35,7 +35,7 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 #: The number of rows that are copied at once.
 BATCH: Final = 2000
-#: The number of changes that are applied at once.
+#: The largest number of changes of the source's rows that are applied at once.
 CHANGES: Final = 1000
 #: The limit that is passed to read all changes at once. A journal of changes never has so many
 #: entries.
