@@ -333,9 +333,7 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the migration that ``checkpoint`` belongs to took effect, so it need
-        not be finished.
-        """
+        """Whether no part of the interrupted migration took effect, so it need not be finished."""
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (
@@ -457,7 +455,7 @@ def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> 
     """Create all tables of an empty shard in their final form. Return the shard's schema.
 
     The tables are those that all statements of ``script`` would make. The migrations of ``script``
-    are recorded as applied. After an interruption, call the function again: it keeps the tables.
+    are recorded as applied. After an interruption, call the function again: it keeps existing tables.
 
     :param run: the id of the journal run that stores ``script``.
     :param key: the key of ``script`` in the journal.
@@ -482,8 +480,8 @@ def compare(
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. It saves time if
-        ``script`` only alters tables: then only these tables, and the list of tables, are read.
+    :param before: the schema when ``script`` began; None if it was not read. With ``before``, if
+        ``script`` only alters tables, these are read first, and the rest only if they differ.
     :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
     """
     tables = script.altered_tables(before) if before is not None else None

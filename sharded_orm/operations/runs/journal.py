@@ -230,8 +230,7 @@ class JournalRun:
     # ##### Steps #####
 
     def create_steps(self, aliases: Iterable[str]) -> None:
-        """Create a step (the record of the work on one shard) for each alias that has no step in
-        this run.
+        """Create a step (the work on one shard) for each alias that has none in this run.
 
         If an earlier run has left the step of a shard unfinished, the new step continues it: the
         new step begins with the same state and position.
@@ -245,8 +244,7 @@ class JournalRun:
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create a step for each of ``aliases`` that has none, and return the aliases of new, empty
-        steps.
+        """Create a step for each of ``aliases`` that has none. Return the aliases of empty ones.
 
         A step that continues a step of an earlier run is not empty.
         """
@@ -286,9 +284,7 @@ class JournalRun:
         return count_by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Yield the run's steps (the work on one shard each) that failed or whose outcome is
-        unclear, ordered by alias. One query per 500 steps.
-        """
+        """Yield the steps that failed or are unclear, ordered by alias. One query per 500 steps."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 
@@ -415,10 +411,9 @@ def _run_id(run: JournalRun | int) -> int:
 
 
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
-    """Return the open steps of operation ``kind`` on ``subject``: those that were begun but not
-    completed.
+    """Return the steps of operation ``kind`` on ``subject`` that were begun but not completed.
 
-    A step is the record of the work on one shard. The states of these steps are running (perhaps
+    A step is the work on one shard. The states of these steps are running (perhaps
     interrupted), stopped, failed or unclear.
     """
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
@@ -478,9 +473,7 @@ def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
 
 
 def last_run(kind: str, subject: str) -> RunStatus | None:
-    """Return the latest run (execution) of the operation ``kind`` on ``subject``. One query.
-
-    Return None if the operation was never begun.
+    """Return the latest run of operation ``kind`` on ``subject``; None without one. One query.
 
     :raises JournalMissing: the journal's tables do not exist.
     """
