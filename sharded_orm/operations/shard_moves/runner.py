@@ -41,7 +41,7 @@ SOURCE_PATIENCE: Final = 15.0
 #: later, and create the schema on the target after all. So a later run looks for this schema after
 #: this time.
 LATE_SCHEMA: Final = timedelta(hours=1)
-# Seconds between two questions.
+# Seconds between two queries of the source of the topology.
 _INTERVAL: Final = 0.5
 
 
