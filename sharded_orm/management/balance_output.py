@@ -25,8 +25,9 @@ _TOO_FULL = "TOO FULL"
 def add_balance_options(parser: CommandParser, measures: Sequence[str], example: str) -> None:
     """Add the options that say what is balanced, and how evenly.
 
-    :param measures: the choices of ``--by``; the first is the default.
-    :param example: a name that the file of loads may contain; shown in the help text.
+    :param measures: the choices of the option ``--by``; the first is the default.
+    :param example: the name of a shard or key, as an example in the help text of the option
+        ``--load``.
     """
     parser.add_argument(
         "--by", choices=measures, default=measures[0], help="What to balance. Default: %(default)s"
@@ -61,7 +62,7 @@ def add_balance_options(parser: CommandParser, measures: Sequence[str], example:
 
 
 def balance_options(options: Mapping[str, Any]) -> BalanceOptions:
-    """Return the options that :func:`add_balance_options` has added and the command line has set.
+    """Return the values of the options that :func:`add_balance_options` adds.
 
     :raises BalanceRefused: the options contradict each other.
     """

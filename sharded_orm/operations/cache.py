@@ -25,8 +25,9 @@ from sharded_orm.operations.key_input import typed_key
 class ModelStatistics:
     """The cache hits, misses and other counts of one model, summed over all processes.
 
-    :param counts: dict from the name of a count, as in :data:`sharded_orm.cache.statistics.FIELDS`,
-        to the number. The attribute is None if the cache server that keeps the counters is down.
+    :param counts: the number for each name of a count in
+        :data:`sharded_orm.cache.statistics.FIELDS`. None if the cache server that keeps the
+        counters is down.
     """
 
     label: str
@@ -51,7 +52,8 @@ class CacheServerStatus:
     """The state of a cache server. An attribute is None if the server does not report it."""
 
     name: str
-    #: The kinds of cache entries that the server stores: ``"objects"``, ``"lists"`` or both.
+    #: Which cache entries the server stores: ``"objects"`` (single rows), ``"lists"`` (results
+    #: of queries) or both.
     holds: tuple[str, ...]
     #: The reason why the server does not answer; None if it answers.
     error: str | None
@@ -143,8 +145,8 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
             fields |= {field.name: field, field.attname: field}
     values: dict[str, Any] = {}
     for name, text in keys.items():
-        # Pass on unknown field names, too: the invalidate() of the model's cache raises the error
-        # for them.
+        # Pass on field names that the model does not have, too: the invalidate() of the model's
+        # cache raises the error for them.
         values[name] = _typed(cached, fields[name], text) if name in fields else text
     model: Any = cached.model
     model.cache.invalidate(using=using, **values)

@@ -1,4 +1,6 @@
-"""The errors of operators' actions. They are part of the tree of :mod:`sharded_orm.exceptions`."""
+"""The errors of operators' actions. They derive from the base classes in
+:mod:`sharded_orm.exceptions`.
+"""
 
 from __future__ import annotations
 

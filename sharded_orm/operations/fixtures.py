@@ -1,4 +1,4 @@
-"""The transactions in which the rows of fixtures are stored on shards."""
+"""The transactions in which ``loaddata`` stores the rows of fixtures on shards."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class FixtureTransaction:
 
         After an error, roll them back.
         """
-        # Enable the check of foreign keys again only after the transactions have ended. If there
-        # was an error, the shards accept no statement before that.
+        # Enable the check of foreign keys again only after the transactions have ended. To enable
+        # it, a statement is sent, and a shard with a failed transaction accepts no statement before
+        # the rollback.
         with self._unchecked:
             self._blocks.__exit__(*exc_info)
 
@@ -63,8 +64,8 @@ class FixtureTransaction:
         :raises ShardKeyRequired: the row has no shard key.
         :raises InvalidShardKey: no row can have this key.
         """
-        # Do not check whether the row to which a new shard key refers exists, because this row may
-        # come later in the fixture.
+        # A shard key may be a foreign key. Do not check now whether the row to which it refers
+        # exists, because that row may come later in the fixture.
         alias = options.place(row, check_key=False).alias
         if alias not in self.models_by_alias:
             self._begin(options.group)
@@ -111,15 +112,15 @@ class FixtureTransaction:
             self._pks[alias, model].add(row.pk)
 
     def check_keys(self) -> None:
-        """Check that the noted rows are related to rows of their own shard key only, and that their
-        shard keys refer to existing rows of the global database.
+        """Check that the rows that :meth:`note` was called for are related to rows of their own
+        shard key only, and that their shard keys refer to existing rows of the global database.
 
-        All shard keys of the noted rows are checked, even those whose shard is already recorded.
-        This is because a rollback does not remove the recorded shard of a key, so an earlier failed
-        load of the fixture may have left the key of a row that does not exist.
+        All shard keys of these rows are checked, even those whose shard is already recorded. This
+        is because a rollback does not remove the recorded shard of a key, so an earlier failed load
+        of the fixture may have left the key of a row that does not exist.
 
-        Rows that were not noted are not checked. Costs one query for each 500 keys, and one for
-        each relation and 500 rows.
+        Other rows are not checked. Costs one query for each 500 keys, and one for each relation and
+        500 rows.
 
         :raises CrossKeyRelation: a row is related to a row of another shard key.
         :raises DanglingShardKey: the row to which a shard key refers does not exist.
@@ -133,7 +134,8 @@ class FixtureTransaction:
             required_options(model).refuse_dangling(list(keys))
 
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
-        """Return the error to raise if some of the transactions are committed and others are not.
+        """Return the error to raise if some of the fixture's transactions are committed and others
+        are not.
 
         Return None if all of them are committed, or none. Call this after all transactions have
         ended.

@@ -190,7 +190,8 @@ class GenericReference:
         rows.
 
         Rows with the same reference and the same shard key become one row of the result, with the
-        smallest of their primary keys. Composite primary keys are not combined in this way.
+        smallest of their primary keys. Rows of a model with a composite primary key are not
+        combined in this way.
         """
         joins = _Joins(quote, prefix)
         *pks, key, type_field, id_field = self.fields

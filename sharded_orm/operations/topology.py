@@ -25,7 +25,8 @@ from sharded_orm.topology.sources.base import Process
 # The largest number of attempts to publish. An attempt fails if another process has published a
 # change since the document was read.
 _ATTEMPTS = 20
-# The random wait before attempt n (counted from 0) is at most n times this number of seconds.
+# Before attempt n to publish (counted from 0), the process waits for a random time of at most n
+# times this number of seconds.
 _BACKOFF = 0.02
 # The number of seconds between two checks whether all processes use a certain version of the
 # topology.
@@ -90,7 +91,7 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
 class PreparedChange:
     """A change of the topology that was made and checked, but not published; see :func:`prepare`.
 
-    :param before: the document that the source held.
+    :param before: the document that the source of the topology held.
     :param after: the document to publish.
     """
 

@@ -76,8 +76,8 @@ class Command(dumpdata.Command):
         self._dump(selected, **options)
 
     def _dump(self, selected: Sequence[Model], **options: Any) -> None:
-        # This is the part of Django's handle() that writes rows. It is repeated here, because
-        # Django's code makes querysets that find no shards.
+        # This repeats the part of Django's handle() that writes rows. That part cannot be called,
+        # because its querysets do not find the shards of sharded models.
         if options["format"] not in serializers.get_public_serializer_formats():
             raise CommandError(f"Unknown serialization format: {options['format']}")
         if options["use_natural_foreign_keys"]:

@@ -80,10 +80,10 @@ class Command(loaddata.Command):
     # -- Loading ---------------------------------------------------------------
 
     def load_label(self, fixture_label: str) -> None:
-        # Django looks up natural keys in the database self.using. If self.using is None, each
-        # look-up goes to the database that has the rows of the model. But names of fixture files
-        # may contain the alias, so find the files before self.using is set to None; Django caches
-        # the found files.
+        # Find the fixture files now, because their names may contain the alias, which is in
+        # self.using; Django caches the found files. Later, self.using is set to None. Then each
+        # look-up of a natural key goes to the database that has the rows of the model, instead of
+        # the database self.using.
         self.find_fixtures(fixture_label)
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)

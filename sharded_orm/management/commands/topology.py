@@ -340,10 +340,9 @@ def _report_published(command: BaseCommand, document: Document, options: dict[st
 def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
     """Wait until all other processes use ``document`` or a later version; print how many use it.
 
-    Do nothing if the option ``--wait`` is 0.
+    The option ``--wait`` is the longest wait in seconds. Do nothing if it is 0.
 
-    :raises CommandError: some processes still use an earlier version after the seconds of the
-        option ``--wait``.
+    :raises CommandError: some processes still use an earlier version at the end of the wait.
     """
     if not options["wait"]:
         return

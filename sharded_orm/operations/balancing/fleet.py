@@ -1,6 +1,7 @@
-"""A snapshot that says which shards are on which nodes, and the problem of balancing these shards.
+"""A snapshot that says which shards are on which nodes, and the balancing problem made from it.
 
-This module sends no queries.
+The problem says which shards are how large, and where each of them may move. This module sends no
+queries.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
 
 
 def _replication(topology: Topology) -> dict[str, frozenset[str]]:
-    """Return the nodes that replicate from or to each node, as sets of names keyed by node name.
+    """Return, for each node, the nodes that replicate from it or to it. Keys and values are names.
 
     Replication copies the writes of a primary to its replica. A server may have several node names.
-    The sets contain all names of the other server.
+    The value contains all names of each related server.
     """
     servers: dict[object, set[str]] = {}
     for name, node in topology.nodes.items():

@@ -1,4 +1,4 @@
-"""Measuring shards: their bytes, rows, keys or load."""
+"""Measuring what is balanced: the bytes, rows, keys or load of each shard."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ ROWS: Final = "rows"
 KEYS: Final = "keys"
 LOAD: Final = "load"
 
-#: Seconds to wait for the answer of a node. Reading thousands of table sizes takes a while.
+#: Seconds to wait for the answer of a node to the query of its shards' sizes. The query reads
+#: thousands of table sizes.
 PATIENCE: Final = 60.0
-#: The largest load that is accepted in a file of loads. Sums of larger numbers might be infinite.
+#: The largest number that is accepted as a load in an operator's file of loads. A larger number
+#: might make a sum of loads infinite.
 MOST_LOAD: Final = 1e18
 
 
@@ -96,7 +98,8 @@ def key_counts(groups: Iterable[str]) -> dict[str, float]:
 
 
 def shard_loads(topology: Topology, path: str) -> dict[str, float]:
-    """Return the loads of shards from a file, keyed by alias; see :func:`read_load`.
+    """Return the loads of shards, keyed by alias, from an operator's JSON file; see
+    :func:`read_load`.
 
     :raises BalanceRefused: the file has a name that is not the alias of a shard.
     """
@@ -113,7 +116,8 @@ def shard_loads(topology: Topology, path: str) -> dict[str, float]:
 
 
 def read_load(path: str) -> dict[str, float]:
-    """Return the loads from a file. The file is a JSON object of names and numbers.
+    """Return the loads from the JSON file ``path``, an object of names of shards or keys and their
+    loads.
 
     :raises BalanceRefused: the file cannot be read, or has other content.
     """

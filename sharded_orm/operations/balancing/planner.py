@@ -22,21 +22,21 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: A move that leaves its source bin above the goal must be worth its cost. So it is made only if,
-#: afterwards, the fuller of the two bins is less full than the source was before, by at least this
-#: fraction.
+#: The least gain of a move whose source bin (a node or shard) stays too full. The move is made
+#: only if the fuller of its two bins is, after the move, less full than the source was before, by
+#: at least this fraction. A smaller gain is not worth the cost of a move.
 _LEAST_GAIN: Final = 0.01
-#: A bin that is to be emptied has the capacity 0. The planner divides by capacities, so it uses
-#: this small number instead of 0.
+#: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
+#: emptied. The planner divides by capacities.
 _NO_CAPACITY: Final = 1e-9
-#: When the planner looks for moves out of a bin, it considers at most this many of the bin's items:
-#: the largest ones.
+#: When the planner looks for items to move out of a bin (a node or shard), it considers at most
+#: this many of the bin's items: the largest ones.
 _CANDIDATES: Final = 1000
-#: When the planner looks for a move of a single item, it considers at most this many bins as the
-#: target: the emptiest ones.
+#: When the planner looks for a move of a single item, it considers at most this many bins (nodes
+#: or shards) as targets: the emptiest ones.
 _TARGETS: Final = 16
-#: If there are at most this many items, and the first plan leaves a bin too full, the planner tries
-#: more plans.
+#: If there are at most this many items (shards or keys), and the first plan leaves a bin too
+#: full, the planner tries more plans.
 _FEW: Final = 100
 _ATTEMPTS: Final = 50
 
@@ -46,11 +46,12 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
     A pure function; the same problem gives the same plan.
 
-    Items are moved only out of bins that exceed their share by more than the threshold, until these
-    bins are at the goal (see :class:`BalanceProblem`). Each single move is an improvement:
-    afterwards, the fuller of its two bins is less full than the source was before. So it is safe to
-    stop after any move. If a bin stays too full, the plan says which item prevents further moves.
-    If the planner is called again after all moves were made, the new plan has no moves.
+    Items (shards or keys) are moved only out of bins (nodes or shards) that exceed their share by
+    more than the threshold, until these bins are at the goal (see :class:`BalanceProblem`). Each
+    single move is an improvement: afterwards, the fuller of its two bins is less full than the
+    source was before. So it is safe to stop after any move. If a bin stays too full, the plan says
+    which item prevents further moves. If the planner is called again after all moves were made, the
+    new plan has no moves.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -67,7 +68,7 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
 
 def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
-    """Balance ``bins``, and return the pool of bins with its moves.
+    """Balance ``bins`` (nodes or shards), and return the pool of bins with its moves.
 
     Items cannot move between these bins and other bins. If there are few and large items, the first
     moves decide whether later moves can reach the goal. So, if there are few items, the planner
@@ -91,7 +92,9 @@ def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]]:
-    """Divide the problem into independent parts, between which no item can move."""
+    """Divide the problem into independent parts: no item can move from a bin (a node or shard) of
+    one part to a bin of another.
+    """
     parent = {one.name: one.name for one in problem.bins}
 
     def root(name: str) -> str:
@@ -118,7 +121,7 @@ def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]
 
 @dataclass(slots=True)
 class _BinState:
-    """A bin while moves are planned.
+    """A bin (a node or shard) while moves are planned.
 
     :param fixed: the size of everything that must stay in the bin.
     :param load: the size of everything in the bin.
@@ -153,7 +156,7 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the load at which the bin exceeds its share by ``excess``.
+        """Return the load at which the bin (a node or shard) exceeds its share by ``excess``.
 
         :param excess: a fraction of :attr:`part`, such as 0.1.
         """
@@ -161,22 +164,24 @@ class _BinState:
 
     @property
     def largest(self) -> Item | None:
-        """The largest item that may move; None if there is none."""
+        """The largest item (shard or key) that may move out of the bin; None if there is none."""
         return max(self.items.values(), key=lambda item: (item.size, item.name), default=None)
 
     def with_change(self, size: float) -> float:
-        """Return how full the bin would be after a change of its load by ``size``."""
+        """Return how full the bin (a node or shard) would be after a change of its load by
+        ``size``.
+        """
         return (self.load + size) / self.capacity
 
 
-#: A move: an item, its source and its target.
+#: A move: an item (a shard or key), its source and its target.
 _ChosenMove = tuple[Item, _BinState, _BinState]
-#: A move, and how full the fuller of its two bins is afterwards.
+#: A move, and how full the fuller of its two bins (nodes or shards) is after the move.
 _RatedMove = tuple[Item, _BinState, _BinState, float]
 
 
 class _Pool:
-    """A part of the problem: bins between which items can move."""
+    """A part of the problem: bins (nodes or shards) between which items can move."""
 
     def __init__(self, bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> None:
         self._threshold = problem.threshold
@@ -197,19 +202,20 @@ class _Pool:
         self.before = {name: one.load for name, one in self.bins.items()}
         capacity = sum(one.capacity for one in self.bins.values())
         self._mean = sum(self.before.values()) / capacity
-        #: The load that a bin of the capacity 1 is to have. This is the mean load, or less if some
-        #: bin must keep more than an even division would give it.
+        #: The load that a bin (a node or shard) with the capacity 1 is to have. This is the mean
+        #: load, or less if some bin must keep more than an even division would give it.
         self._level = self._mean
-        #: A heap of bins, with the emptiest first. If the load of a bin changes, a new entry is
-        #: added, and the old entry is skipped when it is reached.
+        #: A heap of bins (nodes or shards), with the emptiest first. If the load of a bin
+        #: changes, a new entry is added, and the old entry is skipped when it is reached.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
-        #: Lists of moves out of one bin. The moves of one list may be made in any order.
+        #: The planned moves, as lists. All moves of a list are out of the same bin (node or
+        #: shard), and may be made in any order.
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
 
     def balance(self, dice: random.Random | None = None) -> None:
-        """Move items between the bins until no move is an improvement.
+        """Move items between the bins (nodes or shards) until no move is an improvement.
 
         :param dice: a source of random numbers. If it is given, random moves are made first, so
             that the plan differs from others.
@@ -222,20 +228,23 @@ class _Pool:
             self._set_shares()
             giving = self._giving()
         while giving and self._relieve(giving):
-            # Compute the shares of the bins again, because they may change if a large item has
-            # moved.
+            # Compute the shares of the bins (nodes or shards) again, because they may change if a
+            # large item has moved.
             self._set_shares()
             giving = self._giving()
 
     def _giving(self) -> list[_BinState]:
-        """Return the bins that exceed their share by more than the threshold, the fullest first."""
+        """Return the bins (nodes or shards) that exceed their share by more than the threshold, the
+        fullest first.
+        """
         above = [one for one in self.bins.values() if one.load > one.limit(self._threshold)]
         return sorted(above, key=lambda one: (-one.fullness, one.name))
 
     # ##### Shares #####
 
     def _set_shares(self) -> None:
-        """Compute the share of each bin, which is the load that the bin is to have.
+        """Compute the share of each bin (a node or shard), which is the load that the bin is to
+        have.
 
         An even division gives each bin a part of all items, in proportion to its capacity. But a
         bin may have to keep more than this part, because of items that must stay, or of one item
@@ -262,7 +271,7 @@ class _Pool:
             one.share = kept.get(one.name, one.part)
 
     def _least_load(self, one: _BinState) -> float:
-        """Return the load that the bin must keep.
+        """Return the load that the bin (a node or shard) must keep.
 
         This is the size of everything that must stay in the bin. If the bin's largest item is too
         large for every bin, its size is added.
@@ -273,7 +282,9 @@ class _Pool:
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Return whether ``item`` alone is above the goal of every bin in which it may be."""
+        """Return whether ``item`` alone is above the goal of every bin (node or shard) in which it
+        may be.
+        """
         limit = (1 + self._goal) * self._level
         return all(
             item.size > limit * self.bins[name].capacity for name in {*item.targets, one.name}
@@ -282,7 +293,8 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items out of the bins ``giving``, until they are at the goal or no move helps.
+        """Move items (shards or keys) out of the bins ``giving``, until these bins are at the goal
+        or no move helps.
 
         Return whether an item was moved.
         """
@@ -294,7 +306,7 @@ class _Pool:
         return len(self._batches) > count
 
     def _reach_goal(self, source: _BinState) -> bool:
-        """Move items out of ``source`` to bring it down to the goal.
+        """Move items out of ``source``, a node or shard, to bring it down to the goal.
 
         As little as possible is moved, and only to bins that then are not above their goal. If
         these bins have too little room, ``source`` stays above the goal.
@@ -321,7 +333,9 @@ class _Pool:
         return bool(batch)
 
     def _relieve_at_random(self, dice: random.Random) -> None:
-        """Move random items out of bins above the threshold, until no move is an improvement."""
+        """Move random items out of bins (nodes or shards) that are above the threshold, until no
+        move is an improvement.
+        """
         while giving := self._giving():
             moves = [move for one in giving for move in self._improving_moves(one)]
             if not moves:
@@ -333,7 +347,8 @@ class _Pool:
         return 0.0 if one.is_aside else one.limit(self._goal) - one.load
 
     def _target(self, source: _BinState, item: Item) -> _BinState | None:
-        """Return the emptiest target of ``item`` that can take it without exceeding the goal.
+        """Return the emptiest bin (node or shard) to which ``item`` may move without exceeding the
+        goal there.
 
         Return None if there is no such bin.
         """
@@ -343,8 +358,8 @@ class _Pool:
             entry = heapq.heappop(self._heap)
             one = self.bins[entry[1]]
             if entry[0] != one.fullness:
-                # Skip this entry. The load of the bin has changed since, so the heap has a newer
-                # entry for it.
+                # Skip this entry of the heap. The load of its bin (a node or shard) has changed
+                # since, so the heap has a newer entry for the bin.
                 continue
             visited.append(entry)
             if one is not source and one.name in item.targets and item.size <= self._room(one):
@@ -356,7 +371,8 @@ class _Pool:
     def _move_one(self, source: _BinState) -> bool:
         """Make the best of the moves that :meth:`_improving_moves` yields for ``source``, if any.
 
-        The best move is the one after which the fuller of the two bins is least full.
+        The best move is the one after which the fuller of its two bins (nodes or shards) is least
+        full.
 
         :return: whether an item was moved.
         """
@@ -366,7 +382,8 @@ class _Pool:
         return best is not None
 
     def _improving_moves(self, source: _BinState) -> Iterator[_RatedMove]:
-        """Yield the moves of one item out of ``source`` that are an improvement.
+        """Yield the moves of one item out of the bin ``source`` (a node or shard) that are an
+        improvement.
 
         After such a move, the fuller of the two bins is clearly less full than ``source`` was
         before.
@@ -380,7 +397,9 @@ class _Pool:
                     yield item, source, target, fullness
 
     def _emptiest(self, source: _BinState) -> list[_BinState]:
-        """Return the emptiest bins to which an item of ``source`` may move, at most 16 bins."""
+        """Return the emptiest bins (nodes or shards) to which an item of ``source`` may move, at
+        most 16.
+        """
         names = {name for targets in {i.targets for i in source.items.values()} for name in targets}
         others = (self.bins[name] for name in names - {source.name})
         return heapq.nsmallest(_TARGETS, others, key=lambda one: (one.fullness, one.name))
@@ -399,8 +418,8 @@ class _Pool:
     def may_be_better(self) -> bool:
         """Return whether another plan might be better.
 
-        This is so if a bin stays too full, although no bin must keep more than an even division
-        would give it.
+        This is so if a bin (a node or shard) stays too full, although no bin must keep more than an
+        even division would give it.
         """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 
@@ -409,7 +428,9 @@ class _Pool:
         return sum(move[0].size for batch in self._batches for move in batch)
 
     def moves(self) -> Iterator[BalanceMove]:
-        """Yield all moves in their order, with the fullness of the bins before and after each."""
+        """Yield all moves in the order in which they are to be made. Each move says how full its
+        two bins (nodes or shards) are before and after it.
+        """
         loads = dict(self.before)
 
         def fullness(one: _BinState) -> float:
@@ -426,7 +447,7 @@ class _Pool:
                 )  # fmt: skip
 
     def obstacles(self) -> Iterator[Obstacle]:
-        """Yield, for each bin that stays too full, the reason for this."""
+        """Yield the reason why a bin stays too full, for each such bin (a node or shard)."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
             if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)
@@ -454,5 +475,5 @@ class _Pool:
 
 
 def _largest(items: Iterable[Item]) -> list[Item]:
-    """Return the largest of ``items``, in descending order, at most 1000."""
+    """Return the largest of ``items`` (shards or keys), in descending order, at most 1000."""
     return heapq.nsmallest(_CANDIDATES, items, key=lambda item: (-item.size, item.name))

@@ -1,4 +1,5 @@
-"""The problem of balancing, and a plan that solves it, as values. Uses neither Django nor a driver.
+"""The problem of balancing nodes or shards, and a plan that solves it, as values. Uses neither
+Django nor a driver.
 
 The words are those of bin packing: an *item* is in a *bin*. If shards are balanced, the items are
 shards and the bins are nodes. If keys are balanced, the items are keys and the bins are shards.
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: A ratio of at least this number is shown in words, not as a percentage. Such ratios occur if a
-#: bin is to be emptied, because the share of such a bin is nearly 0.
+#: A percentage of a bin's share (the load that the bin is to have) is replaced by words if the
+#: ratio is at least this number. Such ratios occur if a bin is to be emptied, because its share is
+#: nearly 0.
 _MOST: Final = 1000
 
 
@@ -19,8 +21,8 @@ _MOST: Final = 1000
 class Bin:
     """A node that has shards, or a shard that has keys.
 
-    :param capacity: how much this bin is to have, relative to the other bins. A bin with the
-        capacity 0 is emptied.
+    :param capacity: how large a part of all items this bin is to have, relative to the other bins.
+        A bin with the capacity 0 is emptied.
     :param other: the size of everything in the bin that is not an item of the problem, and so stays
         there.
     """
@@ -32,11 +34,12 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A shard or a key.
+    """A shard or a key that the plan may move.
 
-    :param bin: the name of the bin in which the item is.
+    :param bin: the name of the node or shard in which the item is.
     :param size: the item's bytes, rows, keys or load, whichever is balanced.
-    :param targets: the names of the bins to which the item may move. If there are none, it stays.
+    :param targets: the names of the nodes or shards to which the item may move. If there are none,
+        it stays.
     """
 
     name: str
@@ -47,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True)
 class BalanceProblem:
-    """Items in bins, to be distributed evenly.
+    """Items (shards or keys) in bins (nodes or shards), to be distributed evenly.
 
     :param threshold: items move out of a bin only if its load exceeds its share by more than this
         fraction, such as 0.1. The share of a bin is the load that it is to have.
@@ -62,7 +65,8 @@ class BalanceProblem:
 
 @dataclass(frozen=True, slots=True)
 class BalanceMove:
-    """The move of one item from the bin ``source`` to the bin ``target``.
+    """The move of one item (a shard or key) from the bin ``source`` to the bin ``target``, which
+    are nodes or shards.
 
     After the move, the fuller of the two bins is less full than the source was before.
 
@@ -82,9 +86,10 @@ class BalanceMove:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The reason why a bin stays fuller than it should be.
+    """The reason why a bin (a node or shard) stays fuller than it should be.
 
-    :param item: the item that is the reason; None if the reason is what must stay in the bin.
+    :param item: the shard or key that is the reason; None if the reason is what must stay in the
+        bin.
     """
 
     bin: str
@@ -94,9 +99,10 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class BalancePlan:
-    """Moves in their order, and what they achieve.
+    """Moves of shards between nodes, or of keys between shards, in their order, and what they
+    achieve.
 
-    :param before: the load of each bin now, keyed by the name of the bin.
+    :param before: the load of each bin (node or shard) now, keyed by the name of the bin.
     :param after: the load of each bin after all moves.
     :param shares: the load that each bin is to have.
     :param obstacles: one entry for each bin that stays too full.

@@ -13,7 +13,8 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Revision
 
-#: The number of entries of the history that are read at first.
+#: The number of entries that are read first from the history of the topology. If they do not
+#: reach back far enough, more are read.
 _FIRST = 100
 #: The first version of a topology. The history begins with it.
 _FIRST_VERSION = 1
@@ -28,7 +29,7 @@ def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> fro
     takes over, is not a move. Costs one round trip to the source of the topology, and one for each
     version of the topology from that time.
 
-    :raises BalanceRefused: the history does not reach back so far.
+    :raises BalanceRefused: the history does not reach back for the whole ``cool_down``.
     :raises TopologyError: the source does not answer.
     """
     if not cool_down:
@@ -54,9 +55,9 @@ def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> fro
 
 
 def _revisions(since: datetime) -> list[Revision]:
-    """Return the versions of the topology from ``since`` on, the newest first.
+    """Return the versions of the topology that were in use since ``since``, the newest first.
 
-    The last one is the version that was in use at ``since``.
+    The last one is the version that was in use at the time ``since`` itself.
     """
     source = runtime.source()
     limit = _FIRST
@@ -89,7 +90,9 @@ def _no_history(source: str, history: Sequence[Revision], since: datetime) -> st
 
 
 def _nodes(document: Document, group: str) -> list[_Nodes]:
-    """Return the names of the primary and the replica of each shard, in the order of shard numbers."""
+    """Return the names of the primary and the replica of each shard, as pairs in the order of shard
+    numbers.
+    """
     ranges: Iterable[Mapping[str, Any]] = document.groups.get(group, {}).get("RANGES", ())
     nodes: list[_Nodes] = []
     for entry in sorted(ranges, key=lambda entry: entry["range"][0]):

@@ -1,4 +1,4 @@
-"""The steps of a plan. An operator makes each step by one command."""
+"""The steps of a plan that balances nodes or shards. An operator makes each step by one command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sharded_orm.operations.balancing.problem import BalanceMove, percent
 
 @dataclass(frozen=True)
 class BalanceStep:
-    """Consecutive moves of one group with the same source and the same target.
+    """Consecutive moves of a balancing plan, within one group, with the same source and the same
+    target.
 
     The source and the target are nodes if shards move, and shards if keys move.
     """
@@ -23,8 +24,9 @@ class BalanceStep:
 
     @property
     def reason(self) -> str:
-        """The reason for the step, such as ``db1 has 131% of the mean, then 109%; db2 has 70%, then
-        92%``.
+        """The reason for the step: how full its source and target are before and after.
+
+        For example ``db1 has 131% of the mean, then 109%; db2 has 70%, then 92%``.
         """
         first, last = self.moves[0], self.moves[-1]
         return (
@@ -39,7 +41,7 @@ def steps_of(
 ) -> Iterator[BalanceStep]:
     """Yield ``moves`` as steps, in their order.
 
-    Consecutive moves between the same two bins are one step.
+    Consecutive moves between the same two nodes, or shards, are one step.
 
     :param group_of: a function that returns the name of a move's group.
     """

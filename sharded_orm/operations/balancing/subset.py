@@ -1,12 +1,16 @@
-"""Choosing items whose sizes have a sum just above a limit, a variant of the subset-sum problem."""
+"""Choosing items (shards or keys) whose sizes have a sum just above a limit, a variant of the
+subset-sum problem.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-#: The limit is divided into this many steps, and sizes are rounded down to whole steps.
+#: The limit of a sum of sizes is divided into this many steps, and sizes are rounded down to
+#: whole steps.
 _STEPS = 4096
-#: Because of the rounding, the sum of a good choice may be too low by at most this many steps.
+#: Because sizes are rounded down to steps, the rounded sum of a good choice may be below the
+#: limit, by at most this many steps.
 _SLACK = 16
 
 
@@ -36,7 +40,8 @@ def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
 
 
 def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list[int]:
-    """Return ``choice`` without the items that are not needed to reach ``limit``.
+    """Return ``choice``, indexes of items, without the items that are not needed to reach
+    ``limit``.
 
     Items are tried in the order of ``choice``, so the largest ones are left out first.
     """
@@ -52,12 +57,13 @@ def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list
 def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]:
     """Yield lists of the indexes of items whose rounded sizes have a sum near ``limit``.
 
-    The sizes of the last list certainly reach the limit.
+    Because of the rounding, the real sum may be below the limit. The sizes of the last list
+    certainly reach it.
     """
     small = [index for index, size in enumerate(sizes) if size < limit][::-1]
     steps = {index: int(sizes[index] / limit * _STEPS) for index in small}
-    # Each number in ``possible`` is a set of bits. In the number with index i, bit n says whether
-    # some of the i smallest items have a rounded sum of n.
+    # Each number in ``possible`` is a set of bits. Bit n of ``possible[i]`` says whether some of
+    # the i smallest items have a rounded sum of n.
     mask = (1 << 2 * _STEPS) - 1
     possible = [1]
     for index in small:

@@ -78,8 +78,9 @@ def keys_above(new: NewRange) -> list[str]:
     """
     group: ShardGroup = runtime.group(new.group)
     if "BOUNDS" not in group.strategy_options or new.first == 0:
-        # If a group has a ``SIZE`` (the number of keys of each shard), it has always refused keys
-        # beyond its last shard. So no such key is in use.
+        # Return here, because there is no key above the older shards. A group without bounds has a
+        # ``SIZE`` (the number of keys of each shard), and has always refused keys beyond its last
+        # shard.
         return []
     shard = group.shard(new.first - 1)
     scan = RowScan(sample=None)

@@ -207,10 +207,11 @@ class GrowthRun:
             )
 
     def _report_keys_above(self) -> None:
-        """Wait until all processes use the new bounds. Then look again for keys above the bounds.
+        """Wait until all processes use the lower bounds of the new shards. Then look again for keys
+        above these bounds.
 
-        Rows with such keys may have been written to the older shard since the first check. If
-        so, sentences about these keys are added to the report's problems.
+        Rows with such keys may have been written to the older shard since the first check. If so,
+        sentences about these keys are added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [

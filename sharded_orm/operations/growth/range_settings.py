@@ -13,7 +13,8 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
-    """Open a range of shards for new keys, or close it. Keys on its shards stay there (Y3).
+    """Open a range of shards for new keys, or close it. Keys on its shards stay there (as at Yupoo,
+    Y3).
 
     :param name: the name of the group.
     :param first: the number of the range's first shard; ``last`` is the number of its last shard.

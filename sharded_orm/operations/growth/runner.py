@@ -1,4 +1,6 @@
-"""The functions that an operator's commands call: add shards to a group, or give up doing so."""
+"""The functions that an operator's commands call: add shards to a group, or give up a growth that
+was broken off.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,8 @@ def give_up(name: str) -> NewRange | None:
 
 
 def _growable(name: str) -> KeyRouting:
-    """Return how the group ``name`` finds the shard of a key, and check that the group can grow.
+    """Return how the group ``name`` finds the shard of a key, and check that the group can get more
+    shards.
 
     :raises GrowthRefused: the group computes the shard of a key from its number of shards. So this
         number can never change.

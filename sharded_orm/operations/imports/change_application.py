@@ -1,4 +1,4 @@
-"""Applying the changes that an import's source has recorded to the shards.
+"""Applying to the shards the changes that were recorded on the source of an import.
 
 The source is the database from which rows are imported.
 """
@@ -27,7 +27,8 @@ _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 
 class ChangeApplication:
-    """Applies changes that the journal of an import's source has recorded to the shards.
+    """Applies to the shards the changes of rows that were recorded in the journal, a table on the
+    source of the import.
 
     The same changes may be applied again, even if only a part of them was applied before.
 
@@ -44,9 +45,11 @@ class ChangeApplication:
         self._check = check
 
     def apply(self, changes: Iterable[Change], *, afresh: bool = False) -> None:
-        """Store the changed rows on the shards as they are on the source now.
+        """Store the changed rows of the import's source on the shards, as they are on the source
+        now.
 
         If the shard key of a row changed, the rows that get their key from this row move, too.
+
         Costs two queries for each shard, table and 500 rows, in addition to the statements that
         write.
 
@@ -84,7 +87,8 @@ class ChangeApplication:
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
         """Return the changed rows of ``table`` as they are on the source now, keyed by primary key.
 
-        Rows of other tables that get their shard key from these rows are added to ``changed``.
+        A row of another table may get its shard key from one of these rows. Such rows are added to
+        ``changed``.
         """
         rows: dict[Any, SourceRow] = {}
         for batch in batched(changed[table], LOOK_UPS):
@@ -112,10 +116,10 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Skip this row if no shard key is found for its anchor. There are two possible
-                # causes. Either no shard has the row, or its parent row, which has the shard key,
-                # was deleted from the source, too. In the second case, the row is deleted from the
-                # shard together with the parent.
+                # Skip this row if no shard is found for its anchor (its shard key, or the foreign
+                # key to the parent row with the key). There are two possible causes. Either no
+                # shard has the row, or its parent row was deleted from the source, too. In the
+                # second case, the row is deleted from the shard together with the parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )

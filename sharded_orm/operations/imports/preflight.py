@@ -31,8 +31,8 @@ class ImportPlan:
     :param tables: the label and the number of rows of each table, in the order in which the tables
         are copied.
     :param problems: sentences about why the import would be refused; empty if it would be accepted.
-    :param left_out: labels of sharded models of the group that have a table on the source but are
-        not imported.
+    :param left_out: labels of sharded models of the group that have a table on the source (the
+        database with the rows) but are not imported.
     """
 
     tables: list[tuple[str, int]]
@@ -43,10 +43,8 @@ class ImportPlan:
 def plan_import(request: ImportRequest) -> ImportPlan:
     """Return what an import of ``request`` would do.
 
-    Reads the source and the shards; changes nothing.
-
-    Each table of the source is read several times. Most of these queries return only a count or a
-    few examples.
+    Reads the source (the database with the rows) and the shards; changes nothing. Each table of the
+    source is read several times. Most of these queries return only a count or a few examples.
     """
     problems = list(_problems(request))
     tables: list[tuple[str, int]] = []
@@ -63,7 +61,7 @@ def plan_import(request: ImportRequest) -> ImportPlan:
 
 
 def check_import(request: ImportRequest) -> None:
-    """Check that the rows of the request can be imported.
+    """Check that the rows of the requested tables can be imported.
 
     :raises ImportRefused: some rows cannot be imported. The error lists every reason.
     """
@@ -73,7 +71,8 @@ def check_import(request: ImportRequest) -> None:
 
 
 def check_source(request: ImportRequest) -> None:
-    """Check that the tables of the request can be read on the source, and on all shards.
+    """Check that the requested tables can be read on the source (the database with the rows), and
+    on all shards.
 
     :raises ImportRefused: a table cannot be read. The error lists every reason.
     """
@@ -145,9 +144,9 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
         if column.plain_field is None:
             yield f"values of {table.label}.{column.field.name} cannot be copied: its type is unknown"
     for field in table.pk_fields:
-        # Refuse such a field. Rows are copied with the stored form of the primary key, but looked
-        # up by the form that the field returns to Python, and ``from_db_value()`` may make the two
-        # differ.
+        # Refuse a primary key whose field class changes the values that it reads (in
+        # ``from_db_value()``). Rows are copied with the stored form of the primary key, but looked
+        # up by the form that the field returns to Python, and the two may differ.
         if hasattr(target_field(field), "from_db_value"):
             yield (
                 f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"

@@ -1,4 +1,4 @@
-"""Ranges of primary keys as the units of work of an import, and the report on them."""
+"""Ranges of primary keys as the units of work of an import, and the report on this work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from sharded_orm.operations.runs.farm import FarmReport, PlannedUnit
 
 
 def report_of(report: FarmReport) -> ImportReport:
-    """Convert the report on the shared work of several processes to a report on an import.
-
-    A comparison of rows has the same kind of report.
+    """Convert the report on the work that several processes shared to a report on an import, or on
+    a comparison of imported rows.
     """
     summary = report.summary
     problems = [*report.failures, *summary.get("problems", ())]
@@ -33,7 +32,7 @@ def report_of(report: FarmReport) -> ImportReport:
 
 
 def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterator[PlannedUnit]:
-    """Yield the units of work of one round: ranges of ``rows`` rows, for each table."""
+    """Yield the units of work of one round, which goes through all tables: ranges of ``rows`` rows."""
     for index, table in enumerate(tables):
         for count, (first, last) in enumerate(table.ranges(rows)):
             content = {

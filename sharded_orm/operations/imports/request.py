@@ -91,12 +91,12 @@ def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
 
 @dataclass
 class ImportReport:
-    """The outcome of an import or a comparison.
+    """The outcome of an import, or of a comparison of imported rows.
 
-    :param run: the id of the run in the journal.
+    :param run: the id of the run in the journal of operations.
     :param finished: whether the run is finished, by this process or by another one.
     :param tables: numbers of rows, such as ``{"photos.Photo": {"copied": 7}}``.
-    :param rounds: how many times all tables were gone through.
+    :param rounds: how many times the run has gone through all tables.
     :param problems: sentences about what is left to do. Empty if all is well.
     :param notes: sentences about other things that were done.
     :param stopped: why this process stopped early; "" if it did not.

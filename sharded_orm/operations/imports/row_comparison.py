@@ -29,7 +29,7 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import check"
-#: The largest number of differences that is reported for a range of rows, and for all ranges.
+#: The largest numbers of differences that are reported: for one range of rows, and for all ranges.
 _EXAMPLES, _REPORTED = 20, 100
 _LOOK_UPS = 500
 _COUNTS = ("rows", "missing", "differing", "surplus", "misplaced")
@@ -113,7 +113,8 @@ class _CompareJob(Job):
             add_counts(tables.setdefault(label, {}), unit["counts"].items())
             examples += unit["examples"]
         for table in self._request.tables:
-            # Count the rows of the source once more, because a range might have left some out.
+            # Count the rows of the source once more, because the compared ranges together might
+            # have left some out.
             count = QuerySet(table.model, using=table.alias).count()
             if count > tables[table.label]["rows"]:
                 examples.append(
@@ -132,7 +133,7 @@ class _CompareJob(Job):
         return {"tables": only["tables"], "rounds": 1, "problems": problems}
 
 
-# ##### From the source to the shards #####
+# ##### Comparison of the source's rows with those of the shards #####
 
 
 def _compare_range(
@@ -164,7 +165,9 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 
 
 class _RowComparison:
-    """Compares the rows of a table on the source and on shards, by the values that Django reads."""
+    """Compares the rows of a table on an import's source and on shards, by the values that Django
+    reads.
+    """
 
     def __init__(self, table: SourceTable) -> None:
         self._table = table
@@ -175,7 +178,7 @@ class _RowComparison:
     def read(self, rows: QuerySet[Any], key_path: str | None) -> dict[Any, tuple[Any, Any]]:
         """Return a dict from the primary key of each row to its values and its shard key."""
         columns: list[Any] = [self._expression(field) for field in self._fields]
-        # The key is read as an extra column, because it may be in another table.
+        # The shard key is read as an extra column, because it may be in the table of a parent row.
         paths = [] if key_path is None else [F(key_path)]
         by_pk = {}
         for row in rows.values_list(*columns, *paths):
@@ -249,7 +252,7 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
     return bool(before != before and after != after)
 
 
-# ##### From the shards to the source #####
+# ##### Comparison of the shards' rows with those of the source #####
 
 
 def _compare_shard(table: SourceTable, alias: str, differences: _Differences, check: Any) -> None:

@@ -1,4 +1,6 @@
-"""Copying the rows of a source into the shards, in rounds, until a round finds nothing new."""
+"""Copying the rows of an import's source into the shards, in rounds, until a round finds nothing
+new.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# Names of numbers in the report of a round. If one of these numbers of rows is above 0, the round
-# has made progress.
+# The numbers of rows that show whether a round has made progress. A round has made progress if one
+# of these numbers in its report is above 0.
 _NEWS = ("copied", "updated")
 
 
@@ -91,9 +93,9 @@ class _CopyJob(Job):
         conflicts: list[str] = []
         written: list[str] = []
         # Decide whether the cache needs invalidation even if this call writes nothing. A worker
-        # that was killed, in this run or in an earlier one, may have inserted rows of this unit
-        # without invalidating the cache. That is impossible only after the first round, in a unit
-        # that no other worker had.
+        # that was killed, in this run or in an earlier one, may have inserted rows of this unit (a
+        # range of rows) without invalidating the cache. This cannot have happened if the first
+        # round of this run is over, and no other worker has begun this unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):

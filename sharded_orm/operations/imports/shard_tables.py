@@ -221,8 +221,9 @@ class ShardTable:
             for batch in self._batches([row for row in rows if row not in zero]):
                 self._insert_batch(cursor, batch)
             for row in zero:
-                # Insert the row with a free primary key, and then set the key to 0 by an UPDATE. In
-                # an INSERT, MySQL would replace the 0 by a new number.
+                # The primary key of this row is 0. Insert the row with a free primary key, and then
+                # set the key to 0 by an UPDATE. In an INSERT, MySQL would replace the 0 by a new
+                # number.
                 column = table.columns[self._pk_place]
                 free = self._lowest_pk(cursor) - 1
                 values = list(row.values)
@@ -260,7 +261,7 @@ class ShardTable:
             yield batch
 
     def _overwrite(self, rows: Sequence[SourceRow]) -> int:
-        """Overwrite rows of the shard with the values that the source has now.
+        """Overwrite rows of the shard with the values that the import's source has now.
 
         Return the number of changed rows.
         """

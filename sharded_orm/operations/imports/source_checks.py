@@ -36,7 +36,7 @@ _CHUNK = 2000
 
 
 def row_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield sentences about rows of the source that cannot be imported.
+    """Yield sentences about rows of the import's source that cannot be imported.
 
     Call this only if the tables exist on the source and have the columns of their models.
     """
@@ -71,7 +71,8 @@ def _null_problems(table: SourceTable) -> Iterator[str]:
     nullable = {column.name for column in description if column.null_ok}
     key = table.key_field if table.owner is None else None
     for column in table.columns:
-        # Check the shard key, and each column that may be NULL on the source but not in the model.
+        # Check the shard key, and each column that may be NULL on the import's source but not in
+        # the model.
         if column.field is not key and (column.field.null or column.column not in nullable):
             continue
         name = column.name
@@ -169,9 +170,10 @@ def _cross_key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _exact(path: str, key: Any) -> Any:
-    """Return an expression that compares texts as shard keys character by character.
+    """Return an expression with which the import's source compares shard keys.
 
-    The source may treat "Ada" and "ada" as equal, but on the shards they are two different keys.
+    Texts are compared character by character. The source may treat "Ada" and "ada" as equal, but on
+    the shards they are two different keys.
     """
     if target_field(key).get_internal_type() in ("CharField", "TextField", "SlugField"):
         return Cast(F(path), BinaryField())
@@ -242,7 +244,7 @@ def _generic_pair_problems(
 
 
 def _key_problems(table: SourceTable) -> Iterator[str]:
-    """Yield sentences about values in the source that cannot be shard keys."""
+    """Yield sentences about values in the import's source that cannot be shard keys."""
     group = runtime.group(table.options.group)
     strategy = runtime.strategy(group.name)
     keys = table.query().filter(**{f"{table.key_path}__isnull": False}).order_by()
@@ -265,7 +267,9 @@ def _key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _embedded_id_problems(table: SourceTable) -> Iterator[str]:
-    """Yield a sentence about the first row whose id contains the number of another shard."""
+    """Yield a sentence about the first row of the import's source whose id contains the number of
+    another shard.
+    """
     if not any(isinstance(column.field, EmbeddedShardMixin) for column in table.columns):
         return
     strategy = runtime.strategy(table.options.group)

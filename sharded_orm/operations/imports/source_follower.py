@@ -1,4 +1,5 @@
-"""Following an import's source: applying its later changes to the shards.
+"""Following an import's source (the database with the rows): applying its later changes to the
+shards.
 
 At the end, the source is closed: it refuses writes, and the project writes to the shards.
 """
@@ -49,14 +50,15 @@ Tell = Callable[[str], None]
 
 @dataclass
 class FollowReport:
-    """A report on how much of the source the shards have.
+    """A report on how many changes of an import's source have been applied to the shards.
 
     :param run: the id of the run in the journal of operations.
-    :param applied: number of entries of the source's journal that this process has applied.
+    :param applied: number of entries of the source's journal of changes that this process has
+        applied.
     :param left: number of entries that are not applied yet; at most 1000 are counted.
     :param closed: whether the source refuses writes.
-    :param seconds: for how many seconds writes were stopped, from closing the source until the shards
-        had all rows; None if this process has not closed it.
+    :param seconds: for how many seconds writes were stopped, from closing the source until the
+        shards had all rows; None if this process has not closed it.
     :param tables: by label of the model, the number of rows on the source and on the shards after
         the source was closed.
     :param problems: sentences about what is left to do. Empty if all is well.
@@ -262,7 +264,8 @@ class _Follower:
             self._run.note(copied=True)
 
     def _copy(self, threads: int, progress: FarmProgress) -> ImportReport:
-        # Copy the rows in a single round, because the journal records all later changes.
+        # Copy the rows in a single round: a further round would look for later changes, but the
+        # source's journal records these.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
             # If the shard key of a row changed after the row was copied, the copy reports a

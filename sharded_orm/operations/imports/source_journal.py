@@ -30,13 +30,15 @@ from sharded_orm.operations.imports.source_tables import SourceTable
 
 #: The largest number of seconds to wait for open transactions when triggers are created or dropped.
 TRIGGER_PATIENCE: Final = 30.0
-# The classes that create triggers through Django's own backends, by vendor of the database.
+# The classes that create triggers on the source of an import, by vendor. The source has one of
+# Django's own backends.
 _CAPTURES = {
     "mysql": "sharded_orm.backends.mysql.change_capture.MySQLChangeCapture",
     "postgresql": "sharded_orm.backends.postgresql.change_capture.PostgreSQLChangeCapture",
     "sqlite": "sharded_orm.backends.sqlite3.change_capture.SQLiteChangeCapture",
 }
-# Field classes whose values are the same after a trigger has written them as text.
+# Field classes whose values are unchanged after a trigger has written them as text, and to_python()
+# has read the text.
 _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 
@@ -54,8 +56,8 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # The number of the group is not stored, but computed from the group's name, so that every
-        # process uses the same number.
+        # The number under which the journal stores the group's fence (what refuses writes) and its
+        # changes. It is computed from the group's name, so that every process uses the same number.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 
@@ -66,7 +68,8 @@ class SourceJournal:
         self._capture.__exit__(*exc_info)
 
     def check(self) -> None:
-        """Check that the changes of the source can be recorded. Changes nothing on the source.
+        """Check that the changes of the import's source can be recorded. Changes nothing on the
+        source.
 
         :raises ImportRefused: the changes cannot be recorded. The error lists every reason.
         """
@@ -138,7 +141,7 @@ class SourceJournal:
         self._capture.close(self._number, patience)
 
     def is_closed(self) -> bool:
-        """Return whether the tables refuse writes."""
+        """Return whether the imported tables refuse writes, because the fence was closed."""
         return self._capture.is_prepared() and self._capture.fences().get(self._number) == "closed"
 
     def changes(self, limit: int) -> list[Change]:
@@ -198,8 +201,8 @@ def _open_capture(alias: str) -> ChangeCapture:
 
 
 def _parsed(field: Field[Any, Any], text: str) -> Any:
-    """Convert the ``text`` that a trigger has recorded to a value; None if ``field`` cannot have
-    it.
+    """Convert the ``text`` that a trigger has recorded to a value of ``field``; None if ``field``
+    cannot have this value.
     """
     try:
         return target_field(field).to_python(text)

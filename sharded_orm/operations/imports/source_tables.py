@@ -116,7 +116,8 @@ class SourceTable:
     def query(self, alias: str | None = None) -> QuerySet[Any]:
         """Return a query for all rows. Uses Django's own query set, which does not look for shards.
 
-        :param alias: the alias of the database; by default that of the source.
+        :param alias: the alias of the database; by default the database from which rows are
+            imported.
         """
         # Drop the model's default order. It might join another table, and so leave out rows whose
         # related row does not exist yet.

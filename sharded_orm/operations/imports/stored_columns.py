@@ -120,7 +120,7 @@ class StoredColumn:
         if one == other or one is None or other is None:
             return bool(one == other)
         if target_field(self.field).get_internal_type() == "JSONField":
-            # Databases may format the same JSON differently.
+            # Compare the parsed JSON, because databases may format the same JSON differently.
             try:
                 return _plain_json(one) == _plain_json(other)
             except ValueError:

@@ -29,27 +29,32 @@ class AppliedState:
     no memory.
     """
 
-    #: Number of shards that have no migration to run or to record.
+    #: Number of shards that are up to date: they have no migration to run, and none to record as
+    #: applied.
     current: int = 0
-    #: Shards that exist and have migrations to run or to record.
+    #: Shards that exist and are not up to date: they have migrations to run, or to record as
+    #: applied.
     behind: list[Shard] = field(default_factory=list)
     #: Shards whose database (MySQL schema or SQLite file) does not exist.
     missing: list[Shard] = field(default_factory=list)
     #: The errors of the shards whose state could not be read, keyed by the alias of the shard.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: The migrations to run, keyed by the digest of the migrations that are applied. Each migration
-    #: is a tuple: app, migration name, and whether it runs backwards.
+    #: The migrations to run on shards with the same applied migrations, keyed by the digest (a
+    #: short text) that identifies the applied ones. Each migration is a tuple: app, migration name,
+    #: and whether it runs backwards.
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: The number of shards with each digest, keyed by the digest. Shards whose database does not
-    #: exist are counted under the digest "".
+    #: The number of shards that have applied the same migrations, keyed by the digest (a short
+    #: text) that identifies these migrations. Shards whose database does not exist are counted
+    #: under the digest "".
     count: dict[str, int] = field(default_factory=dict)
 
 
 def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     """Return how far ``shards`` are migrated.
 
-    The digests of a node's shards are read with one query per 500 shards. Then one plan is made for
-    each distinct digest, by queries to one shard with that digest.
+    A digest is a short text that identifies the applied migrations of a shard. The digests of a
+    node's shards are read with one query per 500 shards. Then one plan is made for each distinct
+    digest, by queries to one shard with that digest.
 
     :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
     """
@@ -60,7 +65,7 @@ def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     plans: dict[str, MigrationPlan] = {}
     for members in nodes.values():
         for shard, digest in _digests(members, state):
-            digest_key = digest or ""  # If the shard does not exist, its digest is None.
+            digest_key = digest or ""  # The digest is None if the shard does not exist.
             if digest_key not in plans:
                 plan = _plan(planner, shard, digest_key, state)
                 if plan is None:

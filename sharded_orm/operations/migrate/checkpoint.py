@@ -50,13 +50,13 @@ class Checkpoint:
     :param migration: app label and name; None for a step that belongs to no single migration.
     :param operation: index of the operation in its migration. For recorded statements: index of the
         first operation that their script does not run.
-    :param outline: :meth:`Unit.outline` of the operations before ``operation``; for the kind
-        ``PER_SHARD``, of the operations up to and including ``operation``.
-    :param script: key of the recorded script in the journal.
+    :param outline: :meth:`Unit.outline`, a digest of the operations before ``operation``. For the
+        kind ``PER_SHARD``, it includes ``operation``.
+    :param script: key of the recorded script (a list of SQL statements) in the journal.
     :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
     :param count: number of statements that the step runs.
-    :param before: fingerprint of the schema before a ``RunSQL`` statement that may change the
-        schema; "" for other steps.
+    :param before: fingerprint (a hash) of the schema before a ``RunSQL`` statement that may change
+        the schema; "" for other steps.
     :param marker: name of the marker: a row that the step's transaction adds to
         ``django_migrations``. The row proves the commit. "" if the step has no marker.
     :param reverts: whether a rollback is known to undo the whole step.

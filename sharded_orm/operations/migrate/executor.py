@@ -2,8 +2,8 @@
 
 A *unit* of the plan is one migration in one direction. Most operations were run on an empty copy of
 the shard, and the recorded statements (a *script*) are replayed. Operations such as ``RunPython``
-have no recorded SQL and run on each shard; a unit that has such an operation is *mixed*. A
-*stretch* is a sequence of statements that are covered by one checkpoint in the journal.
+run on each shard; a unit that has such an operation is *mixed*. A *stretch* is a sequence of
+statements that one checkpoint in the journal covers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ScriptExecutor:
     """Executes one plan on one shard. To be used by one thread.
 
     :param rehearsals: the source of the recorded SQL (scripts).
-    :param schema: the present schema of the shard; None if it must be read first.
+    :param schema: the present schema of the shard; None if it is not known and must be read.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class ScriptExecutor:
     def _unit_of(self, statement: RecordedStatement) -> Unit:
         return next(unit for unit in self._plan.units if unit.key == statement.migration)
 
-    # ##### Steps that an earlier process left #####
+    # ##### Steps that an earlier process left unfinished #####
 
     def _resume(self) -> tuple[int, int]:
         """Finish the step that an earlier process left unfinished.
@@ -333,7 +333,7 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the checkpoint's migration took effect, so it need not be finished."""
+        """Whether no part of the interrupted migration took effect, so it need not be finished."""
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (
@@ -363,9 +363,9 @@ class ScriptExecutor:
     ) -> tuple[int, int]:
         """Run the statements of ``script`` from index ``start`` on.
 
-        Stop before the first migration that is not next in the plan, or that was edited since
-        ``script`` was recorded. Return where to continue: the index of a migration in the plan, and
-        the index of an operation in that migration.
+        Stop before a migration of the script that is not the next one in the plan, or that was
+        edited since ``script`` was recorded. Return where to continue: the index of a migration in
+        the plan, and the index of an operation in that migration.
         """
         units = 0
         unit: Unit | None = None
@@ -454,9 +454,8 @@ class _UnitEditor:
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
     """Create all tables of an empty shard in their final form. Return the shard's schema.
 
-    The tables are created as they would be after all statements of ``script``. Then the migrations
-    of ``script`` are recorded as applied. After an interruption, call the function again: tables
-    that exist already are kept.
+    The tables are those that all statements of ``script`` would make. The migrations of ``script``
+    are recorded as applied. After an interruption, call the function again: it keeps existing tables.
 
     :param run: the id of the journal run that stores ``script``.
     :param key: the key of ``script`` in the journal.
@@ -481,9 +480,8 @@ def compare(
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. If ``before`` is given
-        and ``script`` only alters tables, the altered tables and the list of tables are read first.
-        If these are as promised, nothing else is read.
+    :param before: the schema when ``script`` began; None if it was not read. With ``before``, if
+        ``script`` only alters tables, these are read first, and the rest only if they differ.
     :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
     """
     tables = script.altered_tables(before) if before is not None else None

@@ -155,7 +155,9 @@ def migrate(
 
 
 def _finish_broken_off(group: str) -> None:
-    """Mark the group's last run as finished, if its process was killed after the last shard."""
+    """Mark the group's last run (migration of its shards) as finished, if the process of that run
+    was killed after the last shard.
+    """
     last = journal.last_run(KIND, group)
     if last is None or last.state != "broken off":
         return
@@ -250,8 +252,8 @@ class _Worker:
         try:
             self._migrate(shard, step)
         except LeaseLost:
-            # Do not record a failure of the shard. The error means that this process has lost the
-            # run, so it must not change anything more.
+            # Do not record a failure of the shard. The error means that another process has taken
+            # over the run, so this process must not change anything more.
             raise
         except OperationStopped:
             step.mark_stopped()
@@ -361,14 +363,16 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: The number of the group's unfinished steps in each state, keyed by the state; read from the
-    #: journal.
+    #: The number of unfinished steps in each state, keyed by the state; read from the journal. A
+    #: step is the migration of one shard of the group.
     left: dict[str, int]
-    #: The failed and unclear steps of all shards of the group.
+    #: The steps (migrations of one shard each) that failed or whose outcome is unknown, of all
+    #: shards of the group.
     failures: list[Failure]
-    #: The latest run; None if there was none.
+    #: The latest run, which is one migration of the group's shards; None if there was none.
     run: journal.RunStatus | None
-    #: The number of the latest run's steps in each state, keyed by the state.
+    #: The number of the latest run's steps in each state, keyed by the state. A step is the
+    #: migration of one shard.
     steps: dict[str, int]
     #: A pair for each distinct list of migrations to run: the number of shards that need these
     #: migrations, and the names of the migrations.
@@ -376,7 +380,9 @@ class MigrationStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether all selected shards are up to date and the group has no unfinished step."""
+        """Whether all selected shards are up to date, and the journal has no unfinished migration
+        of any shard of the group.
+        """
         return self.current == self.selected and not self.left
 
 

@@ -43,7 +43,8 @@ class Migrator:
         return applied_state(self._planner, shards)
 
     def migrate(self, shard: Shard, step: JournalStep, *, stopping: Callable[[], bool]) -> None:
-        """Bring one shard to the target, beginning at the checkpoint that ``step`` has recorded.
+        """Bring one shard to the target, beginning at the checkpoint (the recorded progress) in
+        ``step``.
 
         The shard's database must exist. This thread's connection to the shard is closed at the end.
 
@@ -83,7 +84,7 @@ class Migrator:
         session.check()
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
-            session.checkpoint = None  # Earlier steps left nothing: the database is empty.
+            session.checkpoint = None  # No earlier step has left anything.
         else:
             snapshot = session.ensure_records(snapshot)
         applied = session.records.applied() if TABLE in snapshot.definitions else frozenset()
@@ -102,9 +103,9 @@ class Migrator:
     ) -> SchemaSnapshot:
         """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
 
-        BUILD creates all tables of an empty shard; COMPARE compares the shard's schema with the
-        promised one. Both can be finished before a plan is made. An interrupted step of another
-        kind is left as it is.
+        BUILD creates all tables of an empty shard; COMPARE checks that the shard has the schema to
+        which its migrations must lead. Both can be finished before a plan is made. An interrupted
+        step of another kind is left as it is.
         """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):

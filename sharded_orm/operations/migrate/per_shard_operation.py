@@ -29,7 +29,7 @@ class PerShardOperation:
     :param number: the index of the operation in ``unit``.
     :param piece: the operation with the project states before and after it.
     :param editor: the migration's schema editor, whose ``with`` block is open.
-    :param schema: the present schema of the shard; None if it must be read first.
+    :param schema: the present schema of the shard; None if it is not known and must be read.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PerShardOperation:
         sql = statements[checkpoint.index][0]
         effect = self._effect(sql)
         done = effect is not Effect.NOTHING and check.raw(checkpoint, self.label, sql, effect)
-        # Take the schema from the check, which may have dropped an unfinished index.
+        # Take the schema from ``check``, because the check may have dropped an unfinished index.
         self.schema = check.schema
         self._run_raw(checkpoint.index + done)
 
@@ -127,7 +127,8 @@ class PerShardOperation:
                 if self._editor.deferred_sql:
                     # The marker is a row that proves the commit of this transaction. The schema
                     # editor's deferred statements run after the commit, so the marker does not
-                    # prove that they ran. Note this in the journal before the commit.
+                    # prove that they ran. So note in the journal, before the commit, that a
+                    # rollback does not undo the whole operation.
                     self._forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)

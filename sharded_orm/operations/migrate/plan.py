@@ -181,7 +181,7 @@ class Unit:
 def _content(operation: Operation) -> str:
     try:
         return OperationWriter(operation, indentation=0).serialize()[0]
-    except ValueError:  # An argument, such as a lambda, cannot be serialized: omit all of them.
+    except ValueError:  # An argument, such as a lambda, cannot be stored: omit all arguments.
         return f"{type(operation).__qualname__}: {operation.describe()}"
 
 

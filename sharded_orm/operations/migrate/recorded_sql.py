@@ -50,11 +50,11 @@ class RecordedStatement:
     :param label: a description of the operation for people.
     :param sql: the statement; "" for the recording statement.
     :param effect: whether the statement changes rows or the schema.
-    :param after: the fingerprint of the schema after the statement. None if the statement does not
-        change the schema, or if the whole migration runs in one transaction.
+    :param after: the fingerprint (a hash) of the schema after the statement. None if the statement
+        does not change the schema, or if the whole migration runs in one transaction.
     :param records: for the recording statement, the rows that it adds or deletes; otherwise empty.
-    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration;
-        otherwise "".
+    :param outline: for the recording statement, :meth:`Unit.outline` (a digest) of the whole
+        migration; otherwise "".
     """
 
     migration: Key
@@ -98,7 +98,7 @@ class RecordedStatement:
 class RecordedScript:
     """The statements that lead from one schema to another.
 
-    :param before: the fingerprint of the schema at which the script begins.
+    :param before: the fingerprint (a hash) of the schema at which the script begins.
     :param promise: the schema at which the script ends.
     :param units: number of units (migrations) of the plan that the script finishes.
     :param operations: if the script ends in the middle of a unit, the number of operations of that
@@ -183,7 +183,9 @@ class RecordedScript:
         return tables if set(changed) <= set(tables) else None
 
     def fingerprint_before(self, index: int) -> str | None:
-        """Return the fingerprint of the schema just before the statement with this index runs."""
+        """Return the fingerprint (a hash) of the schema just before the statement with this index
+        runs.
+        """
         for statement in reversed(self.statements[:index]):
             if statement.after is not None:
                 return statement.after

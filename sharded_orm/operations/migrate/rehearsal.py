@@ -70,7 +70,8 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after a partial segment.
+        """The index of the first operation after a partial segment, which may end within a
+        migration.
 
         All operations of a partial segment are in one unit (migration).
         """
@@ -101,7 +102,8 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The scripts that were loaded last, keyed by id of the journal run and key of the script.
+        # The scripts (recorded SQL) that were loaded last, keyed by id of the journal run and key
+        # of the script.
         self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
@@ -118,7 +120,8 @@ class Rehearsals:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
-        """Return the script that ``run`` has stored under ``key``; None if the key is not found.
+        """Return the script (recorded SQL) that ``run`` has stored in the journal under ``key``;
+        None if the key is not found.
 
         :param run: the present run, or the id of an earlier run.
         """
@@ -173,8 +176,8 @@ class Rehearsals:
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Remove the scripts that were loaded first. Otherwise, shards with many different schemas
-        # would fill the memory with scripts.
+        # Remove the scripts that were loaded first from the memory. Otherwise, shards with many
+        # different schemas would fill the memory with scripts.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script
@@ -245,8 +248,8 @@ class Rehearsals:
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
             # The schema editor runs its deferred statements (indexes, constraints) at the end of
-            # this ``with`` block. So an operation that runs on each shard after the segment finds
-            # the indexes and constraints in place.
+            # this ``with`` block. So the next operation, which runs on each shard, finds the
+            # indexes and constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue

@@ -31,9 +31,10 @@ _LOCK_WAIT = 1.0
 class ShardSession:
     """Holds what one thread needs while it migrates one shard.
 
-    It has the shard's connection, lock and checkpoint, and gives access to ``django_migrations``.
+    It has the shard's connection, lock and checkpoint (the recorded progress), and gives access to
+    ``django_migrations``.
 
-    :param step: the shard's step in the journal.
+    :param step: the record of the shard's migration in the journal.
     :param stopping: a function that returns True if the migration is to stop. It is called only
         while no step is half done.
     """
@@ -102,7 +103,7 @@ class ShardSession:
             return self.snapshot()
 
     def ensure_records(self, snapshot: SchemaSnapshot) -> SchemaSnapshot:
-        """Create the table ``django_migrations`` if ``snapshot`` lacks it.
+        """Create the table ``django_migrations`` if the shard's schema ``snapshot`` lacks it.
 
         Return the schema with the table.
         """
@@ -117,7 +118,7 @@ class ShardSession:
         return marker_name(self.step.run.id, self._serial)
 
     def begin(self, checkpoint: Checkpoint, label: str) -> None:
-        """Write ``checkpoint`` into the journal: the step that it describes comes next.
+        """Record in the journal that the step that ``checkpoint`` describes comes next.
 
         :param label: a description of the step for people.
         """

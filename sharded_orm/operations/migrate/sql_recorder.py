@@ -38,9 +38,9 @@ class Recorder:
         :param operation: the index of the operation in its migration, in the order in which the
             operations run.
         :param label: a description of the operation for people.
-        :param fingerprints: whether to record the schema's fingerprint after each statement. The
-            fingerprint is needed if no transaction encloses the statements: after an interruption, the
-            schema must show which statements took effect.
+        :param fingerprints: whether to record the schema's fingerprint (a hash) after each
+            statement. The fingerprint is needed if no transaction encloses the statements: after an
+            interruption, the schema must show which statements took effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
         self._fingerprints = fingerprints

@@ -34,16 +34,16 @@ logger = logging.getLogger("sharded_orm.operations")
 
 #: The number of rows that are read and written at once.
 BATCH = 500
-#: The copy counts as current if the journal, the table of changed rows on the source, has at most
-#: this many entries.
+#: The copy of a key's rows counts as current if the journal, the table of changed rows on the
+#: source, has at most this many entries.
 FEW_CHANGES = 50
-#: The mover gives up if, after this many reads of the journal, the number of changes to copy has
-#: not become smaller. The source then changes faster than the mover copies.
+#: The mover of a key gives up if, after this many reads of the journal of changed rows, the number
+#: of changes to copy has not become smaller. The source then changes faster than the mover copies.
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
-#: The limit that is passed to read all changes at once. A journal of changes never has so many
-#: entries.
+#: The limit that is passed to read all entries of a journal of changes at once. A journal never has
+#: so many entries.
 ALL_CHANGES = 10**9
 #: The largest number of seconds that one attempt to create triggers may take, for all tables.
 TRIGGER_PATIENCE = 30.0
@@ -95,7 +95,8 @@ class KeyMover:
         :raises BranchesPrepared: a transaction in two phases is prepared on one of the shards.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # The target must refuse writes of the key until the target owns the key.
+        # Close the fence on the target at once: the target must refuse writes of the key until it
+        # owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
         # Refuse the move if a transaction in two phases is prepared on one of the shards. On
@@ -291,15 +292,15 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # The rows were read at different moments, so two of them may have exchanged a unique
-            # value. If another key on the target really has that value, publishing all tables fails
-            # later.
+            # Publish nothing early. The rows were read at different moments, so two of them may
+            # have exchanged a unique value. If another key on the target really has that value,
+            # publishing all tables fails later.
             return []
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
-        """Reopen the fence on the source, so that it accepts writes, after this process has lost
-        the lease.
+        """Reopen the fence on the source, so that the source accepts writes again, after this
+        process has lost the lease (the right to move keys of the group).
 
         The move is aborted first, so that no process can switch the key to the target any more.
         Only the fence with this move's number is reopened. If another process has removed that
@@ -328,7 +329,8 @@ class KeyMover:
         except MoveFailed:
             raise
         except OperationalError as exc:
-            # The fence could not be closed in time, because a transaction on the key is open.
+            # The fence, which is to refuse writes of the key, could not be closed in time, because
+            # a transaction on the key is open.
             raise _TooLong from exc
         changes = self._read_again(move, source.changes(move.number, ALL_CHANGES))
         for name in cascading:
@@ -349,8 +351,8 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # The target may have rows of these tables only while writes wait, so take the rows out
-            # again. The next attempt publishes them.
+            # Take the rows of these tables out of the target again, because the target may have
+            # them only while writes wait. The next attempt publishes them.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(
@@ -382,8 +384,8 @@ class KeyMover:
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # If an error came after the commit that made the target the owner of the key, writes have
-        # waited until now.
+        # End the measured pause of writes here, too. If an error came after the commit that made
+        # the target the owner of the key, writes have waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)

@@ -32,7 +32,7 @@ QUEUE: Final = "queue"
 # The name of the entry in a move's JSON column ``position`` that has the number of seconds for
 # which old rows are kept.
 _KEPT_FOR: Final = "kept_for"
-#: The phases of a move in which the source still owns the key.
+#: The phases of a move in which the source, the old shard, still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
 
 
@@ -127,7 +127,8 @@ def _with_number(move: KeyMove, number: int) -> KeyMove:
 def moves_in_flight(group: str) -> list[MoveRecord]:
     """Return the unfinished moves of ``group``. One query.
 
-    The caller must set the attribute ``value`` of each.
+    The caller must set the attribute ``value``, the key as its field sends it to the database, of
+    each move.
     """
     return [MoveRecord(row, None) for row in in_flight(group)]
 
@@ -239,7 +240,9 @@ class MoveRecord:
 
     @property
     def may_be_published(self) -> bool:
-        """Whether the real tables of the target may have rows of an aborted move."""
+        """Whether the real tables of the target may have rows of an aborted move, because it was
+        aborted during the switch.
+        """
         return bool(self.position["aborted_in"] == SWITCHING)
 
     def finish_abort(self) -> None:

@@ -1,4 +1,4 @@
-"""The options of a move, the keys that are to move, and the report."""
+"""The options of moves of keys, the keys that are to move, and the report."""
 
 from __future__ import annotations
 

@@ -43,12 +43,13 @@ from sharded_orm.routing.placement_lease import now
 logger = logging.getLogger("sharded_orm.operations")
 
 KIND: Final = "move keys"
-#: The number of seconds by which a move waits longer than the lease. Until the lease ends, other
-#: processes may remember the old shard of a key. The margin is needed because the clocks of two
-#: machines run at slightly different speeds.
+#: The number of seconds by which a move of keys waits longer than the lease, the time for which
+#: other processes may remember the old shard of a key. The margin is needed because the clocks of
+#: two machines run at slightly different speeds.
 MARGIN: Final = 1.0
-#: While a move waits for the end of the lease, it copies changed rows at this interval, in seconds.
-#: Each time, it also checks whether it was aborted.
+#: A move waits until no process may remember the old shards of the keys (the end of the lease).
+#: Meanwhile, it copies changed rows at this interval, in seconds, and checks whether it was
+#: aborted.
 FOLLOWED_EVERY: Final = 1.0
 #: The number of moves that are announced at once. Until an announced key has moved, processes do
 #: not remember its shard, so each use of the key costs a look-up in the directory.
@@ -163,7 +164,9 @@ def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
 
 
 class _Run:
-    """The work of one process that holds the run of a group in the journal."""
+    """Moves keys of one group. Only one process does so at a time, because it holds the group's run
+    in the journal.
+    """
 
     def __init__(
         self, group: str, options: MoveOptions, progress: MoveProgress, stopping: Stopping
@@ -181,7 +184,7 @@ class _Run:
         self.report = MoveReport(group)
 
     def hold(self, run: journal.JournalRun) -> None:
-        """Work under ``run`` from now on.
+        """Use ``run``, which this process holds in the journal, for the moves from now on.
 
         :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
@@ -189,7 +192,8 @@ class _Run:
         refuse_conflicts(run)
 
     def begin(self, run: journal.JournalRun) -> None:
-        """Begin to work under ``run``, and first end the unfinished moves of an earlier process.
+        """Use ``run``, which this process holds in the journal, and end the unfinished moves of an
+        earlier process.
 
         :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
@@ -226,7 +230,7 @@ class _Run:
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
         """End the database sessions of the process that has left ``moves`` unfinished.
 
-        That process has lost the run, so it must not write any more.
+        This process has taken over the run of that process, which must not write any more.
         """
         ended = 0
         with ShardSessions(self._group) as sessions:
@@ -271,7 +275,8 @@ class _Run:
         self.report.notes += left.notes
         failures = self.report.failures
         if record.in_flight(self._group).exists():
-            # Leave the run unfinished, so that no migration begins while a fence refuses writes.
+            # Leave the run unfinished, so that no migration begins while a fence (triggers of an
+            # unfinished move) refuses writes.
             return
         if failures:
             self._run.finish("failed", f"{len(failures)} keys were not moved")

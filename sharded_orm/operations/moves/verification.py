@@ -52,7 +52,7 @@ def row_names(pks: Collection[Row]) -> list[str]:
 
 
 def _text(value: object) -> str:
-    # Some databases return the text of a primary key as bytes.
+    # Decode the text of a primary key, because some databases return it as bytes.
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 

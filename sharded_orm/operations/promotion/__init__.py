@@ -1,4 +1,4 @@
-"""Promotions: an operator replaces a primary server by its replica (P13).
+"""Promotions: an operator replaces a primary server by its replica (as at Pinterest, P13).
 
 A *range* is a sequence of a group's shards that have the same primary node and replica node. A
 promotion makes the replica the primary of all ranges of a server.

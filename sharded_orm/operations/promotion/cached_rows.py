@@ -9,8 +9,8 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: The largest number of seconds to wait until all processes use the new map, which is the topology
-#: document. After that time, the cache is invalidated in any case.
+#: The largest number of seconds that a promotion waits until all processes use its new map, the
+#: topology document. After that time, the cache is invalidated in any case.
 READERS_PATIENCE: Final = 10.0
 
 

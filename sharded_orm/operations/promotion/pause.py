@@ -39,7 +39,7 @@ class Pause:
 
     @classmethod
     def of(cls, run: JournalRun, *, earliest: str, latest: str) -> Self | None:
-        """Return the pause of the promotion ``run``.
+        """Return the pause of the promotion ``run``: the time for which it refused writes.
 
         Return None if the promotion has fenced no server (made none refuse writes).
 

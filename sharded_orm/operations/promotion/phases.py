@@ -135,8 +135,9 @@ class ForwardPhases:
             warnings=record.report.warnings,
         )
         position = self._fence(old).logged
-        # No transaction can be prepared for a two-phase commit any more. A transaction that was
-        # prepared before could be committed on only one of the two servers, so refuse to continue.
+        # Refuse to continue if a transaction is prepared for a two-phase commit. It was prepared
+        # before the fence, and could be committed on only one of the two servers. No other
+        # transaction can be prepared any more.
         for problem in preflight.branch_problems(self._plan, old):
             raise PromotionFailed(f"{problem[0].upper()}{problem[1:]}.")
         deadline = time.monotonic() + self._timeout
@@ -264,9 +265,9 @@ class ForwardPhases:
                 self._plan, forced=record.options.force, confirm=self._before_publication
             )
         except (TopologyError, Error, OSError):
-            # If the phase is not "switching" yet, no map was sent. If it is, either the source of
-            # the topology has refused the map, or the map is published and only the answer got
-            # lost.
+            # If the phase is not "switching" yet, no new map (topology document) was sent. If it
+            # is, either the source of the topology has refused the map, or the map is published and
+            # only the answer got lost.
             if record.phase != "switching" or not record.is_published():
                 raise
             return False
@@ -307,7 +308,8 @@ class ForwardPhases:
 
 
 def promote_published(record: PromotionRecord) -> None:
-    """Promote the replica, which the published map names as the primary, and let it take writes.
+    """Promote the replica, which the published map (topology document) names as the primary, and
+    let it take writes.
 
     Can be repeated. The server may have been restarted since the map was published, so its position
     is read again.

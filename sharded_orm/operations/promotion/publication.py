@@ -14,10 +14,10 @@ from sharded_orm.operations.exceptions import PromotionFailed
 from sharded_orm.operations.promotion import recovery, switchover
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
-#: The number of seconds for which the query is repeated if the source of the topology does not
-#: answer.
+#: If the source of the topology does not answer whether the new map (topology document) is
+#: published, the query is repeated for at most this number of seconds.
 LOOK_UP = 15.0
-# The number of seconds to wait before the query is repeated.
+# The number of seconds between two queries whether the new map (topology document) is published.
 _INTERVAL = 1.0
 
 

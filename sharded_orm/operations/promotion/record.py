@@ -51,7 +51,9 @@ class PromotionRecord:
 
     @property
     def is_switched(self) -> bool:
-        """Whether the journal says that the map is published. Then nothing can be undone."""
+        """Whether the journal says that the new map (topology document) is published. Then nothing
+        can be undone.
+        """
         return self.phase in PUBLISHED
 
     def warn(self, warning: str) -> None:
@@ -112,7 +114,9 @@ class PromotionRecord:
         )
 
     def note_promoting(self) -> None:
-        """Record that the map is published and the replica is still to be promoted."""
+        """Record that the new map (topology document) is published and the replica is still to be
+        promoted.
+        """
         texts = self.plan.server_class.texts
         self.begin(
             "promoting",

@@ -64,7 +64,8 @@ def promote(
     confirm: Confirm | None = None,
     tell: Tell = lambda line: None,
 ) -> PromotionReport:
-    """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (P13).
+    """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (as at
+    Pinterest, P13).
 
     No acknowledged write is lost, unless ``options.force`` is set. First, the old primary is
     fenced: it refuses writes. From then on, a process cannot write until it uses the new map (the

@@ -64,8 +64,8 @@ class PromotionUndo:
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
             # Continue, although the new primary keeps its present state. Nobody writes there,
-            # because the map does not name it as a primary, and the old primary must soon accept
-            # writes again.
+            # because the topology in use does not name it as a primary, and the old primary must
+            # soon accept writes again.
             record.warn(
                 f"{new_name!r} could not be put back ({exc}). When it answers: {texts.to_start}"
                 + (f", and {texts.to_fence}" if was_read_only else "")

@@ -37,9 +37,9 @@ _EXCLUSIVE: Final = (
 def refuse_conflicts(run: JournalRun, *, only_held: bool = False) -> None:
     """Raise an error if an operation that conflicts with ``run`` is under way. One query.
 
-    Each operation makes this check after it has taken its own run. So if two operations begin at
-    the same time, at least one of them notices the other. If ``run`` is new and not resumed, it is
-    finished before the error is raised.
+    Each operation makes this check after it has taken its own ``run`` in the journal. So if two
+    operations begin at the same time, at least one of them notices the other. If ``run`` is new and
+    not resumed, it is finished before the error is raised.
 
     :param only_held: whether to ignore other operations that were interrupted and not finished.
     :raises OperationHeld: there is such an operation.

@@ -124,7 +124,9 @@ class FarmReport:
 
 
 class Farm:
-    """Takes part in a run that several processes share. Each process has an instance.
+    """Takes part in a run, one execution of an operation, that several processes share.
+
+    Each process has an instance.
 
     :param threads: number of threads that work in this process.
     """
@@ -140,7 +142,8 @@ class Farm:
         self._has_retried = False
 
     def execute(self) -> FarmReport:
-        """Work until the run is finished, or until nothing is left to do for this process.
+        """Work until the shared run (one execution of an operation) is finished, or until nothing
+        is left to do for this process.
 
         An earlier run that was interrupted is resumed. Work units that failed in that run are tried
         again.

@@ -56,9 +56,8 @@ LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 class JournalStep:
     """A step: the work on one shard in one run. To be used by one thread at a time.
 
-    A run is one execution of an operation. Each method that changes the step sends one UPDATE. If
-    another process has taken over the run, the UPDATE matches no row, and the method raises
-    :exc:`LeaseLost`.
+    A run is one execution of an operation. Each method that changes the step sends one UPDATE. It
+    raises :exc:`LeaseLost` if another process has taken over the run.
     """
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
@@ -113,10 +112,10 @@ class JournalStep:
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
-        # The SQL is compiled only once, because the ORM would take a millisecond for each write,
-        # and there are several writes per shard. A separate connection is used, because a function
-        # of a migration may have a transaction open on this thread's connection to the global
-        # database.
+        # Send SQL that is compiled only once, because the ORM would take a millisecond for each
+        # write, and there are several writes per shard. Use a separate connection, because a
+        # function of a migration may have a transaction open on this thread's connection to the
+        # global database.
         connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
@@ -167,9 +166,9 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of steps that this process has created and :meth:`step` has not returned yet. They
-        # do not include steps that continue an earlier step. The steps are empty, and no other
-        # process writes them, so :meth:`step` need not read them.
+        # Aliases of the shards for which this process has created new, empty steps that
+        # :meth:`step` has not returned yet. No other process writes these steps, so :meth:`step`
+        # need not read them. Steps that continue a step of an earlier run are not among them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -205,7 +204,7 @@ class JournalRun:
         :param error: the reason why the run did not succeed; "" if it succeeded.
         """
         # Use one transaction for both writes. Otherwise, if the process were killed between them,
-        # the finished run's scripts would stay in the database.
+        # the finished run's scripts (contents that its steps shared) would stay in the database.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -231,7 +230,7 @@ class JournalRun:
     # ##### Steps #####
 
     def create_steps(self, aliases: Iterable[str]) -> None:
-        """Create a step for each alias that has no step in this run.
+        """Create a step (the work on one shard) for each alias that has none in this run.
 
         If an earlier run has left the step of a shard unfinished, the new step continues it: the
         new step begins with the same state and position.
@@ -245,9 +244,9 @@ class JournalRun:
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create a step for each of ``aliases`` that has no step in this run.
+        """Create a step for each of ``aliases`` that has none. Return the aliases of empty ones.
 
-        Return the aliases of the created steps that do not continue a step of an earlier run.
+        A step that continues a step of an earlier run is not empty.
         """
         table = OperationStep.objects.using(DEFAULT_DB_ALIAS)
         left = open_steps(self.kind, self.subject).exclude(run_id=self.id)
@@ -285,7 +284,7 @@ class JournalRun:
         return count_by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Yield the failed and unclear steps, ordered by alias. One query per 500 steps."""
+        """Yield the steps that failed or are unclear, ordered by alias. One query per 500 steps."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 
@@ -368,7 +367,7 @@ def require_journal() -> Iterator[None]:
         ) from exc
 
 
-# ##### Contents that many steps share #####
+# ##### Contents that many steps share, such as recorded SQL #####
 
 
 class Scripts:
@@ -380,8 +379,7 @@ class Scripts:
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
-        """Return the content that ``run`` has stored under ``key``; None if there is no such
-        content.
+        """Return the content that ``run`` has stored under ``key``; None if there is none.
 
         :param run: the run that has stored the content, or its id. A step that continues a step of
             an earlier run has the id of the run with the content in its position.
@@ -394,10 +392,9 @@ class Scripts:
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Store ``content`` under ``key``, unless the run has stored a content under this key
-        before.
+        """Store ``content`` under ``key``, unless the run has a content under this key already.
 
-        Return the content that is now stored under ``key``: the new one or the earlier one.
+        Return the content that is now stored under ``key``.
         """
         script = OperationScript(run_id=_run_id(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
@@ -416,7 +413,8 @@ def _run_id(run: JournalRun | int) -> int:
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
     """Return the steps of operation ``kind`` on ``subject`` that were begun but not completed.
 
-    The states of these steps are running (perhaps interrupted), stopped, failed or unclear.
+    A step is the work on one shard. The states of these steps are running (perhaps
+    interrupted), stopped, failed or unclear.
     """
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT
@@ -475,7 +473,7 @@ def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
 
 
 def last_run(kind: str, subject: str) -> RunStatus | None:
-    """Return the latest run of ``kind`` on ``subject``; None if no run was begun. One query.
+    """Return the latest run of operation ``kind`` on ``subject``; None without one. One query.
 
     :raises JournalMissing: the journal's tables do not exist.
     """

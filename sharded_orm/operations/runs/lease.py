@@ -133,7 +133,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
                         kind=kind, subject=subject, arguments=arguments, unfinished=True, **holder
                     )
             except IntegrityError:
-                continue  # Read again: another process has begun the run at the same moment.
+                continue  # Another process has begun the run at the same moment: read its row.
             return Lease(row.pk, token), False
         if not _is_free(row):
             raise _held_error(row)
@@ -167,16 +167,21 @@ def is_held(row: Any) -> bool:
 
 
 def worker_kind(kind: str) -> str:
-    """Return the kind of run whose leases show that workers of operation ``kind`` are alive.
+    """Return the kind of the runs that workers of operation ``kind`` hold to show that they are
+    alive.
 
-    The subject of such a run begins with the subject of the operation; see
-    :mod:`~sharded_orm.operations.runs.work_units`.
+    Each worker, a process that takes a part of the work, holds such a run. Its subject begins with
+    the subject of the operation; see :mod:`~sharded_orm.operations.runs.work_units`.
     """
     return f"{kind} worker"
 
 
 def workers(kind: str, subject: str) -> QuerySet[OperationRun]:
-    """Return the runs of all workers for operation ``kind`` on ``subject``, even of killed workers."""
+    """Return the runs that the workers of operation ``kind`` on ``subject`` hold to show that they
+    are alive.
+
+    The runs of killed workers are included.
+    """
     rows = runs().filter(kind=worker_kind(kind), subject__startswith=f"{subject[:100]} ")
     return with_silence(rows)
 

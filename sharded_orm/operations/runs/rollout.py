@@ -31,7 +31,8 @@ class Waves:
     canary: int = 1
     #: Number of shards that are worked on at once, per node.
     parallel: int = 4
-    #: Number of shards in each later wave, over all nodes. None means one wave for all the rest.
+    #: Number of shards in each wave after the canary, over all nodes. None means one wave for all
+    #: the rest.
     size: int | None = None
     #: Seconds to wait between two waves.
     pause: float = 0.0

@@ -63,13 +63,15 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
     """A context manager in whose block this process is a worker for operation ``kind`` on
     ``subject``.
 
+    A worker is a process that takes parts of the work.
+
     :param kind: the kind of the operation.
     :param subject: what the operation works on.
     :param arguments: the arguments of the operation. They are stored, so that
         :func:`has_living_workers` can compare them.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
-    # The name is unique, so no other process can hold a run of this name.
+    # The subject is unique, so no other process can hold this run.
     name = f"{subject[:100]} {secrets.token_hex(8)}"
     lease, _ = journal.take_lease(leases.worker_kind(kind), name, dict(arguments))
     lease.start()
@@ -138,7 +140,7 @@ class WorkUnits:
         self.run_id = run_id
 
     def create(self, run: JournalRun, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
-        """Create the units that do not exist yet. Return the number of ``units``.
+        """Create the work units that do not exist yet. Return the number of ``units``.
 
         If a unit with the same name exists, it is not changed. So an interrupted call may be
         repeated.
@@ -187,7 +189,9 @@ class WorkUnits:
         return free or self._abandoned()
 
     def _abandoned(self) -> list[OperationStep]:
-        """Return the work units of workers that are dead or have been silent for too long."""
+        """Return the work units that were taken by workers (processes) that are dead or have been
+        silent for too long.
+        """
         running = list(self.rows().filter(state=RUNNING).order_by("alias"))
         workers = {row.worker for row in running}
         rows = leases.with_silence(leases.runs().filter(pk__in=workers))
@@ -195,7 +199,7 @@ class WorkUnits:
         return [row for row in running if row.worker not in alive][:_CANDIDATES]
 
     def retry_failed(self) -> None:
-        """Make the failed work units free, so that workers take these units again."""
+        """Make the failed work units free, so that workers (processes) take these units again."""
         self.rows().filter(state=FAILED).update(state=journal.STOPPED)
 
     def by_state(self) -> dict[str, int]:
@@ -215,16 +219,20 @@ class WorkUnits:
 
 
 def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a worker that has joined with these arguments is alive, or may be alive.
+    """Return whether a worker of the operation (a process inside :func:`join`) is alive, or may be
+    alive.
 
-    It does not matter whether that worker has a work unit at the moment.
+    Only workers with the same ``arguments`` count. It does not matter whether the worker has a work
+    unit at the moment.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:
-    """Delete the runs of killed workers for operation ``kind`` on ``subject``."""
+    """Delete the runs by which killed workers of operation ``kind`` on ``subject`` showed that they
+    were alive.
+    """
     dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
     leases.runs().filter(pk__in=dead).delete()
 

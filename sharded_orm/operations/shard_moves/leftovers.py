@@ -64,7 +64,7 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
     :param old: the entry of the tables in the run's arguments, with their node and the number of
         their move.
     :raises MoveFailed: the tables cannot be dropped at this time.
-    :raises django.db.Error: a server has refused that.
+    :raises django.db.Error: a server has refused to drop the tables.
     """
     if old["node"] not in runtime.topology().nodes:
         raise MoveFailed("the topology has no such node")

@@ -52,12 +52,13 @@ class ShardToMove:
         return entry is not None and entry["primary"] == self.target
 
     def publish_in(self, document: Document) -> Document:
-        """Return a copy of ``document`` whose topology places the shard on the target.
+        """Return a copy of ``document`` whose topology places the shard on the target node.
 
         All shards of a range are on one node. So the range that contains the shard is divided, and
         neighbouring ranges that are alike are joined.
 
-        :raises MoveRefused: the document places the shard neither on the source nor on the target.
+        :raises MoveRefused: the document places the shard neither on the source node nor on the
+            target.
         """
         if self.is_published(document):
             return document

@@ -18,13 +18,14 @@ from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_moves.plan import ShardToMove
 from sharded_orm.topology.document import Document
 
-#: In this phase, the shard is on the source. Its tables may have triggers, and the target may have
-#: hidden tables (tables under other names).
+#: The first phase of a shard's move. The shard is on the source. Its tables may have triggers, and
+#: the target may have hidden tables (tables under other names).
 COPYING: Final = "copying"
-#: In this phase, the shard is on the source, but its tables there may be hidden (renamed).
+#: The second phase of a shard's move. The shard is on the source, but its tables there may be
+#: hidden (renamed).
 HIDING: Final = "hiding"
-#: In this phase, the topology is being published. If the process is killed, only the source of the
-#: topology knows whether it was published.
+#: The third phase of a shard's move. The topology is being published. If the process is killed,
+#: only the source of the topology knows whether it was published.
 PUBLISHING: Final = "publishing"
 
 
@@ -32,6 +33,7 @@ class ShardMoveRecord:
     """The record of one move of a shard.
 
     :param run: the run that moves the shard. This process holds it.
+    :param number: a random number that identifies the move on both nodes.
     """
 
     def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
@@ -119,7 +121,8 @@ class ShardMoveRecord:
         topology.change(edit, comment)
 
     def rule_out(self) -> bool:
-        """Ensure that the move will never be published, even if a process has sent it a moment ago.
+        """Ensure that the move will never be published, even if a process has sent the changed
+        topology a moment ago.
 
         Return True if the move is ruled out, False if it is published already.
 

@@ -81,8 +81,8 @@ class ReplicatedShardMover(ShardMover):
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             # Take the lock and release it. A mover that held this lock while it was paused has
-            # released it by now. A mover that takes the lock later notices that it has lost the
-            # run, and stops.
+            # released it by now. A mover that takes the lock later notices that this process has
+            # taken over the run, and stops.
             pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

@@ -31,16 +31,17 @@ from sharded_orm.operations.shard_moves.runs_under_way import KIND
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
-#: The largest number of seconds to wait, at the end, until every process uses the new topology.
+#: The largest number of seconds to wait, at the end of moves of shards, until every process uses
+#: the new topology.
 FOLLOWERS_PATIENCE: Final = 10.0
-#: The number of seconds for which a query is repeated if the source of the topology does not
-#: answer.
+#: If the source of the topology does not answer whether a move is published, the query is repeated
+#: for at most this number of seconds.
 SOURCE_PATIENCE: Final = 15.0
 #: When another process ends a move, the process that began the move may be paused. It may wake up
 #: later, and create the schema on the target after all. So a later run looks for this schema after
 #: this time.
 LATE_SCHEMA: Final = timedelta(hours=1)
-# Seconds between two questions.
+# Seconds between two queries of the source of the topology.
 _INTERVAL: Final = 0.5
 
 
@@ -136,7 +137,9 @@ def repair(
 
 
 class _Work:
-    """The work of one process that holds the run of a group in the journal."""
+    """Moves shards of one group. Only one process does so at a time, because it holds the group's
+    run in the journal.
+    """
 
     def __init__(
         self, run: journal.JournalRun, options: ShardMoveOptions, stopping: Stopping, tell: Tell
@@ -169,7 +172,7 @@ class _Work:
     def _end_sessions(self, record: ShardMoveRecord) -> None:
         """End the database sessions of the process that has left the move unfinished.
 
-        That process has lost the run, so it must not write any more.
+        This process has taken over the run of that process, which must not write any more.
         """
         with self._sessions(record) as both:
             for sessions in both:
@@ -245,7 +248,7 @@ class _Work:
             )
 
     def _end(self, record: ShardMoveRecord, look_after: timedelta | None = None) -> None:
-        """End a move.
+        """End a move of a shard: complete it if it is published, otherwise undo it.
 
         :param look_after: if the move is undone, the time after which a later run looks for remains
             on the target; None if nothing can remain.

@@ -35,7 +35,7 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 #: The number of rows that are copied at once.
 BATCH: Final = 2000
-#: The number of changes that are applied at once.
+#: The largest number of changes of the source's rows that are applied at once.
 CHANGES: Final = 1000
 #: The limit that is passed to read all changes at once. A journal of changes never has so many
 #: entries.
@@ -106,7 +106,8 @@ class ShardMover:
 
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: the copy differs, the source changes faster than it is copied, or a
-            transaction has used the shard for too long. The tables of the source may be hidden.
+            transaction has used the shard for too long. The tables of the source may be hidden
+            (renamed).
         """
         began = time.monotonic()
         self._prepare()
@@ -262,7 +263,9 @@ class ShardMover:
 
     @property
     def _refusal(self) -> str:
-        """Return why rows must still be copied again; "" if there are no such rows."""
+        """Return why the target has refused rows, which must be copied again; "" if there are no
+        such rows.
+        """
         tables = [name for name, pks in self._refused.items() if pks]
         return (
             f"{self._move.target!r} refuses rows of {', '.join(tables)} ({self._refusal_error})"
@@ -382,7 +385,7 @@ class ShardMover:
         """
         # Take the lock and release it. If a mover was paused while it held this lock, it has
         # released it by the time this process gets it. A mover that takes the lock later notices
-        # that it has lost the run, and stops.
+        # that this process has taken over the run, and stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)

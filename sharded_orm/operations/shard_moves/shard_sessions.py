@@ -36,7 +36,9 @@ class SchemaSessions:
 
     @cached_property
     def wrapper(self) -> Any:
-        """A connection object with the application's account. No alias of Django leads to it."""
+        """A connection object with the application's account. It is not in Django's
+        ``connections``.
+        """
         settings = database_settings.shard_settings(self.shard)
         del settings["SHARD"]
         backend = load_backend(settings["ENGINE"])

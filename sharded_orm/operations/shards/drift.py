@@ -46,11 +46,13 @@ class _SchemaVariant:
 class Schemas:
     """The schemas (table definitions) of shards, to be compared. Equal schemas are stored once.
 
-    Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
+    Not thread-safe: use a separate instance in each thread, and merge the instances with
+    :meth:`add`.
     """
 
-    #: The distinct schemas, each with its shards, in nested dicts: (group, digest of the applied
-    #: migrations) -> fingerprint of the schema -> the schema with its shards.
+    #: The distinct schemas, each with its shards, in nested dicts. The key of the outer dict is a
+    #: pair: the group, and a digest (a short text) that identifies the applied migrations. The key
+    #: of an inner dict is the fingerprint (a hash) of a schema.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
     #: Why the schema of a shard could not be read, keyed by the shard's alias.
     errors: dict[str, str] = field(default_factory=dict)

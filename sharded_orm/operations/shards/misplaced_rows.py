@@ -189,7 +189,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return a dict that maps each key to its shard number, or to None if the key has no shard."""
+    """Return a dict from each key to the number of its shard, or to None if the key has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

@@ -189,7 +189,10 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """Computes which migrations a shard lacks, once per set of applied migrations. Thread-safe."""
+    """Computes which migrations a shard lacks. Thread-safe.
+
+    The computation is made once for all shards of a group with the same applied migrations.
+    """
 
     def __init__(self) -> None:
         self._planner = Planner(MigrateOptions())

@@ -26,7 +26,8 @@ SqlOfShard = Callable[[str], Sql]
 
 
 class TableRows:
-    """SQL that reads the rows of a model's own table, or a sample of these rows.
+    """SQL that reads the rows of a model's own table (without its parents' tables), or a sample of
+    these rows.
 
     :param wrapper: a connection object of a shard.
     :param sample: number of rows, in the order of the primary key. If the primary key is an
@@ -47,7 +48,7 @@ class TableRows:
     def source(self, prefix: str, fields: Iterable[Field[Any, Any]]) -> Sql:
         """Return the SQL that a statement can have after FROM, and the parameters of that SQL.
 
-        :param prefix: SQL that comes before the names of the shard's tables.
+        :param prefix: SQL that comes before the table's name, such as the schema of the shard.
         :param fields: the fields that the statement reads.
         """
         table = f"{prefix}{self._table}"
@@ -91,6 +92,7 @@ class TableRead:
     :param wrapper: a connection object of a shard.
     :param fields: the fields of the first columns. Their values are converted as Django does it.
         The values of further columns are returned as they come from the driver.
+    :param sql: a function that returns the statement for a shard.
     """
 
     def __init__(

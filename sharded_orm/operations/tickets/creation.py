@@ -67,7 +67,7 @@ def create(
 
     :param names: names of sequences; by default those of all installed models.
     :param start: the smallest possible first id of a new sequence; by default the first id is above
-        the largest existing one (F4).
+        the largest existing one (as at Flickr, F4).
     :param form: the kind of SQL statement with which a new sequence makes its next id: ``update``,
         ``replace`` or ``sequence``. By default the form of the same sequence on the other servers,
         if this database supports it; otherwise the first form that this database supports.

@@ -27,7 +27,7 @@ _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest id of a sequence."""
+    """The largest existing id of a sequence, and where it is."""
 
     id: int
     #: Where the id is, in words: the table, and the database or shard group.
@@ -56,7 +56,8 @@ def largest(
     """Return the largest id in the tables of ``fields``; None if no id is above ``above``.
 
     Reads sharded tables on all shards and also in the global database: a model that is being moved
-    to shards still has its old table there (F4). A table that does not exist yet counts as empty.
+    to shards still has its old table there (as at Flickr, F4). A table that does not exist yet
+    counts as empty.
 
     :param above: ids up to this number are ignored.
     :param slot: one server's share of all ids (offset and step); other ids are ignored. By default,

@@ -49,8 +49,8 @@ class Verified:
     #: server keeps it. None if the next server does not answer or lacks the sequence, or if there
     #: is only one server.
     mark: int | None
-    #: The largest id in the tables, if it is above ``position``; None if no id is above
-    #: ``position``.
+    #: The largest existing id in the tables of models, if it is above ``position``, so that the
+    #: server might hand it out again. None if no id is above ``position``.
     offending: int | None
     #: Where the id ``offending`` is, in words: the table, and the database or shard group. None if
     #: ``offending`` is None.

@@ -44,7 +44,9 @@ class SequenceStatus:
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """The state of one ticket server. Its ids are ``offset``, ``offset + step``, … (F2)."""
+    """The state of one ticket server. Its ids are ``offset``, ``offset + step``, … (as at Flickr,
+    F2).
+    """
 
     alias: str
     offset: int
@@ -130,7 +132,7 @@ def _missing_problems(
 def missing_sequences(server: TicketServer) -> list[str]:
     """Return the names of the sequences from which models draw ids, but which ``server`` lacks.
 
-    :raises django.db.Error: the server does not answer. Or an :exc:`OSError` is raised.
+    :raises django.db.Error: the server does not answer. Some failures raise :exc:`OSError` instead.
     :raises TicketError: the server does not match the settings.
     """
     answer = ask(server, PATIENCE)

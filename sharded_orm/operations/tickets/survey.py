@@ -31,7 +31,7 @@ TROUBLE = (*FAILURES, TicketError, ImproperlyConfigured)
 
 @dataclass(frozen=True)
 class SequencePosition:
-    """The position of one sequence on one server."""
+    """The position (the last id that was handed out) of one sequence on one ticket server."""
 
     #: The sequence's row in the server's catalog table.
     row: SequenceRow
@@ -43,7 +43,7 @@ class SequencePosition:
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """The answer of one server."""
+    """What one ticket server has answered when its sequences were read."""
 
     server: TicketServer
     #: The server's sequences, keyed by name; empty if the server did not answer.
