@@ -1,11 +1,12 @@
-"""The cleaner: it brings index rows in line with entities, wherever a writer has died (FF6).
+"""The cleaner, which repairs the index rows of entities after a writer has died (FF6).
 
-Each put marks its entity in the same transaction. So the mark of a transaction that commits late is found all
-the same, whatever its time is. Marked entities come first, the newest in front. Then the cleaner goes
-through all entities, and all rows of indexes, which finds what no mark tells: rows that a writer has
-left that was extremely late, and changes by SQL.
+Each put marks its entity in the same transaction, so the mark is found even if the transaction
+commits late. Marked entities are cleaned first, starting with the newest. Then the cleaner goes
+through all entities and all rows of indexes. This finds errors of which no mark exists: rows that a
+very late writer has left, and changes by SQL.
 
-Any number of cleaners may run. Two that clean the same shard do no harm; the lease only spares them the work.
+Any number of cleaners may run. Two cleaners of one shard do no harm; the lease that each takes only
+spares them the double work.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.lease import Lease
 
 KIND = "entities clean"
-#: Entities that were marked less than so many seconds ago are left to their writers.
+#: Entities that were marked less than this number of seconds ago are left to their writers.
 MIN_AGE = 0.2
-#: Texts of problems that a report has at most.
+#: The largest number of problems that a report describes.
 MAX_PROBLEMS = 100
 
 
 @dataclass
 class CleanReport:
-    """What a cleaner has done.
+    """The work that a cleaner has done.
 
     :param settled: number of marked entities whose index rows are right now.
     :param failed: number of marked entities with index rows that could not be written.
     :param written: number of index rows that were missing.
     :param removed: number of index rows that were left over.
-    :param compared: number of entities and rows that the whole pass has compared.
+    :param compared: number of entities and index rows that the pass over everything has compared.
     :param problems: sentences about shards and entities.
     :param damaged: sentences about entities whose bodies cannot be read.
     """
@@ -63,7 +64,7 @@ class CleanReport:
     damaged: list[str] = field(default_factory=list)
 
     def take(self) -> CleanReport:
-        """Return a copy, and begin anew."""
+        """Return a copy of the report, and reset the report to zero."""
         report = replace(self)
         vars(self).update(vars(CleanReport()))
         return report
@@ -80,10 +81,12 @@ def clean_marked(
     min_age: float = MIN_AGE,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Clean the entities that are marked, on all shards of all stores, or ``only`` of one. One query per shard without work.
+    """Repair the index rows of marked entities, on all shards of all stores.
 
-    A shard that does not answer, or that another cleaner works on, is left out.
+    Costs one query for each shard without marked entities. A shard that does not answer, or on
+    which another cleaner works, is left out.
 
+    :param only: the only store to clean; None for all stores.
     :param min_age: seconds; entities that were marked later are left to their writers.
     :param stopping: returns True if the cleaner is to stop after its batch.
     """
@@ -112,7 +115,8 @@ def _clean_shard(
         with unbound():
             rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
             if oldest is not None:
-                # Not "<": SQLite's clock writes fewer digits than Django, so it would be true of equal times.
+                # Do not use "<" here: SQLite's clock writes fewer digits than Django, so it would
+                # be true of equal times.
                 rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
             found = list(rows.values_list(*_columns(store), "marked_at")[:BATCH])
         if not found:
@@ -126,7 +130,7 @@ def _clean_shard(
 def clean_batch(
     store: DataStore, alias: str, entities: Sequence[StoredEntity], report: CleanReport
 ) -> None:
-    """Make the index rows of marked ``entities`` right, and take off the marks of the entities."""
+    """Make the index rows of marked ``entities`` right, then remove the marks."""
     failed: set[UUID] = set()
     for index in store.indexes:
         if not index_states.is_written(index):
@@ -145,9 +149,10 @@ def clean_batch(
 
 
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> None:
-    """Take off the marks of ``entities``, unless they have changed meanwhile. Remove deleted ones.
+    """Remove the marks of ``entities``, unless they have changed meanwhile.
 
-    One statement for each version that occurs.
+    The row of a deleted entity is removed now, because its index rows are gone. One statement for
+    each version that occurs.
     """
     by_version: dict[tuple[bool, int], list[int]] = defaultdict(list)
     for entity in entities:
@@ -165,10 +170,11 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 
 
 def clean_whole(report: CleanReport, stopping: Callable[[], bool]) -> Generator[None]:
-    """Go through all entities and all rows of indexes. Yield after each batch.
+    """Compare all entities with all rows of indexes. Yield after each batch.
 
-    Entities without their index rows are marked, so that :func:`clean_marked` writes the rows. Rows without
-    an entity that matches are removed. Shards that do not answer, or that another cleaner works on, are left out.
+    Entities without their index rows are marked, so that :func:`clean_marked` writes the rows.
+    Index rows without a matching entity are removed. Shards that do not answer, or on which another
+    cleaner works, are left out.
     """
     for store in list(stores.values()):
         indexes = [index for index in store.indexes if index_states.is_written(index)]
@@ -191,9 +197,10 @@ def clean_whole(report: CleanReport, stopping: Callable[[], bool]) -> Generator[
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
-    """Clean marked entities of any age, then the whole, and what the latter has marked."""
+    """Clean marked entities of any age, then compare everything, then clean the newly marked entities."""
     clean_marked(report, min_age=0, stopping=stopping)
-    report.failed, report.problems = 0, []  # What has failed is tried once more at the end.
+    # The errors are dropped, because the last step tries the same entities once more.
+    report.failed, report.problems = 0, []
     for _ in clean_whole(report, stopping):
         pass
     clean_marked(report, min_age=0, stopping=stopping)
@@ -202,9 +209,9 @@ def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
 def entity_batches(
     store: DataStore, alias: str, report: CleanReport, *, marked: bool = True
 ) -> Iterator[list[StoredEntity]]:
-    """Yield the entities of a shard, the oldest first.
+    """Yield the entities of a shard in batches, the oldest first.
 
-    :param marked: whether those that are marked are among them.
+    :param marked: whether to include entities that are marked.
     """
     last = None
     while True:
@@ -222,7 +229,7 @@ def entity_batches(
 
 
 def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
-    """Yield the rows of an index on a shard, in the order of the primary key."""
+    """Yield the rows of an index on a shard in batches, in the order of the primary key."""
     names = (*index.names, "entity_id")
     last: tuple[Any, ...] | None = None
     while True:
@@ -239,7 +246,7 @@ def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
 
 
 def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
-    """Return those of ``rows`` whose entities are gone, or have other properties."""
+    """Return those of ``rows`` whose entities were deleted or have other properties now."""
     states = index.store.load({row.entity_id: row.key for row in rows})
     stale = []
     for row in rows:
@@ -252,7 +259,7 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
 def mark_lacking(
     store: DataStore, indexes: Sequence[Index], alias: str, report: CleanReport
 ) -> Iterator[int]:
-    """Mark the entities of a shard that lack index rows, and are not marked. Yield their number per batch."""
+    """Mark the entities of a shard that lack index rows and have no mark. Yield the number of each batch."""
     for entities in entity_batches(store, alias, report, marked=False):
         report.compared += len(entities)
         lacking: set[UUID] = set()
@@ -266,14 +273,15 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # If the entity has changed meanwhile, its writer has marked it.
+                    # The version is a condition: if the entity has changed meanwhile, its writer
+                    # has marked it.
                     rows = rows_of(store, alias).filter(pk=entity.pk, version=entity.version)
                     marked += rows.filter(marked_at=None).update(marked_at=DatabaseClock())
         yield marked
 
 
 def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]:
-    """Remove the stale rows of an index on a shard. Yield their number per batch."""
+    """Remove the stale rows of an index on a shard. Yield the number of removed rows for each batch."""
     for rows in index_row_batches(index, alias):
         report.compared += len(rows)
         removed = 0
@@ -293,7 +301,7 @@ def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]
 def stored_entities(
     store: DataStore, rows: Sequence[tuple[Any, ...]], report: CleanReport
 ) -> list[StoredEntity]:
-    """Return what the indexes have to know of the entities in ``rows``. Damaged ones are reported."""
+    """Return the parts of the entities in ``rows`` that indexes need. Report entities with damaged bodies."""
     entities = []
     for pk, entity_id, version, body, pending, key, *_ in rows:
         stored = {}
@@ -330,7 +338,7 @@ def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
 
 @contextmanager
 def _reported(alias: str, report: CleanReport) -> Iterator[None]:
-    """A context manager: what goes wrong on a shard is added to the problems, and ends the block."""
+    """Return a context manager that adds an error of a shard to the problems. The error ends the block."""
     try:
         yield
     except OperationHeld:
@@ -343,9 +351,9 @@ def _reported(alias: str, report: CleanReport) -> Iterator[None]:
 
 @contextmanager
 def leased(subject: str) -> Iterator[Lease]:
-    """A context manager: no other cleaner works on ``subject`` meanwhile.
+    """Return a context manager during which no other cleaner works on ``subject``.
 
-    :raises OperationHeld: one does.
+    :raises OperationHeld: another cleaner works on it.
     """
     lease, _ = journal.take_lease(KIND, subject, {})
     lease.start()
@@ -353,17 +361,19 @@ def leased(subject: str) -> Iterator[Lease]:
         yield lease
     finally:
         try:
-            # Nothing is to be resumed, so the run leaves no trace in the journal.
+            # The lease is a row of the journal of operations. It is deleted, because no work has to
+            # be resumed.
             lease.own_row().delete()
         finally:
             lease.release()
 
 
 class ContinuousCleaner:
-    """Cleans until it is stopped: marked entities each half a second or so, and the whole now and then.
+    """Cleans until it is stopped: marked entities in each round, all entities from time to time.
 
     :param interval: seconds between two rounds.
-    :param whole_every: seconds between the end of one pass over the whole and the next one.
+    :param whole_every: seconds between the end of one pass over all entities and the start of the
+        next.
     """
 
     def __init__(self, interval: float, whole_every: float, stopping: Callable[[], bool]) -> None:
@@ -373,9 +383,9 @@ class ContinuousCleaner:
         self._next_whole = time.monotonic()
 
     def round(self) -> CleanReport:
-        """Clean marked entities, and go on with the pass over the whole until the interval is over.
+        """Clean marked entities, then continue the pass over all entities until the interval is over.
 
-        :returns: what was done since the last call.
+        :returns: the work that was done since the last call.
         """
         until = time.monotonic() + self._interval
         clean_marked(self._report, stopping=self._stopping)
@@ -390,6 +400,6 @@ class ContinuousCleaner:
         return self._report.take()
 
     def close(self) -> None:
-        """Give up the shard that the pass over the whole has reached."""
+        """Release the lease of the shard that the pass over all entities has reached."""
         if self._whole is not None:
             self._whole.close()

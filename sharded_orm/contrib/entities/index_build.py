@@ -22,23 +22,24 @@ from sharded_orm.contrib.entities.index_states import DROPPED, REMEMBERED, SERVE
 from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.store import stores
 
-#: Seconds after which every process knows the new state of an index.
+#: Seconds after which every process has read the new state of an index.
 LEARNED_AFTER = REMEMBERED + 1
-#: Verifications after which a build gives up. The first one finds nothing, unless an entity was put by a
-#: process that does not know the index.
+#: The number of verifications after which a build gives up. The first verification finds no missing
+#: rows, unless a process that does not know the index has stored an entity.
 MAX_PASSES = 5
 
 
 @dataclass
 class BuildReport:
-    """What a build has done so far.
+    """The work that a build has done so far.
 
-    :param phase: what it does now, for people.
+    :param phase: the current step, in words.
     :param entities: number of entities whose rows were written.
     :param written: number of rows that were missing.
     :param removed: number of stale rows that were removed.
-    :param problems: why the index is not served.
-    :param damaged: sentences about entities that are in no index, because their bodies cannot be read.
+    :param problems: the reasons why reads cannot use the index.
+    :param damaged: sentences about entities that are in no index, because their bodies cannot be
+        read.
     """
 
     phase: str = ""
@@ -51,9 +52,9 @@ class BuildReport:
 
 
 def find_indexes(name: str) -> list[Index]:
-    """Return the index with this name, such as ``feed.index_user``, or those of a store.
+    """Return the index with this name, such as ``feed.index_user``, or all indexes of this store.
 
-    :raises StoreNotFound: there is none.
+    :raises StoreNotFound: no index or store has this name.
     """
     known = [index for store in stores.values() for index in store.indexes]
     matching = [i for i in known if name in (i.label, i.name)] or [
@@ -69,7 +70,7 @@ def find_indexes(name: str) -> list[Index]:
 def find_index(name: str) -> Index:
     """Return the index with this name.
 
-    :raises StoreNotFound: there is none, or there are several.
+    :raises StoreNotFound: no index or several indexes have this name.
     """
     matching = find_indexes(name)
     if len(matching) > 1:
@@ -85,14 +86,16 @@ def build(
     stopping: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[BuildReport]:
-    """Write the rows of all entities that ``index`` does not have, and let reads rely on it.
+    """Write the rows of all entities that ``index`` does not have, then let reads use the index.
 
-    Each process that puts entities must know the index already, and writes rows from now on. Then the
-    rows of old entities are written. Then all is compared once more, and if nothing was missing, the
-    index is served. Can be run again after an interruption. Yields after each batch.
+    Each process that stores entities must know the index before the call, so that it writes the
+    rows of new entities. The build writes the rows of old entities. Then it compares all entities
+    once more. If no row was missing, reads may use the index. The build can be run again after an
+    interruption. Yields after each batch.
 
     :param stopping: returns True if the build is to stop after its batch.
-    :param pause: waits for seconds. It is called if the index was dropped, until all processes write it.
+    :param pause: waits for a number of seconds. It is called only if the index was dropped before,
+        and waits until all processes write the index again.
     """
     report, found = BuildReport(), CleanReport()
     if index_states.read_state(index) == DROPPED:
@@ -142,7 +145,7 @@ def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[No
 
 
 def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Mark the entities that lack their rows, and remove stale rows. Yield the numbers of the former."""
+    """Mark the entities that lack their rows, and remove stale rows. Yield the number of marked entities."""
     for shard in runtime.group(index.store.group).shards():
         yield from mark_lacking(index.store, [index], shard.alias, found)
     for shard in runtime.group(index.group).shards():
@@ -152,9 +155,10 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
 
 
 def drop(index: Index, *, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
-    """Have nobody read or write ``index`` any more, and remove its rows. Yield their number so far.
+    """Stop all processes from reading and writing ``index``, then remove its rows.
 
-    Afterwards, remove its declaration and its table: ``makemigrations`` and ``migrate_shards``.
+    Yields the number of removed rows so far. Afterwards, remove the declaration of the index, and
+    its table by ``makemigrations`` and ``migrate_shards``.
     """
     if index_states.read_state(index) != DROPPED:
         index_states.set_state(index, DROPPED)

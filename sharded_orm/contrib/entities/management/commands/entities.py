@@ -24,7 +24,7 @@ from sharded_orm.management.actions import (
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 
-#: Seconds between two lines that tell of progress.
+#: Seconds between two lines that report progress.
 PROGRESS_INTERVAL = 10.0
 
 
@@ -80,7 +80,8 @@ class CleanEntities(Action):
                 for problem in sorted(found - told):
                     command.stderr.write(problem)
                 for connection in connections.all(initialized_only=True):
-                    # Django does not leave a broken connection by itself, such as after a restart of a server.
+                    # A command has no requests, after which Django would close broken connections.
+                    # So they are closed here, such as after a restart of a server.
                     if connection.errors_occurred:
                         connection.close_if_unusable_or_obsolete()
                 told = found
