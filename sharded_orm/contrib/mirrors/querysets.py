@@ -16,22 +16,23 @@ from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
-# After a look that finds differences, the rows are mended and read again. So a second look finds
-# differences only if they cannot be mended, or if rows are written all the time.
+# The number of times that the rows are compared. After a comparison that finds differences, the
+# rows are repaired and read again. So a second one finds differences only if rows cannot be
+# repaired, or are written all the time.
 _LOOKS = 3
 
 
 class MirrorQuerySet(ShardedQuerySet[M]):
     """A queryset of a mirror whose ``ShardMeta`` has ``verify_reads = True``.
 
-    Each time it reads instances, it also reads their rows of the source: one query per source shard and
-    page, one round trip per node. If a row is gone or differs there, the mirror is mended, and the query
-    runs again. So pages are full, and filters and order are those of the present values. What cannot be
-    mended now, such as inside a transaction, is left out if it is gone, and has the source's values
-    otherwise.
+    Each time it reads instances, it also reads their rows of the source: one query per source shard
+    and page, in one round trip per node (a database server). If a row of the source is gone or
+    differs, the mirror is repaired, and the query runs again. So pages are full, and filters and
+    order are right for the current values. If a row cannot be repaired now, such as inside a
+    transaction, it is left out if its source is gone, and otherwise gets the source's values.
 
-    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row that the
-    mirror does not have at all cannot be noticed by reading the mirror.
+    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row that
+    the mirror does not have at all cannot be noticed by reading the mirror.
     """
 
     _is_verified = False
@@ -59,7 +60,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 return
             try:
                 mend(mirror, suspects)
-            except Exception:  # A shard is down, or refuses the row.
+            # The row cannot be repaired, because a shard is down or refuses the row.
+            except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
             self._read_again()
@@ -72,7 +74,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Read again without the rows that are gone, and give the others the values of the source."""
+        """Read the query again without rows whose source is gone, and set the others to the source's values."""
         position = mirror.names.index(mirror.key.attname)
         gone = [
             suspect.pk
@@ -98,21 +100,22 @@ class MirrorQuerySet(ShardedQuerySet[M]):
 
     def _without(self, pks: Sequence[Any]) -> Self:
         clone = self._chain()
-        # exclude() refuses a sliced queryset. Here the slice is to be taken of the other rows.
+        # exclude() refuses a sliced queryset. Here the slice must be taken after the rows are
+        # excluded.
         clone.query.add_q(~Q(pk__in=pks))
         clone._is_verified = True
         return clone
 
 
 def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
-    """Return what the source has of ``rows``: shard key and values, by primary key."""
+    """Return the shard key and values that the source has for ``rows``, by primary key."""
     if not rows:
         return {}
-    assert mirror.own_source_key is not None  # A system check makes sure of it.
+    assert mirror.own_source_key is not None  # A system check ensures this.
     attname = mirror.own_source_key.attname
     with uncached():
         found = source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
-    # Instances have None for the null of JSON, too.
+    # Instances have None even for the null of JSON.
     return {
         pk: (key, tuple(None if value is JSON_NULL else value for value in values))
         for pk, (key, values) in found.items()
@@ -125,7 +128,8 @@ def _differs(mirror: Mirror, row: Any, wanted: dict[Any, Any]) -> bool:
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    getattr(row, key.attname)  # Loaded if it was deferred, because another key means another row.
+    # The key is loaded if it was deferred, because another key means another row.
+    getattr(row, key.attname)
     loaded = row.__dict__
     return any(
         loaded.get(name, value) != value

@@ -1,6 +1,7 @@
 """INSERTs of single rows into the tables of mirrors. Their SQL is compiled once.
 
-Each write of a source executes two of them, and compiling costs several times as much as sending.
+Each write of a source executes two such INSERTs, and to compile one takes several times as long as
+to send it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from sharded_orm.database_clock import DatabaseClock
 
 
 def insert_outbox_row(alias: str, *values: Any) -> int:
-    """Insert a row with the present time. Return its number.
+    """Insert a row into the outbox, with the present time. Return the id of the row.
 
+    :param alias: the alias of the shard.
     :param values: source, row, key, mirror_keys and epoch of :class:`OutboxRow`.
     """
     connection = connections[alias]
     sql = _sql(connection, OutboxRow)
     with connection.cursor() as cursor:
-        # After ``epoch``, the columns written_at, attempts and error.
+        # The two values are for the columns attempts and error. The SQL sets written_at itself.
         cursor.execute(sql, [*values, 0, ""])
         if cursor.description is not None:
             return int(cursor.fetchone()[0])
@@ -44,11 +46,11 @@ _compiled: dict[tuple[type, bool, type[models.Model]], str] = {}
 
 
 def _sql(connection: Any, model: type[models.Model]) -> str:
-    """Return the INSERT of one row, as Django compiles it for a kind of database.
+    """Return the INSERT of one row, as Django compiles it for this kind of database.
 
-    All shards of a kind have the same SQL: it does not name the schema.
+    All shards of one kind share the SQL, because it does not name the schema.
     """
-    # Of the servers with one backend, some return the number with the INSERT, and others do not.
+    # One backend serves different servers: some return the id with the INSERT, others do not.
     kind = (type(connection), connection.features.can_return_columns_from_insert, model)
     sql = _compiled.get(kind)
     if sql is None:

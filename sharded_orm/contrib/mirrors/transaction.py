@@ -1,4 +1,4 @@
-"""The mirrors' part of one transaction on a shard: what it has written is delivered after its commit."""
+"""Keeps the changes of sources in one transaction on a shard, and delivers them after its commit."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger("sharded_orm.mirrors")
 
 
 class SourceChange(StatementChange):
-    """What one statement has changed in a source.
+    """The rows of a source that one statement has changed.
 
-    It is complete if each row that the statement has changed is in the outbox: so as long as the
+    The change is complete if each changed row is in the outbox. It is also complete as long as the
     statement is not sent.
     """
 
@@ -36,9 +36,9 @@ class SourceChange(StatementChange):
 
 
 class TransactionChanges(StatementWatcher[SourceChange]):
-    """The changes of one transaction: what is delivered after its commit.
+    """The changes of sources in one transaction, which are delivered to mirrors after its commit.
 
-    What a statement commits implicitly is in the outbox, so a relay delivers it.
+    Changes that a statement commits implicitly are in the outbox, so a relay delivers them.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -46,25 +46,26 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self._hook: Callable[[], None] | None = None
-        #: Whether the transaction may be, or has been, committed. While it is open, Django calls the
-        #: hook in tests only.
+        #: Whether changes may be delivered: the transaction is open, or is committed. While it is
+        #: open, Django calls the hook of deliver_after_commit() in tests only.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
-        """Return the change of a statement that is not executed yet."""
+        """Add and return the change of a statement that is about to be sent."""
         change = SourceChange(source)
         self._changes.append(change)
         return change
 
     def deliver_after_commit(self) -> None:
-        """Deliver all changes when the transaction has been committed.
+        """Deliver all changes after the transaction is committed.
 
-        Then the writer itself, and whoever reads after it, usually finds the mirrors written. If they
-        cannot be written, the writer gets no error: a relay delivers the rows later.
+        So the writer, and anybody who reads after it, usually finds the mirrors up to date. If the
+        mirrors cannot be written, the writer gets no error: a relay delivers the changes later.
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # One hook is enough, unless it may be dropped with a savepoint, or other hooks came after it.
+        # One hook is enough, unless it may be dropped with a savepoint, or another hook was added
+        # after it.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
             if last is self._hook and savepoints <= set(connection.savepoint_ids):
@@ -73,7 +74,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         transaction.on_commit(self._hook, using=connection.alias, robust=True)
 
     def _deliver(self) -> None:
-        self._hook = None  # In a TestCase, hooks that were called stay in Django's list.
+        # The hook is forgotten, because in a TestCase it stays in Django's list after it was
+        # called.
+        self._hook = None
         if not self._may_deliver:
             return
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
@@ -89,9 +92,10 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     # ##### The end of the transaction #####
 
     def before_commit(self) -> None:
-        """Refuse a commit after which the mirrors would not follow.
+        """Refuse a commit after which the mirrors would not get a change.
 
-        :raises WriteNotFollowed: a statement is committed whose rows are not in the outbox.
+        :raises WriteNotFollowed: the transaction contains a statement whose rows are not in the
+            outbox.
         """
         for change in self.incomplete():
             raise WriteNotFollowed(
@@ -101,13 +105,14 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             )
 
     def ended(self, committed: bool | None) -> None:
-        # If the end is unknown, the transaction may be committed later. Whoever read the rows now would
-        # bring their old state to the mirrors. A relay sees the outbox only after the commit.
+        # If it is unknown whether the transaction was committed, nothing is delivered: it may be
+        # committed later, and a delivery now would write the old state to the mirrors. A relay sees
+        # the outbox row only after the commit.
         self._may_deliver = committed is True
 
 
 class DeferrableDelivery:
-    """A delivery to shards, which waits for the end of the thread's open transactions on them.
+    """A delivery to shards that waits until this thread has no transaction open on them.
 
     :param groups: the groups of the shards.
     """
@@ -119,8 +124,9 @@ class DeferrableDelivery:
     def __call__(self) -> None:
         in_use = sorted(filter(in_transaction, self._groups))
         if in_use and not self._is_deferred:
-            # Another transaction is open, and the delivery would become a part of it. So wait for its
-            # end. (In a TestCase there is always one, so do not wait twice.)
+            # This thread has a transaction open on a shard, and the delivery would become a part of
+            # it. So the delivery waits for its end. It waits only once, because in a TestCase a
+            # transaction is always open.
             self._is_deferred = True
             wrapper: Any = connections[in_use[0]]
             open_aliases = sorted(wrapper.open_transactions())
@@ -134,7 +140,7 @@ class DeferrableDelivery:
 
 
 class _Delivery(DeferrableDelivery):
-    """Delivers what one transaction has written to a source, after its commit."""
+    """Delivers the rows of a source that one transaction has written, after its commit."""
 
     def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
         super().__init__({mirror.options.group for mirror in source.mirrors})
@@ -143,7 +149,7 @@ class _Delivery(DeferrableDelivery):
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         failures = deliver(rows_to_deliver(self._entries), self._source.mirrors)
         for pk, exc in failures.items():
-            # The row stays in the outbox. The writer has committed, so it gets no error.
+            # The outbox still has the row. The writer gets no error, because it has committed.
             logger.warning(
                 "row %r of %s reaches its mirrors later, by a relay: %s",
                 pk,

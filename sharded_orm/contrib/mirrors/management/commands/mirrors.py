@@ -1,4 +1,4 @@
-"""``manage.py mirrors``: the relay of mirrors, and what looks after them."""
+"""``manage.py mirrors``: runs the relay of mirrors, and builds, checks and reports mirrors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class RelayMirrors(Action):
                     for problem in report.problems:
                         command.stderr.write(problem)
                 for connection in connections.all(initialized_only=True):
-                    # Django does not leave a broken connection by itself, such as after a restart of a server.
+                    # A command has no requests, after which Django would close broken connections.
+                    # So they are closed here, such as after a restart of a server.
                     if connection.errors_occurred:
                         connection.close_if_unusable_or_obsolete()
                 stopping.wait(options["interval"])
@@ -78,7 +79,7 @@ class RelayMirrors(Action):
 
 
 def _relay(report: relay.RelayReport, stopping: Callable[[], bool]) -> relay.RelayReport:
-    """Add what the other kinds of copies had to deliver."""
+    """Deliver the changes of the other kinds of copies, and add the result to the report."""
     for companion in companions():
         copied = companion.relay(stopping)
         report.delivered += copied.rows
