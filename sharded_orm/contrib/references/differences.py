@@ -1,4 +1,4 @@
-"""Compares copies on a shard with the global rows, and writes what differs."""
+"""Compares the copies on a shard with the global rows, and writes copies that differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharded_orm.contrib.references.versions import BATCH, insert_rows
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_copies", default=False)
 
 is_writing_copies = _writing.get
-# The value null of JSON. It is another one than NULL, and Django reads both as None.
+# The value null of JSON. It differs from NULL, but Django reads both as None.
 _JSON_NULL = Value(None, JSONField())
 
 
@@ -33,11 +33,11 @@ def writing_copies() -> Iterator[None]:
 
 @dataclass
 class CopyDifference:
-    """What differs between the global rows of ``model`` and their copies on a shard.
+    """The differences between the global rows of ``model`` and their copies on a shard.
 
     :param missing: values of rows that the shard lacks, in the order of the copied fields.
-    :param stale: values of rows that the shard has with others.
-    :param orphaned: primary keys of rows that only the shard has.
+    :param stale: values of global rows whose copies on the shard have other values.
+    :param orphaned: primary keys of copies without a global row.
     :param compared: number of rows that were compared.
     """
 
@@ -51,7 +51,7 @@ class CopyDifference:
         return len(self.missing) + len(self.stale) + len(self.orphaned)
 
     def pk_of(self, row: tuple[Any, ...]) -> Any:
-        """Return the primary key among the values of a row."""
+        """Return the primary key from the values of a row."""
         return row[copied_fields(self.model).index(self.model._meta.pk)]
 
     def drop(self, pks: Container[Any]) -> int:
@@ -66,7 +66,7 @@ class CopyDifference:
 def compare_rows(model: Any, alias: str, pks: Sequence[Any] | None = None) -> CopyDifference:
     """Compare the copies on the shard ``alias`` with the global rows.
 
-    Costs two queries per 500 rows, and if all are compared, two more per 500 copies.
+    Costs two queries per 500 rows. If all rows are compared, costs two more per 500 copies.
 
     :param pks: the primary keys of the rows to be compared; None for all rows.
     """
@@ -143,8 +143,8 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
     """Make the copies on ``alias`` equal to the global rows, in the shard's open transaction.
 
     :param found: the differences, in the order of :func:`~.declaration.reference_models`.
-    :raises django.db.IntegrityError: rows of the shard refer to an orphaned copy. SQLite and PostgreSQL
-        say so at the commit.
+    :raises django.db.IntegrityError: rows of the shard refer to an orphaned copy, one without a
+        global row. SQLite and PostgreSQL raise the error at the commit.
     """
     found = [each for each in found if len(each)]
     if not found:
@@ -155,7 +155,8 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
                 _delete_orphans(found, alias)
                 _write(found, alias, replace=False)
         except IntegrityError:
-            # Rows have swapped unique values, or a copy refers to one that is to go.
+            # Rows have swapped unique values, or a copy refers to a copy that is to be deleted. So
+            # changed copies are deleted and inserted again.
             with transaction.atomic(using=alias):
                 _write(found, alias, replace=True)
                 _delete_orphans(found, alias)
@@ -167,7 +168,7 @@ def _delete_orphans(found: Sequence[CopyDifference], alias: str) -> None:
 
 
 def copies_of(model: Any, alias: str, pks: Sequence[Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return the values of copies on a shard, by primary key."""
+    """Return a dict of the values of copies on a shard, by primary key."""
     found: dict[Any, tuple[Any, ...]] = {}
     for start in range(0, len(pks), BATCH):
         found |= _rows(model, alias, list(pks[start : start + BATCH]))
@@ -180,7 +181,8 @@ def delete_copies(model: Any, alias: str, pks: Sequence[Any]) -> None:
     for start in range(0, len(pks), BATCH):
         doomed: Any = QuerySet(model, using=alias).filter(pk__in=pks[start : start + BATCH])
         if own:
-            # They may refer to one another, and some databases look at each row by itself.
+            # The foreign keys between the copies are set to NULL first, because some databases
+            # check each deleted row by itself.
             doomed.update(**dict.fromkeys(own))
         doomed._raw_delete(alias)
 
@@ -201,8 +203,9 @@ def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
-    # The global database has checked the foreign keys between reference tables, and no row of the shard
-    # loses the row to which it refers. So their order does not matter.
+    # Foreign keys are not checked here, so the order of the copies does not matter. The global
+    # database has checked the foreign keys between reference tables, and no row of the shard loses
+    # the row to which it refers.
     with connections[alias].constraint_checks_disabled():
         for each in found:
             if replace:
