@@ -28,8 +28,8 @@ class Entity(dict[str, Any]):
     :param properties: names and values; further ones may be given as keyword arguments.
     :param id: the id; by default a new random one. Never give one that another entity has had.
 
-    Values are those of JSON, and in properties that the store declares, those of their fields. An
-    instance is to be used by one thread at a time. Needs no query.
+    Values have the types of JSON. In properties that the store declares, they have the types of the
+    fields, such as a datetime. Only one thread at a time may use an instance. Needs no query.
     """
 
     __slots__ = ("_pending", "_stored", "added_id", "id", "updated", "version")

@@ -279,8 +279,8 @@ class Index:
 
 def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
     """Return a condition for the rows that come after ``position`` in the order of ``names``."""
-    # This bound is redundant, but lets databases find the first row in the index. By the
-    # alternatives alone, some databases would also read all rows before it.
+    # The conditions below select the rows by themselves. This bound only lets databases find the
+    # first row in the index; without it, some databases would also read all rows before that row.
     bound = Q(**{f"{names[0]}__{'lte' if descending[0] else 'gte'}": position[0]})
     condition, same = Q(), Q()
     for name, descends, value in zip(names, descending, position, strict=True):

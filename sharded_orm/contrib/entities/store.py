@@ -413,7 +413,7 @@ class DataStore:
     def _locked(
         self, id: UUID, key: Mapping[str, Any]
     ) -> Iterator[tuple[Entity | EntityDamaged, Any]]:
-        """Return a context manager that locks an entity's row, and yields the entity and a query of the row."""
+        """Return a context manager that locks an entity, and yields the entity and a query of its row."""
         condition = {"id": id, self.key_name: self._key(id, key)}
         block = sharded_orm.atomic(self.model, **{self.key_name: condition[self.key_name]})
         with block:

@@ -26,8 +26,8 @@ INDEX_COLUMNS = ("pk", "entity_id", "version")
 
 def entity_model(store: DataStore) -> type[ShardedModel]:
     """Return a new model for the entities of ``store`` (FF1)."""
-    # Numbers that each shard counts by itself would repeat on other shards. These are unique over
-    # all shards, so that keys can move between shards.
+    # Numbers that each shard counts by itself would repeat on other shards. The values of this
+    # field are unique over all shards, so that keys can move between shards.
     columns: dict[str, Any] = {
         "added_id": TimestampedIDField(primary_key=True),
         # If the store has another shard key, the unique constraint has both columns, so that its

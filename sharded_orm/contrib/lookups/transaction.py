@@ -307,7 +307,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             self._renew()
 
     def _renew(self) -> None:
-        """Make sure that nobody has taken this transaction's entries over, or will during the COMMIT.
+        """Make sure that this transaction still has its entries, and keeps them during the COMMIT.
+
+        Other transactions may take entries over if they find the time of their last write too old. So
+        the time is renewed first, and then the entries are read.
 
         :raises LookupExpired: another transaction has taken an entry over.
         """

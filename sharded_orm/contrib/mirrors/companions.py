@@ -61,7 +61,7 @@ def companions() -> list[Companion]:
 
 
 def find_companion(name: str) -> tuple[Companion, str] | None:
-    """Return the kind of copies that has a model of this name, and the model's label; None if there is none."""
+    """Return the kind of copies with a model of this name, and the model's label; None if none has."""
     for companion in _companions:
         if (label := companion.find(name)) is not None:
             return companion, label

@@ -96,7 +96,10 @@ class _Sides:
             yield row
 
     def mirror_rows(self, after: Any, until: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yield the shard alias of each row of the mirror, and its values in the order of :attr:`Mirror.attributes`."""
+        """Yield the shard alias and the values of each row of the mirror.
+
+        The values are in the order of :attr:`Mirror.attributes`.
+        """
         return self._rows(self._mirror, self._mirror_names, after, until)
 
     def _rows(

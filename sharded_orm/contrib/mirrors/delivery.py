@@ -200,6 +200,7 @@ def read_source(
     return {
         values[pk_at]: (values[key_at], tuple(values))
         for *values, key in found
-        # The same id may also exist under the shard key of another one of the rows.
+        # One id may exist under several shard keys. Only the row with the wanted key is
+        # returned.
         if text_of(source.key, key) == key_texts.get(values[pk_at])
     }

@@ -228,7 +228,10 @@ def _look(
 
 
 def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
-    """Return the shard keys of the source's rows that exist, even of rows that the mirror does not copy."""
+    """Return the shard key of each existing row of the source, by primary key.
+
+    Rows that the mirror does not copy are included.
+    """
     source = mirror.source
     with unbound():
         rows: Any = ShardedQuerySet(source.model).uncached().order_by()

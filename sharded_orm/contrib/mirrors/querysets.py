@@ -74,7 +74,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Read the query again without rows whose source is gone, and set the others to the source's values."""
+        """Read again without rows that the source lacks, and set the others to the source's values."""
         position = mirror.names.index(mirror.key.attname)
         gone = [
             suspect.pk

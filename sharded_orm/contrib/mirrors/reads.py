@@ -64,7 +64,8 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
         return {
             pk: (key, tuple(values))
             for *values, pk, key in values_of(mirror, rows, names)
-            # The same id may also exist under the shard key of another one of the rows.
+            # One id may exist under several shard keys. Only the row with the wanted key is
+            # returned.
             if texts.get(pk) in (None, text_of(source.key, key))
         }
 

@@ -39,8 +39,8 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
     def find_many(self, values: Iterable[str]) -> Batch:
         """Return a dict from values to the objects to which they lead.
 
-        Two round trips per node (database server). Objects with damaged bodies are left out. Their values are the keys of ``damaged`` of the
-        result.
+        Two round trips per node (database server). Objects with damaged bodies are left out. Their
+        values are the keys of ``damaged`` of the result.
         """
         rows = self.in_bulk(list(values))
         objects = self.model.target.objects.get_many(row.target_id for row in rows.values())

@@ -41,7 +41,10 @@ def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
 
 
 def begin_history(using: str, **kwargs: Any) -> None:
-    """Insert the version row of the global database, so that no writer has to. A receiver of ``post_migrate``."""
+    """Insert the version row of the global database, so that no writer has to.
+
+    A receiver of ``post_migrate``.
+    """
     if using != DEFAULT_DB_ALIAS:
         return
     # The cached names are dropped, because a migration backwards may have dropped the tables.

@@ -142,7 +142,8 @@ class ReferenceChanges(TransactionChanges):
     def _record(self) -> None:
         """Record the changed rows once, before the commit.
 
-        Versions grow in the order of commits, because they are assigned last.
+        The version is raised here, at the end of the transaction, and its lock is kept until the
+        commit. So versions grow in the order of commits.
         """
         rows: dict[Any, set[Any]] = {}
         for change in self._changes:
