@@ -53,19 +53,21 @@ class ActiveConfig:
         self.current: conf.Config | None = None
         self.lock = threading.RLock()
         self._changed = changed
-        # The object that watches the topology source for changes. None before load(), and for a
-        # source that never changes.
+        # The object that watches the topology source (such as a file or ZooKeeper) for changes.
+        # None before load(), and for a source that never changes.
         self._watcher: TopologyWatcher[conf.Config] | None = None
         # The parent's configuration, in a forked child that has not called load() yet; otherwise
         # None.
         self._inherited: conf.Config | None = None
-        # None unless the topology source has failed. After a failure: the time (by
-        # time.monotonic()) from which the source may be asked again, and the error's message.
+        # None unless the topology source (such as a file or ZooKeeper) has failed. After a failure:
+        # the time (by time.monotonic()) from which the source may be queried again, and the error's
+        # message.
         self._unavailable: tuple[float, str] | None = None
-        # The topology source that source() has made. It is used only while _watcher is None.
+        # The topology source (such as a file or ZooKeeper) that source() has made. It is used only
+        # while _watcher is None.
         self._unwatched_source: TopologySource | None = None
-        # A forked child keeps the topology sources of its parent processes here, because finalising
-        # them would write to the parents' connections.
+        # A forked child keeps the topology sources (such as connections to ZooKeeper) of its parent
+        # processes here, because finalising them would write to the parents' connections.
         self._sources_of_parents: list[TopologySource | None] = []
 
     def load(self) -> conf.Config:
@@ -105,8 +107,8 @@ class ActiveConfig:
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
-        # Use the configuration of the parent's watcher and not self.current: at the fork, another thread of
-        # the parent may have been replacing self.current.
+        # Use the configuration that the parent's watcher of the topology has, and not self.current:
+        # at the fork, another thread of the parent may have been replacing self.current.
         watcher = self._watcher.of_child(_make_source())
         assert watcher.value is not None
         self._watch(watcher)
@@ -121,7 +123,8 @@ class ActiveConfig:
                     try:
                         self._consider(watcher, document)
                     except TopologyError:
-                        # The watcher has logged the error of the new topology, so it is ignored here.
+                        # Ignore the error here: the watcher, which has found that the new topology
+                        # is wrong, has logged it.
                         pass
                     except Exception:
                         # Catch every error, because it must not end the thread of the topology source.
@@ -151,7 +154,9 @@ class ActiveConfig:
     # ##### Questions about the topology #####
 
     def source(self) -> TopologySource:
-        """Return the topology source, even if it has no topology or does not answer."""
+        """Return the topology source (such as a file or ZooKeeper), even if it has no topology or
+        does not answer.
+        """
         with self.lock:
             with suppress(TopologyUnavailable):
                 self.load()
@@ -238,7 +243,7 @@ class ActiveConfig:
         return used, stop_sources
 
     def stop(self) -> None:
-        """Stop the topology sources when this process exits.
+        """Stop the topology sources (such as a watched file, or ZooKeeper) when this process exits.
 
         A source such as ZooKeeper then reports at once to other processes that this process has ended.
         """

@@ -1,7 +1,8 @@
 """Connections for autonomous statements, which are committed independently of the caller's transaction.
 
-For example, the directory uses such a connection to record the shard of a new key. The record must
-survive a rollback of the caller's transaction, and must not wait for the commit.
+For example, the directory (the table of keys and their shards) uses such a connection to record the
+shard of a new key. The record must survive a rollback of the caller's transaction, and must not
+wait for the commit.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class AutonomousConnections:
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():
                 connection.close()
-                # The close() of Django's SQLite backend does not close databases in memory.
+                # Call the method of the base class, because the close() of Django's SQLite backend
+                # does not close databases in memory.
                 BaseDatabaseWrapper.close(connection)
 
     def _of_thread(self) -> dict[str, BaseDatabaseWrapper]:

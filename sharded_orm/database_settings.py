@@ -43,9 +43,9 @@ def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any
 
     :param among: the topology that ``shard`` was taken from; by default the topology in use.
     """
-    # Read the number of the topology (the generation) before the topology itself. If the topology
-    # is replaced in between, the connection looks up its settings once more than necessary. In the
-    # other order, the connection would keep outdated settings.
+    # Read the number of the topology (the map of shards to nodes) before the topology itself. If
+    # the topology is replaced in between, the connection looks up its settings once more than
+    # necessary. In the other order, the connection would keep outdated settings.
     generation = relocation.generation
     node = _application_settings((among or runtime.topology()).nodes[shard.node])
     return {**node, **_database_of(node, shard.schema), "SHARD": shard, "GENERATION": generation}

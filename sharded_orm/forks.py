@@ -19,8 +19,8 @@ def _forked() -> None:
     _forks += 1
 
 
-# Count forks. Process ids alone do not tell processes apart, because a grandchild may get the process id of
-# an ancestor that has ended.
+# Count forks. Process ids alone do not distinguish processes, because a grandchild may get the
+# process id of an ancestor that has ended.
 os.register_at_fork(after_in_child=_forked)
 
 
@@ -36,9 +36,9 @@ def identity() -> tuple[int, int]:
 def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
     """Make each later fork of this process acquire ``locks`` first, and release them after the fork.
 
-    Use this for locks that threads hold while they run a statement of SQLite. A child that is forked
-    meanwhile would inherit SQLite's records of file locks and the mutexes of its library, and could
-    find the file or the library locked for ever.
+    Use this for locks that threads hold while they run a statement of SQLite. A child that is
+    forked meanwhile would inherit SQLite's records of file locks and the mutexes of its library.
+    The child could then find the file or the library locked for ever.
 
     :param locks: a function that yields the locks; called before each fork.
     """

@@ -1,8 +1,8 @@
 """The differences between MariaDB and MySQL. No other module distinguishes the two.
 
-The tests run on MariaDB only. SQL that both servers understand is written once, elsewhere. The
-statements about replication, in ``backends.mysql.replication``, work on MariaDB only: a promotion
-refuses every other server.
+The tests run on MariaDB only. SQL that both servers understand is written once, in other modules.
+The statements about replication, in ``backends.mysql.replication``, work on MariaDB only: a
+promotion refuses every other server.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def CASCADE(
 ) -> None:
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
-    So even if the global row cannot be deleted afterwards, or the process dies, no row on a shard
-    refers to a row that does not exist, and the deletion can be repeated. If a row on a shard is
-    protected or restricted, an error is raised before anything is deleted.
+    The deletion of the global row may fail afterwards, or the process may die. Even then, no row on
+    a shard refers to a row that does not exist, and the deletion can be repeated. If a row on a
+    shard is protected or restricted, an error is raised before anything is deleted.
 
     Costs on each shard as much as ``delete()`` of a queryset. If other rows on the shard must be
     deleted together with the rows, the rows are read twice: for the check and for the deletion.
@@ -55,8 +55,8 @@ def CASCADE(
     rows = _dependent_rows(field, sub_objs)
     for alias in _aliases(field, rows):
         rows_there = rows.using(alias)
-        # Collect the rows that will be deleted together with these rows. This raises an error if
-        # one of them is protected.
+        # Collect the rows that will be deleted together with these rows. The collection raises an
+        # error if one of them is protected.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(
@@ -93,9 +93,9 @@ def SET_NULL(
     Each shard commits by itself. If the global row cannot be deleted after that, the foreign keys stay
     NULL.
 
-    Cost: one scatter reads the primary keys and shard keys of all such rows into memory. Then each
-    shard that has such rows gets one UPDATE. If there are millions of such rows, set their foreign
-    keys to NULL in pieces before you delete the global row.
+    Cost: one query of all shards reads the primary keys and shard keys of all such rows into
+    memory. Then each shard that has such rows gets one UPDATE. If there are millions of such rows,
+    set their foreign keys to NULL in pieces before you delete the global row.
 
     :raises ScatterError: a shard did not answer; nothing was changed.
     :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was changed.

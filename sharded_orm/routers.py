@@ -1,4 +1,5 @@
-"""The database router. It finds the database for Django's queries by means of the topology.
+"""The database router. It finds the database for Django's queries by means of the topology, the map
+of shards to nodes.
 
 Put the router last in ``DATABASE_ROUTERS``. For models that are not sharded, it leaves the choice
 of the database to the other routers.
@@ -86,7 +87,8 @@ class ShardRouter:
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             if has_copies(model):
-                # Also if ``instance`` was read from a copy of the table on a shard.
+                # Return the database of the original rows, even if ``instance`` was read from a
+                # copy on a shard.
                 return DEFAULT_DB_ALIAS
             if model._meta.app_label == APP_LABEL and (instance is None or not instance._state.db):
                 return _alias_of_library_table(model)
@@ -145,8 +147,8 @@ class ShardRouter:
             return options.group
         if write:
             # Return the alias of the whole group and not the shard of the related row, because the
-            # new row may belong elsewhere. For example, the shard key of Comment(author=person) may
-            # be another field, which is set later.
+            # new row may belong on another shard. For example, the shard key of
+            # Comment(author=person) may be another field, which is set later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
@@ -172,8 +174,8 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # The row with options that have no key is a row of an automatic many-to-many table.
-                # The keys of other rows were compared before this method was called.
+                # If the options of a row have no key, it is a row of an automatic many-to-many
+                # table. The keys of other rows were compared before this method was called.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"
@@ -235,7 +237,8 @@ class ShardRouter:
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
         if app_label not in apps.app_configs:
-            # For example, the table of Django's database cache belongs to no installed app.
+            # The app is not installed. For example, the table of Django's database cache belongs to
+            # no app.
             return None
         # Migrations use historical models, which do not derive from ShardedModel. So look up the
         # current model with the same name. If the model was renamed or removed,

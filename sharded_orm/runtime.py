@@ -1,4 +1,5 @@
-"""The objects that the settings describe: topology, strategies, ticket generator, cache client.
+"""The objects that the settings describe: the topology (map of shards to nodes), routing
+strategies, ticket generator, cache client.
 
 Only this module creates these objects. Each object is created at its first use and shared by all
 threads. When a test changes the settings (Django's ``setting_changed``), :func:`reset` drops all of them.
@@ -46,9 +47,9 @@ def _topology_changed() -> None:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Notify the connections even after an error. The caller restores the old topology then, but
-        # a connection may have used the new topology meanwhile. So each connection must look up its
-        # shard's node again.
+        # Notify the connections even after an error. The caller restores the old topology (map of
+        # shards to nodes) then, but a connection may have used the new topology meanwhile. So each
+        # connection must look up its shard's node again.
         relocation.topology_changed()
 
 
@@ -62,10 +63,10 @@ _active = ActiveConfig(_topology_changed)
 
 def _after_fork() -> None:
     if _active.after_fork():
-        # This is a forked child. At the fork, a thread of the parent may have replaced the
-        # topology, but not yet the routing strategies: so renew them here. topology_changed() makes
-        # the copied connection objects look up the topology again. The first look-up makes the
-        # child open a topology source of its own, and watch it for changes.
+        # This is a forked child. At the fork, a thread of the parent may have replaced the topology
+        # (map of shards to nodes), but not yet the routing strategies: so renew them here.
+        # topology_changed() makes the copied connection objects look up the topology again. The
+        # first look-up makes the child open a topology source of its own, and watch it for changes.
         _renew_strategies()
         relocation.topology_changed()
 
@@ -82,8 +83,9 @@ def _stop() -> None:
 
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
-# The routing strategies of the previous topology, keyed by the group's name. A new strategy takes over
-# what the group's previous strategy has in memory, such as the shards of recently used keys.
+# The routing strategies (which find the shards of keys) of the previous topology, keyed by the
+# group's name. A new strategy takes over what the group's previous strategy has in memory, such as
+# the shards of recently used keys.
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: CacheClient | None = None
@@ -132,7 +134,7 @@ def config() -> conf.Config:
 
 
 def source() -> TopologySource:
-    """Return the topology source, which all threads share.
+    """Return the topology source (such as a file or ZooKeeper), which all threads share.
 
     Returns the source even if it has no topology or does not answer.
     """

@@ -44,12 +44,14 @@ ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", "testserver"]
 
 INSTALLED_APPS = [
     "testproject.photos",
+    "testproject.activity",
     "testproject.boards",
     "testproject.movielens",
     "testproject.panel",
     "sharded_orm",
     "sharded_orm.contrib.lookups",
     "sharded_orm.contrib.mirrors",
+    "sharded_orm.contrib.entities",
     "sharded_orm.contrib.objects",
     "django.contrib.admin",
     "django.contrib.auth",

@@ -19,4 +19,5 @@ urlpatterns = [
     path("favicon.ico", RedirectView.as_view(url=static("photos/icon.svg"))),
     path("boards/", include("testproject.boards.urls")),
     path("", include("testproject.photos.urls")),
+    path("", include("testproject.activity.urls")),
 ]

@@ -106,8 +106,8 @@ def select(
                 continue
             if elsewhere is not None:
                 condition &= ~elsewhere
-        # Combine the condition with this shard: another shard may hold copies of these rows, left
-        # behind when their key was moved.
+        # Restrict the condition to this shard, because another shard may hold copies of these rows,
+        # left behind when their key was moved.
         all_selected |= condition & Q(OnShard(shard.alias))
         rows_by_shard[shard] = queryset.using(shard.alias).filter(condition)
     parts = _parts(rows_by_shard.items(), outages)

@@ -24,7 +24,7 @@ from sharded_orm.routers import standing_on
 
 
 def action_arguments(location: Any) -> dict[str, Any]:
-    """Return the arguments of ``get_actions()`` that ask for the actions at ``location``.
+    """Return the arguments of ``get_actions()`` that request the actions for the page ``location``.
 
     :param location: an ``ActionLocation`` of Django 6.1: the changelist, or the page of one row.
         None in older versions of Django, whose ``get_actions()`` has no such argument; the result

@@ -132,8 +132,8 @@ class ShardedBase(_ModelAdmin):
         """
         home = self.focus(request).home
         if home is None:
-            # The page shows all shards: its query leaves out shards that do not answer, so no check
-            # is needed.
+            # If the page shows all shards, its query leaves out shards that do not answer. So no
+            # check is needed.
             return
         try:
             # The view's first query counts the rows. Run this query here, where its failure can be

@@ -41,7 +41,7 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
         )
     for inline in model_admin.inlines:
         if not isinstance(inline, type) or not issubclass(inline, InlineModelAdmin):
-            # The inline is no class of inlines at all, which Django's own system checks report.
+            # Skip an entry that is not a class of inlines. Django's own system checks report it.
             continue
         model = getattr(inline, "model", None)
         if model is None or issubclass(inline, ShardedInlineMixin) or not shard_options(model):
@@ -108,7 +108,7 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
         # A page that only shows the related row must find it, so it must know the shard of that
-        # row. It can if the value of the foreign key determines the shard.
+        # row. The page knows the shard if the value of the foreign key determines the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )

@@ -50,7 +50,7 @@ class Deletion:
     part: Part
     counts: dict[str, int]
     #: The first selected rows and their related rows, as nested lists for Django's template filter
-    #: ``unordered_list``. ``unlisted`` is the number of the other selected rows.
+    #: ``unordered_list``. ``unlisted`` is the number of selected rows that are not in these lists.
     listed: list[Any]
     unlisted: int
 

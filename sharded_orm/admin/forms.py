@@ -95,8 +95,8 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # The form has a field for the shard key, because the project's model admin lists the
-            # key among its fields.
+            # Compare the submitted value, because the form has a field for the shard key: the
+            # project's model admin lists the key among its fields.
             value = self.cleaned_data.get(name, key)
             # The form fields of foreign keys and of hidden ids return rows, not keys. Read the
             # shard key from such a row.
@@ -263,7 +263,7 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     """
 
     #: The shard of the children, if the parent is in the global database and the children have a
-    #: shard; otherwise None. It is not needed if the parent is inside the shard group.
+    #: shard; otherwise None. If the parent is inside the shard group, this attribute is not needed.
     home: Shard | None = None
     #: The message about a shard that is down, so that the children of a parent in the global
     #: database cannot be shown; an empty string if they can be shown.
@@ -307,9 +307,10 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         options = shard_options(model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # The parent is in the global database, and so is the view's transaction. The children are on
-        # a shard, so they need a second transaction. The children of a new parent wait for the parent's
-        # commit: without it, the shard would keep children whose parent does not exist.
+        # The parent is in the global database, and so is the view's transaction. The children are
+        # on a shard, so they need a second transaction. The children of a new parent wait for the
+        # parent's commit: if that commit failed, the shard would keep children whose parent does
+        # not exist.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)

@@ -196,7 +196,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
-    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # Django's method, too, has one argument more for inlines than for model admins
+    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # in Django, too, the method of inlines has one argument more than that of model admins
         return super().has_add_permission(request, obj) and self._may_access(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

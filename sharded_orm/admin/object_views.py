@@ -296,8 +296,8 @@ class ObjectViewsMixin(AddViewMixin):
         if context is not None and "object" in context:
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
-                # Links of some widgets name a row by another text than its object id, and this URL
-                # does so, too. The admin's log knows the row only by its object id. So redirect to
+                # The URL names the row by another text than the row's object id, as links of some
+                # widgets do. The admin's log knows the row only by its object id. So redirect to
                 # the URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"

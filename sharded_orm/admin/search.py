@@ -78,6 +78,7 @@ class _SearchFields:
 
 def _search_as_django(queryset: Any, fields: Sequence[str], word: str) -> tuple[Any, bool]:
     model_admin: Any = _SearchFields(queryset.model, fields)
-    # Django's method only passes the request on to get_search_fields(), which ignores it here.
+    # No request is needed: Django's method only passes the request on to get_search_fields(), which
+    # ignores it here.
     request: Any = None
     return ModelAdmin.get_search_results(model_admin, request, queryset, word)

@@ -138,7 +138,8 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     """Return the scope that the URL parameters ``values`` name.
 
-    Inside ``bound()``, it is the scope of the bound key.
+    Inside a block of ``bound()``, which binds one shard key to the request, return the scope of
+    this key.
 
     :raises InvalidFocus: the named shard or key does not exist, the rows of the key are not on the
         named shard, or another key is bound.

@@ -1,11 +1,12 @@
 """Triggers that record changed rows of a shard in a journal (a table), and fences that refuse changes.
 
 A *watched key* is a shard key with a row in the table of fences. While its fence is open, triggers
-write the primary key of each changed row to the journal. While the fence is closed, they refuse each
-change (:mod:`~sharded_orm.backends.fence`). This stops even raw SQL and other programs, because the
-database does it.
+write the primary key of each changed row to the journal. While the fence is closed, they refuse
+each change (:mod:`~sharded_orm.backends.fence`). So even raw SQL and other programs cannot change
+the rows, because the triggers run in the database.
 
-Each backend derives a class from :class:`ChangeCapture`; ``connection.change_capture()`` opens one.
+Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
+object of that class, which has a session of its own.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class CapturedTable:
         this table has the shard key itself.
     :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other row
         refers to such a row.
-    :param fence: None if each row belongs to the fence of its shard key. Otherwise the value of the one
-        fence for all rows of the table, which must be an identifier.
+    :param fence: the name of the one fence (a row of the table of fences) that refuses changes of
+        all rows of this table. It must be an identifier. None if each shard key has a fence of its
+        own.
     """
 
     name: str
@@ -65,16 +67,21 @@ class CapturedTable:
 
     @property
     def refusal(self) -> str:
-        """The error message of the database when it refuses a change because the fence is closed."""
+        """The error message of the database when a closed fence refuses a change of a row.
+
+        The fence belongs to the row's shard key or, if :attr:`fence` is set, to the whole table.
+        """
         return MARKER if self.fence is None else CLOSED_TABLE
 
 
 @dataclass(frozen=True)
 class Change:
-    """An entry of the journal: the row with the primary key ``pk`` was inserted, changed or deleted.
+    """An entry of the journal (the table of changed rows): the row with the primary key ``pk`` was
+    inserted, changed or deleted.
 
     :param number: the number of the entry.
-    :param fence: the number of the fence to which the row belongs.
+    :param fence: the number of the fence (a row of the table of fences) that belongs to the row's
+        key.
     """
 
     number: int
@@ -86,7 +93,8 @@ class Change:
 class ChangeCapture(OwnSession, ABC):
     """Base class for the fences, the journal and the triggers of one shard.
 
-    A fence refuses changes of a shard key while the key moves; the journal records its changed rows.
+    A fence refuses changes of a shard key's rows while the key moves. The journal records the
+    changed rows of the key.
     """
 
     #: The query for the names of all triggers on the shard.
@@ -114,7 +122,8 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def check_privileges(self, *, sessions: bool = True) -> None:
-        """Check that the account of this session may do the work. Leaves nothing behind.
+        """Check that this session's account has all privileges to create and use fences, the
+        journal of changed rows, and triggers. Creates nothing.
 
         :param sessions: whether :meth:`sessions` will be needed.
         :raises MoveRefused: a privilege is missing. Each reason names what to grant.
@@ -132,7 +141,9 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def is_prepared(self) -> bool:
-        """Whether the table of fences exists, because :meth:`prepare` was called before."""
+        """Whether :meth:`prepare` was called before, and has created the table of fences (for
+        refusing changes).
+        """
 
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a shard key. Does nothing if the fence exists.
@@ -222,30 +233,36 @@ class ChangeCapture(OwnSession, ABC):
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     def unwatch(self, number: int) -> None:
-        """Remove a fence and the journal entries of its key. Does nothing if the fence does not exist."""
+        """Remove a key's fence, by which triggers record or refuse changes, and the recorded
+        changes. Does nothing if the fence does not exist.
+        """
         if not self.is_prepared():
-            return  # Another operation has removed the tables with the last fence.
+            # There is nothing to delete: another operation has removed the last fence, and has
+            # dropped the tables.
+            return
 
-        # Delete the fence last. As long as it exists, no other process drops the tables.
+        # Delete the row of the fence last. As long as it exists, no other process drops the two
+        # tables.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     # ##### Sessions of other processes #####
 
     def sessions(self) -> dict[str, Any] | None:
-        """Return a marker of the sessions that are open on the server now, as JSON values.
+        """Return a marker: JSON values that identify all sessions which are open on the server now.
 
-        Return None for SQLite, where nobody knows which sessions are open.
+        Return None for SQLite, which has no list of open sessions.
         """
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return for each marker how many of its sessions may still send an old statement.
+        """Return for each marker how many of its sessions may still send a statement from before
+        the marker.
 
-        A process may have prepared a statement before the marker was made. Its session no longer counts
-        when it has ended a later statement and all its transactions from before the marker. In doubt, a
-        session counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all
-        markers together.
+        A process may have built a statement before the marker was made, and not sent it yet. Its
+        session no longer counts when the session has ended a later statement, and all transactions
+        from before the marker. In doubt, a session counts. If any session of a marker is open, the
+        call takes 0.1 to 0.8 seconds for all markers together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -255,12 +272,15 @@ class ChangeCapture(OwnSession, ABC):
     # ##### Journal #####
 
     def changes(self, number: int, limit: int = 1000) -> list[Change]:
-        """Return journal entries of committed changes of a key, the lowest number first.
+        """Return entries of the journal (the table of changed rows) about committed changes of a
+        key, the lowest number first.
 
-        An entry may appear later below entries that were already returned, because a transaction writes
-        its entries before it commits. So pass to :meth:`forget` exactly the entries that were handled.
+        A later call may return entries with lower numbers than an earlier call did, because a
+        transaction writes its entries before it commits. So pass to :meth:`forget` exactly the
+        entries that were handled.
 
-        :param number: the number of the key's fence.
+        :param number: the number of the fence, the row that makes triggers record the key's
+            changes.
         :param limit: the most entries to return.
         """
         rows = self._rows(
@@ -273,9 +293,11 @@ class ChangeCapture(OwnSession, ABC):
         ]
 
     def backlog(self, number: int) -> int:
-        """Return how many journal entries of a key there are: changes that were not forgotten yet.
+        """Return how many recorded changes of a key the journal still has, because :meth:`forget`
+        was not called for them yet.
 
-        :param number: the number of the key's fence.
+        :param number: the number of the fence, the row that makes triggers record the key's
+            changes.
         """
         count = f"SELECT COUNT(*) FROM {self._quote(JOURNAL)} WHERE fence = %s"
         return int(self._rows(count, number)[0][0])
@@ -289,9 +311,10 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Compare the fence as well as the number of the entry. If the journal is dropped and
-                # created again, the numbers start again. So a process that was paused meanwhile might
-                # otherwise delete entries of another fence.
+                # Delete an entry of the journal only if its fence is the right one. If the journal
+                # is dropped and created again, the numbers of entries begin at 1 again. So a
+                # process that was paused meanwhile might otherwise delete entries about another
+                # key.
                 self._rows(
                     f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
                     fence,
@@ -304,8 +327,8 @@ class ChangeCapture(OwnSession, ABC):
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
         """Create the missing triggers, and wait for the transactions that began without them.
 
-        Afterwards, every change of a row of a watched key is in the journal or was committed before the
-        call. Can be repeated.
+        Afterwards, every change of a row of a watched key is recorded in the journal, or was
+        committed before the call. Can be repeated.
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
             statements of other sessions do not queue behind it.
@@ -314,7 +337,8 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def uninstall(self, patience: float) -> bool:
-        """Drop all triggers, the table of fences and the journal, unless a fence exists.
+        """Drop all triggers, the table of fences (by which triggers refuse changes) and the journal
+        of changed rows, unless a fence exists.
 
         :return: whether they were dropped.
         :raises django.db.OperationalError: a transaction used one of the tables for more than
@@ -339,7 +363,9 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def _stored_key(self, value: Any) -> Any:
-        """Return a shard key in the form in which it is stored in the table of fences."""
+        """Return a shard key in the form in which the table of fences (by which triggers refuse
+        changes) stores it.
+        """
 
     def _parse_pk(self, text: str) -> tuple[Any, ...]:
         return tuple(

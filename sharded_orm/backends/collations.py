@@ -127,7 +127,9 @@ class PostgreSQLCollations(Collations):
     def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
         kind = definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         if not kind.startswith(("character varying", "text")):
-            kind = "text"  # Other text types, such as citext, compare in their own way.
+            # Change the type to "text", because other text types, such as citext, compare in their
+            # own way.
+            kind = "text"
         return f'ALTER TABLE "{table}" ALTER COLUMN "{column}" TYPE {kind} COLLATE "C"'
 
 

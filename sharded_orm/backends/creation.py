@@ -32,8 +32,8 @@ class CacheIsolation(Protocol):
         """
 
 
-# The function that returns the CacheIsolation. If the app is not installed, it is None, because nothing
-# is cached then.
+# The function that returns the CacheIsolation. This variable is None if the package's Django app is
+# not installed, because nothing is cached then.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 

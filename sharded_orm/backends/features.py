@@ -33,8 +33,8 @@ class ShardFeatures:
     #: many shards. None if the database sets no limit.
     max_scattered_tables: ClassVar[int | None] = None
     #: The most connection objects that one thread keeps for the shards of a group. Above the limit,
-    #: idle ones are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies. None
-    #: means that the setting alone decides.
+    #: idle objects are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies.
+    #: None means that the setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
     #: How texts from several shards are compared in Python. "bytes": by their bytes. "weights": by
     #: their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds to each row.
@@ -52,18 +52,23 @@ class ShardFeatures:
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The value of ``OPTIONS["isolation_level"]`` for READ COMMITTED, for hints.
+    #: The value of ``OPTIONS["isolation_level"]`` for READ COMMITTED, as hints in error messages
+    #: name it.
     read_committed: ClassVar[str] = ""
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
     #: A statement that switches foreign key checks off until the transaction ends. "" if Django's
     #: ``constraint_checks_disabled()`` does so.
     foreign_keys_off: ClassVar[str] = ""
+    #: Whether a cursor has the number that the database has given to the row of an INSERT
+    #: (``lastrowid``).
+    has_lastrowid: ClassVar[bool] = False
     #: Whether a failed statement ends its transaction, so that only a rollback can follow.
     errors_end_transactions: ClassVar[bool] = False
-    #: The dotted path of the subclass of :class:`~sharded_orm.backends.replication.ReplicationServer`
-    #: for this kind of server. "" if replicas cannot be promoted. It is a path, because the class
-    #: imports a driver.
+    #: The dotted path of the subclass of
+    #: :class:`~sharded_orm.backends.replication.ReplicationServer` for this kind of server. "" if
+    #: replicas cannot be promoted. The value is a path and not the class, because the class imports
+    #: a driver.
     replication_server: ClassVar[str] = ""
 
     @classmethod
@@ -86,6 +91,7 @@ class MySQLFeatures(ShardFeatures):
     collations = MySQLCollations()
     exact_averages = "fixed"
     averages_durations_to_integers = True
+    has_lastrowid = True
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
 
@@ -99,6 +105,7 @@ class MySQLFeatures(ShardFeatures):
 class SQLiteFeatures(ShardFeatures):
     shards_are_files = True
     has_one_writer = True
+    has_lastrowid = True
     # Each idle connection keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"
@@ -115,7 +122,8 @@ class PostgreSQLFeatures(ShardFeatures):
     exact_averages = "significant"
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
-    # This also switches off all triggers, except those that are enabled as ALWAYS or REPLICA.
+    # This statement also switches off all triggers, except those that are enabled as ALWAYS or
+    # REPLICA.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"

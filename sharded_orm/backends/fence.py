@@ -1,8 +1,8 @@
 """The fence of a key that moves: triggers with which a shard refuses writes of the key.
 
-The operation that creates the triggers must use this text and these codes. On MySQL and MariaDB, a
-trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE … USING ERRCODE =
-'45000'``, on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`.
+The operation that creates the triggers must use the texts and codes of this module. On MySQL and
+MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE …
+USING ERRCODE = '45000'``, on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
 #: ER_LOCK_DEADLOCK. It also occurs when writers of a key wait for the process that closes the key's
-#: fence, and this process waits for them.
+#: fence (so that triggers refuse writes), and this process waits for the writers.
 _DEADLOCK = 1213
 
 
@@ -38,8 +38,9 @@ def is_deadlock(error: BaseException) -> bool:
     """Whether ``error`` means that another transaction stopped this one. The transaction may be run
     again.
 
-    The two have waited for each other's locks. Or, on PostgreSQL with an isolation level above READ
-    COMMITTED, the other transaction has changed what this one has read, such as the fence of a key.
+    The two transactions have waited for each other's locks. Or, on PostgreSQL with an isolation
+    level above READ COMMITTED, the other transaction has changed a row that this one has read. An
+    example is the fence of a key, the row by which triggers decide whether to refuse writes.
     """
     return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
         DEADLOCK,

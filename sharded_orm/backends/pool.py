@@ -1,7 +1,7 @@
 """Pools of physical sessions (server connections): one pool per node and process, for any driver.
 
-A pool guarantees that a session has one user at a time, that a session is alive and without state when
-it is leased, and that a forked child process never uses a session of its parent.
+A pool guarantees that a session has one user at a time. When a session is leased, it is alive and
+has no state. A forked child process never uses a session of its parent.
 """
 
 from __future__ import annotations

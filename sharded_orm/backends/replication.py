@@ -21,14 +21,15 @@ from django.utils.module_loading import import_string
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.two_phase.branch import BranchName
 
-#: The tasks of the operator's account: fence a primary, promote a replica, or end the replication after
-#: a split.
+#: The tasks of the operator's account: fence a primary (make it refuse writes), promote a replica,
+#: or end the replication after a split.
 Task = Literal["fence", "promote", "end"]
 
 
 @dataclass(frozen=True)
 class FenceTexts:
-    """Texts for messages to operators that describe the fence of one kind of server.
+    """Texts for messages to operators that describe the fence of one kind of server. The fence
+    makes a server refuse writes.
 
     In the texts, ``{node}`` is replaced by the name of a node; ``{old}`` and ``{new}`` are replaced by
     the names of the old and the new primary.
@@ -40,21 +41,21 @@ class FenceTexts:
     #: What a promotion does in its phase ``fencing``, and in ``unfencing`` or ``promoting``.
     fences: str
     opens: str
-    #: Predicates of sentences about the server: the fence failed, the server stays open, it was fenced
-    #: before, and it was opened meanwhile.
+    #: Predicates of sentences about the server: it could not be fenced (made to refuse writes), it
+    #: stays open, it was fenced before, and it was opened meanwhile.
     not_fenced: str
     stays_open: str
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: What may keep the fence waiting for too long.
+    #: What may delay the fencing of a server (making it refuse writes) for too long.
     kept_off: str
     #: Which accounts or processes write although the server is fenced.
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str
-    #: The statements with which an operator fences a server, removes the fence, starts a replica again,
-    #: and ends a replication for good.
+    #: The statements with which an operator fences a server (makes it refuse writes), removes the
+    #: fence, starts a replica again, and ends a replication for good.
     to_fence: str
     to_open: str
     to_start: str
@@ -130,7 +131,8 @@ class ReplicationServer(ABC):
     product: ClassVar[str]
     default_port: ClassVar[int]
     #: Whether a promoted server can become a replica again only by a new copy. Such a server is
-    #: promoted after the new topology was published, so that all earlier steps can be undone.
+    #: promoted after the new topology (the map of shards to nodes) was published, so that all
+    #: earlier steps can be undone.
     is_promoted_for_good: ClassVar[bool] = False
     #: Whether a replica of this kind accepts writes while it replicates. Only then can shards move to
     #: it one by one.
@@ -237,7 +239,8 @@ class ReplicationServer(ABC):
     def application_problems(self, account: str) -> Iterator[str]:
         """Yield the reasons why writes of this session's account could be lost.
 
-        For example, the fence does not stop the account, or its writes are not replicated.
+        For example, the account can write although the server is fenced, or its writes are not
+        replicated.
 
         :param account: words for the account, such as ``the application's account 'photos'``.
         """
@@ -306,7 +309,8 @@ class ReplicationServer(ABC):
         """Remove the stopped replication connection named ``link``."""
 
     def promote(self, seconds: float) -> bool:
-        """Make this replica a primary, if its kind of server is promoted for good. It stays fenced.
+        """Make this replica a primary that stays fenced, on backends with
+        :attr:`is_promoted_for_good`.
 
         Can be repeated. Return False if that takes more than ``seconds``.
         """

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.own_session import OwnSession
 
-#: The number of rows in one statement.
+#: The largest number of rows that one statement reads or writes.
 BATCH: Final = 200
 
 Row = tuple[Any, ...]
@@ -53,8 +53,8 @@ class RowAccess(OwnSession, ABC):
     Several threads may use the same object, but only one at a time.
     """
 
-    #: SQL that stands behind the columns in an INSERT. It lets the INSERT set columns that the database
-    #: would otherwise fill by itself.
+    #: SQL that follows the column names in an INSERT. It lets the INSERT set columns that the
+    #: database would otherwise fill by itself.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
@@ -84,7 +84,8 @@ class RowAccess(OwnSession, ABC):
 
     def read_again(self, table: CapturedTable, key: Any, pks: Iterable[Row]) -> list[Row]:
         """Return the rows of a shard key that have one of the primary keys ``pks`` and still exist."""
-        found: dict[Row, Row] = {}  # A primary key may occur twice in pks: as a number and as text.
+        # Use a dict, because a primary key may occur twice in pks: as a number and as text.
+        found: dict[Row, Row] = {}
         condition, params = self._of_key(table, key)
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
@@ -181,8 +182,8 @@ class RowAccess(OwnSession, ABC):
         names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)
-        # MariaDB uses no index to compare several columns at once. So compare the first one alone as
-        # well.
+        # MariaDB uses no index to compare several columns at once. So add a condition that compares
+        # the first column alone.
         condition = f"({', '.join(names)}) {operator} ({', '.join(marks)})"
         return f"({names[0]} {operator[0]}= {marks[0]} AND {condition})", [pk[0], *pk]
 
@@ -211,8 +212,9 @@ class RowAccess(OwnSession, ABC):
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
         """Return the columns that are copied, in the order of their names.
 
-        The columns in the table may have another order on each shard: if a migration adds a column, it
-        comes last in an old table, but a new table is created with it.
+        The columns of a table may have another order on each shard. If a migration adds a column,
+        the column comes last in an old table, but may have another place in a table that is created
+        later.
         """
         if table.name not in self._columns:
             columns = sorted(self._read_columns(table.name), key=attrgetter("name"))
@@ -292,7 +294,8 @@ class RowAccess(OwnSession, ABC):
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            return "1 = 1", []  # All rows are captured, whatever their keys are.
+            # One fence covers the whole table, so select all rows, whatever their keys are.
+            return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):
             condition = (

@@ -4,7 +4,8 @@
 before they are published. A side table has the columns of its real table, and a column with the number
 of the copy, but no other constraint.
 
-Each backend derives a class from :class:`RowCopy`; ``connection.row_copy()`` opens one.
+Each backend derives a class from :class:`RowCopy`. ``connection.row_copy()`` returns an object of
+that class, which has a session of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ DELETED: Final = 1000
 class ChangedRows:
     """Rows of a table that have changed since they were copied.
 
-    :param pks: the primary keys of the rows, as the journal has them.
+    :param pks: the primary keys of the rows, as the journal (the table of changed rows) stores
+        them.
     :param rows: those rows that still exist, as another shard's :meth:`RowCopy.read_again` returns
         them.
     """
@@ -64,7 +66,8 @@ class RowCopy(RowAccess):
                 self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write copied rows into the side table. They replace its rows with the same primary keys.
+        """Write copied rows into the side table. They replace those rows of the side table that
+        have the same primary keys.
 
         :param number: the number of the copy.
         :param rows: rows that another shard's :meth:`read` has returned.
@@ -105,7 +108,8 @@ class RowCopy(RowAccess):
             self._rows(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
 
     def discard_everywhere(self, number: int) -> None:
-        """Delete a copy from all side tables in small batches, even if its table was migrated since.
+        """Delete a copy of rows from all side tables, where copied rows are kept, in small batches.
+        Also finds the rows if their table was migrated since.
 
         :param number: the number of the copy.
         """
@@ -127,8 +131,8 @@ class RowCopy(RowAccess):
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
 
-        The fence with the same number must be closed. It lets these rows pass, but no rows of other
-        sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be
+        closed. The triggers let the writes of this session pass, but none of other sessions.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
         :raises django.db.IntegrityError: a table has an id or unique value of the copy. Nothing was
@@ -152,12 +156,12 @@ class RowCopy(RowAccess):
     ) -> None:
         """Update a copy to a later state, and publish more of its tables, in one transaction.
 
-        The rows of tables other than ``tables`` are already published. So their changes are made in the
-        real table as well, but only in rows that this copy has published, because another key may have
+        The rows of tables other than ``tables`` are already published. So their changes are also
+        made in the real table, but only in rows that this copy has published. Another key may have
         a row with the same primary key.
 
-        The fence with the same number must be closed. It lets these changes pass, but none of other
-        sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be
+        closed. The triggers let these changes pass, but none of other sessions.
 
         :param changes: rows without new primary keys, unless their table is one of ``tables``.
         :param tables: the tables that are published now.
@@ -187,10 +191,11 @@ class RowCopy(RowAccess):
             self._delete(table, [self.pk_of(table, row) for row in copied])
 
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Move all rows of a shard key into the side tables, in one transaction. Can be repeated.
+        """Move all rows of a shard key into the side tables, which keep rows out of sight, in one
+        transaction. Can be repeated.
 
-        The fence with the same number must be closed. It lets this session's changes pass, but no
-        others.
+        The fence with the same number, which makes triggers refuse writes of the key, must be
+        closed. The triggers let the changes of this session pass, but none of other sessions.
 
         :param tables: a table with links must come after the tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
@@ -226,12 +231,13 @@ class RowCopy(RowAccess):
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
     ) -> bool:
-        """Delete the rows of a shard key together with its fence, in one transaction.
+        """Delete the rows of a shard key together with its fence, which makes triggers refuse
+        writes of the key. One transaction.
 
         This undoes :meth:`publish`. A process that tries to publish later finds no fence.
 
-        :param former: the number of an earlier fence that this move had taken over. It is restored,
-            closed.
+        :param former: the number of an earlier fence that this move had taken over. It is restored
+            as a closed fence.
         :return: False if the fence does not exist, so nothing was changed.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """
@@ -318,7 +324,8 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def _delete_batch(self, side: str, number: int) -> int:
-        """Delete at most :data:`DELETED` rows of a copy from the side table ``side``.
+        """Delete at most :data:`DELETED` rows of a copy from ``side``, a side table for copied
+        rows.
 
         Return how many rows were deleted.
         """

@@ -1,6 +1,6 @@
 """Defer savepoint statements, so that they are sent together with the next statement, or never.
 
-For the backends whose databases are servers.
+The backends whose databases are servers use this module.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Tables that must not be used are *hidden*: they are renamed, and a table of name
 names. So no program uses them by accident, even if it does not use this library or does not know the
 new node of the schema yet.
 
-Each backend derives a class from :class:`SchemaMove`; ``connection.schema_move()`` opens one.
+Each backend derives a class from :class:`SchemaMove`. ``connection.schema_move()`` returns an
+object of that class, which has a session of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from sharded_orm.exceptions import MoveFailed
 #: moving, or has moved to another node.
 NAMES: Final = f"{OWN_PREFIX}names"
 _HIDDEN_PREFIX: Final = f"{OWN_PREFIX}hidden_"
-#: The value of the one fence to which all tables of a moving schema belong. Closed, it refuses changes.
+#: The name of the one fence to which all tables of a moving schema belong. While it is closed,
+#: triggers refuse changes of the tables.
 FENCE: Final = "shard_move"
 
 
@@ -64,8 +66,8 @@ class SchemaMove(OwnSession, ABC):
     def tables(self) -> list[CapturedTable]:
         """Return all tables with their primary keys, except those of this library's own operations.
 
-        All rows of the tables belong to one fence (:attr:`CapturedTable.fence`). Views are not
-        included.
+        All rows of the tables belong to one fence, with which triggers refuse changes
+        (:attr:`CapturedTable.fence`). Views are not included.
         """
         return [
             CapturedTable(name, self._primary_key(name), "", fence=FENCE)
@@ -170,8 +172,8 @@ class SchemaMove(OwnSession, ABC):
         """Drop the hidden (renamed) tables with their rows, and the schema if it is empty then. Can be
         repeated.
 
-        The kept old rows of moved keys are dropped, too. On SQLite, the file stays with the table of
-        names, because a process may have it open.
+        This also drops the old rows of moved keys that the schema still keeps. On SQLite, the file
+        stays with the table of names, because a process may have it open.
         """
 
     def _side_tables(self) -> list[str]:

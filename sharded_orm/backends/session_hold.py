@@ -83,8 +83,9 @@ class SessionHold(Generic[S]):
     def begin_branch(self, branch: Any = None) -> None:
         """Put the next transaction under the rules of a two-phase commit. Sends nothing.
 
-        :param branch: the name of the branch that the next transaction becomes. Left out for the
-            ordinary transaction that stores the decision to commit.
+        :param branch: the name of the branch (the part of the two-phase commit on this shard) that
+            the next transaction becomes. Left out for the ordinary transaction that stores the
+            decision to commit.
         """
         raise NotImplementedError
 

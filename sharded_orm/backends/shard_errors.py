@@ -31,7 +31,8 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
             return
         if isinstance(exc_value, BaseException) and is_refusal(exc_value):
             if not isinstance(exc_value, KeyFenced):
-                # Set this as Django's method does, because Django reads it to know of an earlier error.
+                # Set errors_occurred as Django's method does. Django tests the connection later if
+                # it is set.
                 self._wrapper.errors_occurred = True
                 raise self._fenced() from exc_value
             return

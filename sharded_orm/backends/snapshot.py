@@ -18,8 +18,9 @@ from functools import cached_property
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
-#: Beginning of the names of tables and triggers that the library keeps on shards for a while, such as a
-#: journal of changed rows. Migrations do not create them, so snapshots leave them out.
+#: Beginning of the names of tables and triggers that the library keeps on shards for a while, such
+#: as a journal of changed rows. Migrations do not create them, so they are left out when schemas
+#: are compared.
 OWN_PREFIX = "sharded_orm_capture_"
 
 _KIND = re.compile(

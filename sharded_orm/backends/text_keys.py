@@ -79,7 +79,7 @@ _guard: KeyGuard | None = None
 
 
 def provide_guard(guard: KeyGuard) -> None:
-    """Set the guard, the object whose methods :func:`check` and :func:`check_rows` call.
+    """Set the object whose methods :func:`check` and :func:`check_rows` call to check shard keys.
 
     The app calls this function once when it is ready.
     """

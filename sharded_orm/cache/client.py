@@ -61,8 +61,8 @@ class CacheClient:
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
             # The cache aliases for objects and for lists may name the same servers in the same
-            # order. Then the objects and lists of a place are on the same server, as with a single
-            # alias.
+            # order. Then the objects and lists of one shard are on the same server, as with a
+            # single alias.
             if [server.name for server in lists] != [s.name for s in self.object_servers]:
                 self.list_servers = lists
                 self.shares_store = False

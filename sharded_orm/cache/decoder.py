@@ -64,7 +64,8 @@ class EntryDecoder:
         caller can replace this entry.
 
         :param entries: the entries that were read under ``names``, in the same order.
-        :param stamp: the stamp (generations of the guards) that valid objects carry.
+        :param stamp: the stamp that valid objects carry. It is made from the guards, the entries
+            that say whether objects are valid.
         """
         format = request.format
         decoded = format.decoded

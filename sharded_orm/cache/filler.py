@@ -64,8 +64,9 @@ class Filler:
     def lease(self, request: CacheRequest, now: float) -> None:
         """Take leases (permissions of the server) to store the missing objects of ``request``.
 
-        If a server is down, or if a guard (an entry that says whether other entries are valid) is
-        younger than QUARANTINE seconds, mark ``request`` so that nothing is stored for it.
+        If a server is down, mark ``request`` so that nothing is stored for it. Do the same if a
+        guard (an entry that says whether other entries are valid) is younger than QUARANTINE
+        seconds.
 
         :param now: the time in seconds since 1970.
         """
@@ -73,9 +74,9 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # One of the guards is new. The server may have evicted its predecessor, which may have
-            # had the marker (announcement) of a write that is not committed yet. So it is not safe
-            # to store anything.
+            # One of the guards (entries that say whether others are valid) is new. The server may
+            # have evicted its predecessor, which may have had the marker (announcement) of a write
+            # that is not committed yet. So it is not safe to store anything.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -165,11 +166,12 @@ class Filler:
     def _lease_unknown(
         self, request: ListRequest, server: CacheServer, names: Iterable[str], state: GuardState
     ) -> None:
-        """Take leases for objects whose names were not known before the SQL query.
+        """Take leases (permissions to store) for objects whose names were not known before the SQL
+        query.
 
-        Such leases are younger than the rows from the query. So the guards are read again after the
-        leases were taken: if the guards are as in ``state``, no row was written in between.
-        Otherwise no lease is kept, and the objects are not stored.
+        Such leases are younger than the rows from the query. So the guards, which change with each
+        write, are read again after the leases were taken: if the guards are as in ``state``, no row
+        was written in between. Otherwise no lease is kept, and the objects are not stored.
 
         :param server: the server that holds both the lists and the objects.
         :param names: the names of all objects of the list.
@@ -189,9 +191,9 @@ class Filler:
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
-            # Servers of this kind (Redis) do not give leases when entries are read, but only on
-            # lease(). So the leases are younger than the last reading of the guards, and the guards
-            # must be read once more.
+            # Servers of this kind (Redis) do not give leases (permissions to store) when entries
+            # are read, but only on lease(). So the leases are younger than the guards that were
+            # read last. Read the guards, which change with each write, once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
                 leases = [None] * len(missing)

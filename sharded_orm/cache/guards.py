@@ -47,13 +47,15 @@ from urllib.parse import quote, unquote
 #: The most primary keys that a marker (the announcement of a write) lists. The marker of a write to
 #: more rows announces all rows of the scope.
 MAX_LISTED = 100
-#: Size in bytes above which a guard may be compacted, that is, rewritten without closed markers.
+#: Size in bytes above which a guard may be compacted: rewritten without the markers (announcements)
+#: of writes that are over.
 COMPACT_FROM = 2048
-#: The closing line of a marker may arrive before its opening line. Compacting keeps such a closing
-#: line, because the opening line would open the marker otherwise. At most this many are kept: the
-#: latest ones.
+#: The line that closes a marker (the announcement of a write) may arrive before the line that opens
+#: it. Compacting a guard keeps such a closing line: otherwise, the opening line would later open
+#: the marker. At most this many such closing lines are kept, the latest ones.
 _MAX_EARLY = 16
-#: The largest size in bytes of a guard whose parsed form :func:`parse` keeps for the next call.
+#: The largest size in bytes of a guard (the entry that says whether others are valid) whose parsed
+#: form :func:`parse` keeps for the next call.
 _MAX_REMEMBERED = 8192
 
 # The patterns of a guard's lines. They are strict for two reasons: anybody may have written to the
@@ -94,9 +96,9 @@ class Marker:
 
     :param token: identifies the marker.
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
-    :param wide: True if the write may concern rows in any narrower scope. For example, a marker in
-        the guard of a shard key is wide if it is not known which isolate keys (values of the field
-        that divides the rows of a shard key) the written rows have.
+    :param wide: True if the write may concern rows in any narrower scope. For example, an isolate
+        key is a value of the field that divides the rows of a shard key. A marker in the guard of a
+        shard key is wide if the isolate keys of the written rows are not known.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
         rows; None for all rows of the scope. New rows are left out, because they cannot be in the
@@ -114,7 +116,8 @@ class Marker:
 
     @property
     def voids(self) -> bool:
-        """Whether closing the marker must make all entries under the guard void.
+        """Whether closing the marker must make all entries void whose validity depends on the
+        guard.
 
         True if the marker does not list which objects and narrower scopes the write concerns. In
         this case, the line that closes the marker gives the guard a new generation.
@@ -147,8 +150,8 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting the guard (dropping its closed markers) would save enough bytes to be
-        worth a round trip.
+        """Whether compacting the guard (dropping the markers of writes that are over) would save
+        enough bytes to be worth a round trip.
         """
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
@@ -165,7 +168,7 @@ class Guard:
 
 
 # The random numbers for tokens need not be secret, so Python's generator is good enough. The
-# operating system's generator would take longer than all other work on a line of a guard.
+# operating system's generator would take longer than all other work for announcing a write.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
@@ -176,7 +179,7 @@ def new_token() -> str:
 
 
 def header(now: float) -> bytes:
-    """Return the first line of a new guard.
+    """Return the first line of a new guard, the entry that says whether other entries are valid.
 
     :param now: the time in seconds since 1970.
     """
@@ -203,12 +206,12 @@ def closing(token: str, *, void: bool) -> bytes:
     if void:
         return f"!{token},{new_token()}\n".encode()
     # Add a random salt, because each closing line must change the guard's digest, even a second one
-    # for the same marker.
+    # for the same write.
     return f"-{token},{new_token()}\n".encode()
 
 
 def parse(raw: bytes) -> Guard:
-    """Parse the bytes of a guard.
+    """Parse the bytes of a guard, the entry that says whether other entries are valid.
 
     :raises BrokenGuard: ``raw`` is not a guard, or one of its lines is damaged.
     """
@@ -269,9 +272,10 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 
 
 def compacted(guard: Guard) -> bytes:
-    """Return the bytes of a shorter guard: ``guard`` without its closed markers.
+    """Return the bytes of a shorter guard: ``guard`` without the markers of writes that are over.
 
-    The open markers and the generation stay the same. A new random salt makes the digest unique.
+    The open markers and the generation stay the same, so objects stay valid. A new random salt
+    makes the digest unique.
     """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
@@ -300,8 +304,8 @@ def stamp(guards: Iterable[Guard]) -> str:
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """Return the revision of ``guards``: a digest. The name of a cached list contains it, so a list
-    with an older revision in its name is no longer found.
+    """Return the revision of ``guards``: a digest that changes with each write. The name of a
+    cached list contains it, so a list with an older revision in its name is no longer found.
 
     :param guards: the guards of the list's scope and of all wider scopes, the widest scope first.
         Any change to the last guard (that of the list's scope) changes the revision; another

@@ -51,7 +51,7 @@ def token(value: Any) -> str:
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
-        # For a member of an enumeration, this is the value, not the name.
+        # For a member of an enumeration, str.__str__() returns the value, not the name.
         text = str.__str__(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
@@ -164,7 +164,8 @@ class Scope:
 
     @cached_property
     def guards(self) -> tuple[str, ...]:
-        """Names of the guards that concern the scope, the guard of the widest scope first.
+        """Names of the guards (entries that say whether others are valid) that concern the scope,
+        the guard of the widest scope first.
 
         The last name is that of the scope's own guard.
         """

@@ -82,9 +82,12 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """Yield one :class:`GuardUpdate` for each guard in which the write must be announced."""
+        """Yield one :class:`GuardUpdate` for each guard (an entry that says whether others are
+        valid) in which the write must be announced.
+        """
         pks = None if self.pks is None else frozenset(self.pks)
-        # scope.guards has the guards of the wider scopes first, and the scope's own guard last.
+        # Take the last of scope.guards, which is the scope's own guard. The guards of wider sets of
+        # rows come before it.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
         if not self.wide:
             for scope in self.isolates.values():
@@ -114,7 +117,8 @@ class GuardUpdate(NamedTuple):
 class PlacedMarker(NamedTuple):
     """A marker (announcement of a write) that was sent to a cache server, and may have arrived.
 
-    :param update: the guard to which the marker belongs, and what the marker says.
+    :param update: the guard (the entry that says whether others are valid) that gets the marker,
+        and what the marker says.
     :param server: the cache server that has the guard.
     :param holds_objects: whether the server may also have the objects of the written rows.
     """
@@ -143,10 +147,11 @@ class TransactionMarkers:
         # The cache servers to which the writes could not be announced. ON_CACHE_FAILURE lets the
         # transaction go on without them.
         self._unmarked: set[CacheServer] = set()
-        # The sizes in bytes of the guards that got a marker, keyed by server, then by guard name.
+        # The sizes in bytes of the guards in which writes were announced, keyed by server, then by
+        # guard name.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
-        # The monotonic time at which the last sending of markers began. None if markers were not
-        # sent yet, or if rows were written since.
+        # The monotonic time at which the last sending of markers (announcements of writes) began.
+        # None if markers were not sent yet, or if rows were written since.
         self._marked_at: float | None = None
 
     def touch(
@@ -207,7 +212,8 @@ class TransactionMarkers:
         return bool(self._placed)
 
     def announce(self) -> None:
-        """Announce the writes to the cache: open a marker in the guard of each written scope.
+        """Announce the writes to the cache: open a marker in the guard of each scope (set of rows)
+        with written rows.
 
         Called before COMMIT, and before a statement that may commit implicitly. An attempt that
         takes longer than COMMIT_WITHIN seconds is repeated; at most _ATTEMPTS attempts are made. An
@@ -239,8 +245,9 @@ class TransactionMarkers:
             line = opening(marker)
             for server, holds_objects in self._servers(update):
                 records.setdefault(server, []).append((update.guard, line))
-                # Record the marker before it is sent, so that it is closed later in any case: even
-                # if sending fails, the server may have received the marker.
+                # Record the marker (the announcement of the write) before it is sent, so that it is
+                # closed later in any case: even if sending fails, the server may have received the
+                # marker.
                 self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
@@ -281,7 +288,8 @@ class TransactionMarkers:
         ) from cause
 
     def over(self) -> None:
-        """Delete the objects of the written rows from the cache, then close the markers.
+        """Delete the objects of the written rows from the cache, then close the markers, which
+        announced the writes.
 
         Called after the transaction's end. One round trip per cache server. If a server does not
         answer, the closing of its markers is queued, and the database session is discarded. Readers
@@ -292,8 +300,8 @@ class TransactionMarkers:
             if markers:
                 self._finish(markers)
         finally:
-            # Drop entries from the per-request cache that may hold old rows, because these were
-            # read between the write and COMMIT.
+            # Drop entries from the per-request cache. They may hold old rows, which were read
+            # between the write and COMMIT.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:
@@ -316,7 +324,8 @@ class TransactionMarkers:
     def _closings(
         self, markers: list[PlacedMarker], *, late: bool
     ) -> dict[CacheServer, Unfinished]:
-        """Return what each cache server must do to close ``markers``, keyed by server.
+        """Return what each cache server must do to close ``markers``, which announce writes, keyed
+        by server.
 
         :param late: whether the COMMIT may have come later than COMMIT_WITHIN seconds after the
             markers were opened. If so, closing them also gives each guard a new generation, which
@@ -333,7 +342,8 @@ class TransactionMarkers:
         return closings
 
     def _close(self, end: Unfinished) -> bool:
-        """Close the transaction's markers on one cache server. Log errors instead of raising them.
+        """Close the transaction's markers (announcements of writes) on one cache server. Errors are
+        logged and not raised.
 
         :returns: True if the markers are closed, False if that failed.
         """
@@ -360,14 +370,16 @@ class TransactionMarkers:
         return True
 
     def lost(self) -> None:
-        """Leave the markers open, because nobody knows whether the COMMIT takes effect.
+        """Leave the markers, which announce the writes, open: nobody knows whether the COMMIT takes
+        effect.
 
-        Called if the connection was lost. Readers that find the markers ask the database whether
-        the transaction has ended.
+        Called if the connection was lost. Readers that find the markers query the database to learn
+        whether the transaction has ended.
         """
         markers, self._placed = self._placed, []
-        # On servers that did not get the markers, readers find none. So the deletion of the written
-        # rows from these servers is queued, until the servers answer.
+        # On servers that did not get the markers (announcements of the writes), readers find none.
+        # So the deletion of the written rows from these servers is queued, until the servers
+        # answer.
         unmarked = [marker for marker in markers if marker.server in self._unmarked]
         for end in self._closings(unmarked, late=True).values():
             unfinished.add(end)
@@ -402,7 +414,8 @@ class Unfinished:
 
 
 class Queue:
-    """Closings of markers that could not be sent, kept until their cache server answers again.
+    """Closings of markers (announcements of writes) that could not be sent, kept until their cache
+    server answers again.
 
     A *closing* is what one server must do after a transaction (:class:`Unfinished`). The closings
     that are queued for a server are sent before the next read from it, and before a transaction
@@ -412,7 +425,7 @@ class Queue:
     because the parent sends the closings.
     """
 
-    # The most closings (of markers) that the queue keeps for one cache server.
+    # The most closings (of announcements of writes) that the queue keeps for one cache server.
     MAXIMUM = 1000
     _AT_ONCE = 50
 
@@ -442,7 +455,8 @@ class Queue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send a cache server the closings of markers that are queued for it.
+        """Send a cache server the queued closings of markers (announcements of writes) that are
+        over.
 
         Costs no round trip if no closing is queued for the server.
 
@@ -472,5 +486,6 @@ class Queue:
                 raise
 
 
-#: The queue of this process: closings of markers that wait for their cache servers.
+#: The queue of this process: closings of markers (announcements of writes) that wait until their
+#: cache servers answer.
 unfinished = Queue()

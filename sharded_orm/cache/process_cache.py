@@ -42,7 +42,8 @@ class Listed:
 
 
 class ProcessCache:
-    """The latest lists, and revisions (digests of guards), that a process has read. Thread-safe.
+    """The latest lists, and revisions (digests of the entries that say whether lists are valid),
+    that a process has read. Thread-safe.
 
     :param limit: the most lists that are kept. As many revisions are kept at most. Beyond the
         limit, the oldest list or revision is dropped.

@@ -145,9 +145,10 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards. If the process remembers the ids of the list, this packet also
-        # reads the objects, provided that they are on the same server. If the process remembers
-        # only the revision (a part of the list's name), this packet also reads the list.
+        # First packet: the guards, the entries that say whether others are valid. If the process
+        # remembers the ids of the list, this packet also reads the objects, provided that they are
+        # on the same server. If the process remembers only the revision (a part of the list's
+        # name), this packet also reads the list.
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
@@ -274,7 +275,8 @@ class Reader:
             if missing:
                 server.add(missing, ttl)
         except ServerDown:
-            # The cache server is down. A later reader will create the missing guards.
+            # The cache server is down. A later reader will create the missing guards, the entries
+            # that say whether others are valid.
             pass
         return None
 
@@ -303,8 +305,8 @@ class Reader:
         """Store what the database returned for requests that missed.
 
         Does not raise if a cache server is down. Costs one round trip per cache server. If lists
-        and objects are on the same servers, each list costs up to three more, to take leases
-        (permissions to store) for its objects.
+        and objects are on the same servers, each list costs up to three more round trips, to take
+        leases (permissions to store) for its objects.
 
         :param misses: tuples of a request, the tokens of the primary keys of the rows, and the rows.
             Without tokens, the rows are not stored. For ``count()`` and ``exists()``, tokens and

@@ -3,10 +3,10 @@
 A *guard* is the cache entry that says whether the entries of a scope (a set of rows) are valid. An
 open *marker* in a guard says that a write to these rows is under way.
 
-The marker of a killed writer stays open, so readers bypass the cache for the rows of this marker.
-A reader that finds an old marker asks the database whether the writer's session still exists. If
-the session is gone, the transaction was committed or rolled back, and the reader closes the marker
-as the writer would have done.
+The marker of a killed writer stays open, so readers bypass the cache for the rows of this marker. A
+reader that finds an old marker queries the database to learn whether the writer's session still
+exists. If the session is gone, the transaction was committed or rolled back, and the reader closes
+the marker as the writer would have done.
 
 One transaction may have left markers in several guards, on several cache servers. Readers repair
 each guard separately, in any order. This is safe, because the guards on a server only say whether
@@ -38,8 +38,9 @@ from sharded_orm.cache.stores.base import CacheServer
 
 #: Seconds for which readers assume that the writer of a marker is alive and will close it.
 REPAIR_AFTER = 1.0
-#: Seconds that a process waits before it queries the database about the same marker once more, or
-#: before it closes the marker in the same guard once more.
+#: Seconds that a process waits before it queries the database about the same marker (the
+#: announcement of a write) once more, or before it closes that marker in the same cache entry once
+#: more.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -70,8 +71,8 @@ class _MarkerState:
     """What this process knows about a marker and its writer. Times are on the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
-    :param asked_at: when the database was last asked about the writer; None (the default) if it was
-        not asked yet.
+    :param asked_at: when the database was last queried about the writer; None (the default) if it
+        was not queried yet.
     :param is_dead: whether the writer is known to be dead (default: no).
     """
 
@@ -85,7 +86,7 @@ class Repairer:
 
     A marker in a guard says that a write is under way.
 
-    :param quarantine: seconds after which an open marker is closed if the database cannot tell
+    :param quarantine: seconds after which an open marker is closed if the database cannot report
         whether the writer is alive. This is safe, because a living writer begins no COMMIT with a
         marker of that age: it opens new markers first.
     :param after: seconds for which an open marker is left alone, because the writer is probably
@@ -180,14 +181,15 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # Remember that the writer is dead, so that the database is not queried again when
-                # the marker is found in another guard.
+                # Remember that the writer is dead, so that the database is not queried again when a
+                # reader finds the same writer's marker in another guard.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """Return the markers in ``dead`` that this process has not closed in the last second.
+        """Return the markers (announcements of writes) in ``dead`` that this process has not closed
+        in the last second.
 
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.
@@ -210,7 +212,8 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
+    """Replace a guard (an entry that says whether others are valid) by a shorter one, if that saves
+    enough and the guard has not changed.
 
     The shorter guard has the same open markers and the same generation, so objects stay valid. The
     lists of the scope become void. So the best moment to compact is right after a write, which
@@ -225,13 +228,14 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     try:
         guard = parse(raw)
     except BrokenGuard:
-        # Leave a broken guard as it is: the next reader replaces it.
+        # Leave a broken guard entry as it is: the next reader replaces it.
         return False
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact guards that have just got a marker, if they are larger than COMPACT_FROM bytes.
+    """Compact guards to which an announcement of a write was just added, if they are larger than
+    COMPACT_FROM bytes.
 
     :param sizes: the sizes of guards in bytes, keyed by the names of the guards, as
         :meth:`CacheServer.mark` returned them.

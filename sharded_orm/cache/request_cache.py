@@ -159,8 +159,8 @@ def forget(home_guard: str | None = None) -> None:
 
     Called at each write, and again when the write's transaction has ended.
 
-    :param home_guard: the name of the guard of a shard key or global table, whose entries are
-        dropped. None (the default) drops all entries.
+    :param home_guard: the name of the cache entry that guards a shard key or global table. The
+        entries of that key or table are dropped. None (the default) drops all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)
@@ -168,8 +168,8 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Drop the entries also from the first-level caches of enclosing blocks, which may hold the
-    # written rows, too.
+    # Also drop the entries from the first-level caches of enclosing blocks, which may hold the
+    # written rows.
     while level is not None:
         level.forget(guard)
         level = level.outer
@@ -182,7 +182,7 @@ _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)
 def uncached() -> Iterator[None]:
     """Context manager in whose block reads query the database and do not use the cache.
 
-    What they read is not stored in the cache either.
+    The rows that they read are not stored in the cache either.
     """
     token = _uncached.set(True)
     try:

@@ -24,13 +24,13 @@ from sharded_orm.cache.values import Row
 #: or the cache has it.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# judge() keeps the combined state of guards for the next call only if the guards have at most this
-# many bytes together.
+# judge() keeps the combined state of guards (entries that say whether others are valid) for the
+# next call, if the guards have at most this many bytes together.
 _LONGEST_GUARDS = 4096
 
 
 class GuardState:
-    """The combined state of all guards that concern a scope. Immutable.
+    """The combined state of all guards that concern a scope (a set of rows). Immutable.
 
     An *open marker* in a guard says that a write is under way.
 
@@ -53,18 +53,22 @@ class GuardState:
     def __init__(self, raws: tuple[bytes, ...], home: int) -> None:
         parsed: list[Guard] = list(map(guards.parse, raws))
         own = len(parsed) - 1
-        #: The bytes of the guards. If they are equal at two moments, no row of the scope was
-        #: written in between.
+        #: The bytes of the guards. If the guards are equal at two moments, no row of their scope
+        #: (set of rows) was written in between.
         self.raws = raws
-        #: The stamp that a valid object must carry: the generations of its guards.
+        #: The stamp that a valid object must carry. It is made from the guards, and changes when
+        #: all objects become void.
         self.stamp = guards.stamp(parsed[: home + 1])
         #: The revision that the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
-        #: The time at which the youngest of the guards was created, in seconds since 1970.
+        #: The time at which the youngest of the guards (entries that say whether others are valid)
+        #: was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
-        #: Whether a write is under way that may concern any object and any list of the scope.
+        #: Whether a write is under way that may concern any cached object and any cached list of
+        #: the scope (the set of rows).
         self.is_open = any(guard.open for guard in parsed[:home])
-        #: Whether a write is under way that may concern lists of the scope.
+        #: Whether a write is under way that may concern cached lists of the scope (the set of
+        #: rows).
         self.lists_open = self.is_open or bool(
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
@@ -84,7 +88,8 @@ _remembered = lru_cache(maxsize=4096)(GuardState)
 
 
 def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
-    """Return the combined state of all guards that concern a scope.
+    """Return the combined state of all guards (entries that say whether others are valid) that
+    concern a set of rows.
 
     :param raws: the bytes of the guards: that of the widest scope first, the scope's own guard
         last.
@@ -92,7 +97,8 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
 
     :raises BrokenGuard: one of the guards cannot be parsed.
     """
-    # Do not cache the state of guards that are long: they are rare, and their state takes much memory.
+    # Do not keep the state of long guards for later calls: long guards are rare, and their state
+    # takes much memory.
     return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else GuardState)(raws, home)
 
 
@@ -144,10 +150,11 @@ class CacheRequest:
         self.scope = scope
         self.format = format
         self.sessions = sessions
-        #: After a miss, tells which objects may be stored, keyed by object name. The value is None
-        #: for an object that must not be stored, for example because it is valid already, or
-        #: because another reader stores it. For any other object, the value is the entry that was
-        #: found. After lease(), the entry has the lease (the permission to store the object).
+        #: After a miss, whether each object of the result may be stored, keyed by object name. The
+        #: value is None for an object that must not be stored, for example because it is valid
+        #: already, or because another reader stores it. For any other object, the value is the
+        #: entry that was found. After lease(), the entry has the lease (the permission to store the
+        #: object).
         self.fillable: dict[str, FoundEntry | None] = {}
 
 

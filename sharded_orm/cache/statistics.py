@@ -51,8 +51,8 @@ def counting() -> Iterator[Counts]:
     """Context manager that counts the cache events of the block, for a test or a debugging page.
 
     Yields a dict that is updated during the block: counts keyed by the model's label, then by a
-    name of :data:`FIELDS`. It counts events of the code in the block, including asyncio tasks that
-    the block starts (they run in a copy of the block's context). Blocks may be nested.
+    name of :data:`FIELDS`. The dict counts events of the code in the block, including asyncio tasks
+    that the block starts (they run in a copy of the block's context). Blocks may be nested.
     """
     counts: Counts = {}
     token = _blocks.set((*_blocks.get(), counts))

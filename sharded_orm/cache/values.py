@@ -281,8 +281,8 @@ def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # The JSON text of each entry becomes exactly one element of the outer array, provided that
-        # the text contains no bracket, and that no JSON string goes on over a line end.
+        # The JSON text of each entry must become exactly one element of the outer array. This is so
+        # if the text contains no bracket, and no JSON string continues after a line end.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")

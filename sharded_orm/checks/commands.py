@@ -50,8 +50,8 @@ def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
 def _derives_from_ours(name: str, app: str) -> bool:
     """Whether the command ``name`` of ``app`` is a subclass of this library's command.
 
-    True as well if this library's command cannot be loaded, because the app of Django that it needs
-    is not installed.
+    Also True if this library's command cannot be loaded, because the app of Django that it needs is
+    not installed.
     """
     try:
         ours = load_command_class(APP, name)

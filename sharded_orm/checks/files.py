@@ -21,10 +21,11 @@ from sharded_orm import runtime
 
 @checks.register(checks.Tags.models)
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if the directory or the tickets share an SQLite file with the ``default`` database.
+    """Warn if the directory (shards of keys) or the tickets (new ids) share a file of SQLite.
 
-    Inside a transaction, directory and tickets are written on separate connections. SQLite allows
-    one writer per file, so a transaction on ``default`` would block new keys and ids.
+    The file that they share is that of the alias ``default``. Inside a transaction, directory and
+    tickets are written on separate connections. SQLite allows one writer per file, so a transaction
+    on ``default`` would block new keys and ids.
     """
     config = runtime.config()
     directory = any(g.strategy == "directory" for g in config.topology.groups.values())

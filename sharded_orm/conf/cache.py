@@ -45,7 +45,7 @@ class CacheOptions:
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
     #: A time in seconds with two uses. No cache entry is stored under a guard that is younger than
-    #: this time. And if the database cannot tell whether the writer of a marker still runs, the
+    #: this time. And if the database cannot report whether the writer of a marker still runs, the
     #: writer counts as dead when the marker is older than this time. :class:`CacheOptions` explains
     #: guards and markers.
     quarantine: float = 10.0
@@ -55,7 +55,7 @@ class CacheOptions:
     #: Whether this process reads and stores cache entries. If False, the process uses the cache only to
     #: announce which rows it writes.
     read: bool = True
-    #: Further aliases of ``CACHES`` on whose servers writes are announced (by markers), too. These
+    #: Further aliases of ``CACHES``. Writes are also announced (by markers) on their servers. These
     #: aliases are needed while the list of cache servers is being changed, because some processes
     #: read from the old servers and some from the new ones.
     also_mark: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ KEYS = {
 }  # fmt: skip
 RANGE_KEYS = {"range", "primary", "replica", "open", "weight", "pinned"}
 # Endings that the name of a shard group must not have, because other aliases have them. A shard's
-# alias ends in "_" and five digits; here, more digits are refused, too. "photos_template" is the
+# alias ends in "_" and five digits; here, more digits are also refused. "photos_template" is the
 # alias of the schema from which the test shards of the group "photos" are cloned.
 _TAKEN_NAMES = re.compile(r"_(template|\d{5,})\Z")
 

@@ -35,10 +35,12 @@ _LONGEST_PERMITTED = 93
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The values of ``SHARDED_ORM["TOPOLOGY"]``: where the topology is stored."""
+    """The values of ``SHARDED_ORM["TOPOLOGY"]``: where the topology, the map of shards to nodes, is
+    stored.
+    """
 
-    #: The kind of the topology source: ``"static"`` (the topology is in the settings), ``"file"``,
-    #: ``"database"``, ``"zookeeper"``, or the dotted path of a class.
+    #: The kind of the source that has the topology, the map of shards to nodes: ``"static"`` (in
+    #: the settings), ``"file"``, ``"database"``, ``"zookeeper"``, or the dotted path of a class.
     source: str = "static"
     # The options are left out of repr(), because they may contain credentials.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -81,7 +81,8 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Lock to be held while the dict _lanes is used. Each lane in the dict has its own lock.
+        # Lock to be held while the dict _lanes is used. Each item of the dict, a :class:`_Lane`,
+        # has its own lock.
         self._lock = threading.Lock()
         _clocks.add(self)
 
@@ -104,7 +105,8 @@ class TimestampClock:
         """Make no more ids for ``table`` on ``shard`` that have the same millisecond as the last id.
 
         The next id has a later millisecond and a random sequence number. Call this after an id of
-        this process has collided with that of another process: the next ids would collide, too.
+        this process has collided with the id of another process, because the next ids of this
+        millisecond would collide, too.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -164,7 +166,8 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 @cache
 def clock_of(layout: TimestampedLayout) -> TimestampClock:
-    """Return the object with which this process makes ids of ``layout``. All tables with such ids
-    share it.
+    """Return the :class:`TimestampClock` with which this process makes ids of ``layout``.
+
+    All tables with ids of this layout share the clock.
     """
     return TimestampClock(layout)

@@ -77,8 +77,8 @@ def add_action(commands: Any, name: str, text: str) -> CommandParser:
 
 
 def problems_error(texts: Iterable[str]) -> CommandError:
-    """Return one error that lists all ``texts``, each of them once. A command raises it for the
-    problems that it has found.
+    """Return one error that lists all ``texts``, each of them once. A command raises this error for
+    the problems that it has found.
     """
     problems = list(dict.fromkeys(texts))
     if len(problems) == 1:

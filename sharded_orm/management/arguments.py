@@ -33,7 +33,10 @@ def days(text: str) -> timedelta:
 
 
 def add_kill(parser: CommandParser) -> None:
-    """Add the option ``--kill``: end the sessions in which a paused or hanging process holds locks."""
+    """Add the option ``--kill``, which ends the database sessions of a paused or hanging process.
+
+    Such sessions may hold locks.
+    """
     parser.add_argument(
         "--kill",
         action="store_true",

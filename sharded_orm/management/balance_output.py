@@ -115,7 +115,7 @@ def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> N
 
 
 def write_obstacles(command: BaseCommand, plan: BalancePlan) -> None:
-    """Print why the balance cannot be better."""
+    """Print the reasons why the plan cannot make the balance better."""
     if len(plan.parts) > 1:
         parts = " | ".join(", ".join(part) for part in plan.parts)
         command.stdout.write(

@@ -1,4 +1,4 @@
-"""Show the progress of a long command: a bar on a terminal, plain lines elsewhere."""
+"""Show the progress of a long command: a bar if the output is a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 

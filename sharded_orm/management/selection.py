@@ -40,7 +40,10 @@ def selection_of(options: Mapping[str, Any]) -> list[Selected]:
 
 
 def shard_numbers(text: str) -> list[range]:
-    """Return the ranges of shard numbers in an argument such as ``0-511,700``. A ``type`` for argparse."""
+    """Return the ranges of shard numbers in an argument such as ``0-511,700``.
+
+    ``argparse`` calls this function to convert the text of an option.
+    """
     try:
         return parse_numbers(text)
     except ValueError as exc:

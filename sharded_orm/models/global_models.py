@@ -88,13 +88,13 @@ class GlobalModel(models.Model):
         with writing(self):
             super().save_base(*args, **kwargs)
 
-    save_base.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    save_base.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         with writing(self):
             return super().delete(*args, **kwargs)
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None

@@ -63,7 +63,8 @@ class FixtureTransaction:
         :raises ShardKeyRequired: the row has no shard key.
         :raises InvalidShardKey: no row can have this key.
         """
-        # Do not check that the row to which a new key refers exists. It may come later.
+        # Do not check whether the row to which a new shard key refers exists, because this row may
+        # come later in the fixture.
         alias = options.place(row, check_key=False).alias
         if alias not in self.models_by_alias:
             self._begin(options.group)
@@ -95,7 +96,7 @@ class FixtureTransaction:
             except IntegrityError as exc:
                 # Add the name of the shard to the error. Django's own check raises the error, so
                 # the code that adds the name to the errors of a shard's queries does not see it.
-                add_shard_note(exc, connections[alias].shard)  # type: ignore[attr-defined]  # of a shard
+                add_shard_note(exc, connections[alias].shard)  # type: ignore[attr-defined]  # only connections of shards have this attribute
                 raise
 
     def note(self, row: models.Model, alias: str) -> None:
@@ -123,8 +124,8 @@ class FixtureTransaction:
         :raises CrossKeyRelation: a row is related to a row of another shard key.
         :raises DanglingShardKey: the row to which a shard key refers does not exist.
         """
-        # The block includes rows of all keys. Inside unbound(), the bound key does not restrict
-        # queries.
+        # Inside unbound(), queries are not restricted to the shard key that is bound for the
+        # request. The rows to check may have any shard key.
         with unbound():
             for (alias, model), pks in self._pks.items():
                 refuse_other_keys(model, alias, pks)
@@ -134,7 +135,8 @@ class FixtureTransaction:
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
         """Return the error to raise if some of the transactions are committed and others are not.
 
-        Call this after all transactions have ended.
+        Return None if all of them are committed, or none. Call this after all transactions have
+        ended.
 
         :param cause: the error of the first transaction that was not committed.
         """

@@ -27,15 +27,16 @@ T = TypeVar("T")
 #: Errors that a node can cause. Any other error is a bug in this library.
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
-#: The largest number of abandoned threads per node. Such a thread waits for the node's answer,
-#: although its caller has given up. Without a limit, each query to a hanging node would leave one
-#: more thread.
+#: The largest number of abandoned threads per node. An abandoned thread still waits for the node's
+#: answer, although its caller has given up. Without a limit, each query to a hanging node would
+#: leave one more thread.
 MAX_ABANDONED = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
-# The abandoned threads, keyed by kind ("node" or "service") and name. The key contains the kind,
-# because a node and a service may have the same name.
+# The abandoned threads, which wait for a node or service although their callers have given up. They
+# are keyed by kind ("node" or "service") and name. The key contains the kind, because a node and a
+# service may have the same name.
 _abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 
 
@@ -168,7 +169,8 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
 def _count_abandoned(kind: str, name: str) -> int:
     """Return how many abandoned threads of the node or service ``name`` still run.
 
-    Threads that have ended are removed from the record.
+    An abandoned thread waits for an answer although its caller has given up. Threads that have
+    ended are removed from the record.
     """
     threads = _abandoned.get((kind, name), set())
     # tuple() makes an atomic copy, because other threads may add to the set meanwhile.

@@ -1,4 +1,4 @@
-"""The relations of sharded models whose rows need the same shard key, checked by queries.
+"""Find the relations whose two rows must have the same shard key, and check them by queries.
 
 No database constraint checks that both rows of such a relation have the same shard key.
 """
@@ -61,7 +61,7 @@ class RelationInside:
         """Return the SELECT for rows of the relation whose two sides have different shard keys.
 
         :param quote: a function that quotes the name of a column or table.
-        :param table: the rows that are checked.
+        :param table: reads the rows that are checked from the table of the relation.
         :param prefix: SQL that is put before the name of each joined table.
         """
         joins = _Joins(quote, prefix)
@@ -138,7 +138,7 @@ class _Joins:
 
 
 def _own_columns(model: type[Model], fields: Sequence[Any]) -> list[Any]:
-    """Return the columns of the own table of ``model`` that a statement about ``fields`` reads.
+    """Return the columns of the model's own table that a statement about ``fields`` reads.
 
     These are all foreign keys, because they may be links to parents, and the columns of ``fields``.
     Some of ``fields`` may be in the tables of parents instead.
@@ -172,7 +172,7 @@ def relations_inside(model: type[Model]) -> Iterator[RelationInside]:
 class GenericReference:
     """A generic foreign key of a sharded model.
 
-    :param model: the model whose own table has the columns of ``field``.
+    :param model: the model whose own table has the columns of ``field``, the generic foreign key.
     """
 
     model: type[Model]
@@ -217,8 +217,8 @@ class GenericReference:
             model: type[Model] | None = self.field.get_content_type(id=type_id).model_class()
         except ObjectDoesNotExist:
             return None
-        # A generic foreign key cannot store a composite primary key, so such a model has no
-        # references.
+        # A generic foreign key cannot store a composite primary key, so it refers to no row of such
+        # a model.
         return None if model is None or len(model._meta.pk_fields) > 1 else model
 
     def needs_same_key(self, model: type[Model]) -> bool:

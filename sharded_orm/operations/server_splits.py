@@ -219,7 +219,7 @@ def _end_replication(
     """End the replication. Then drop those tables on ``target`` that belong to shards of
     ``source``.
 
-    :param problems: reasons against it that are known already.
+    :param problems: reasons against ending the replication that are known already.
     :raises MoveRefused: the replication cannot be ended, or ``problems`` are not empty.
     """
     with open_pair(source, target) as pair:

@@ -22,8 +22,8 @@ from sharded_orm.exceptions import (
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process
 
-# The largest number of attempts to publish. An attempt fails if another process has published
-# meanwhile.
+# The largest number of attempts to publish. An attempt fails if another process has published a
+# change since the document was read.
 _ATTEMPTS = 20
 # The random wait before attempt n (counted from 0) is at most n times this number of seconds.
 _BACKOFF = 0.02
@@ -111,8 +111,9 @@ def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
 
 
 def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
-    """Publish a change in as few steps as possible. This process continues to use its old topology.
+    """Publish the change ``prepared``. Afterwards this process still uses its old topology.
 
+    :param prepared: the result of :func:`prepare`.
     :raises TopologyConflict: another process has published since the change was prepared.
     :raises TopologyUnavailable: the source does not answer.
     """

@@ -68,8 +68,8 @@ class Strategy(ABC):
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
         self.options = options
-        #: A function that returns an exception if the node of a shard is known to be down,
-        #: otherwise None. Set by ``runtime``.
+        #: A function that returns an exception if the node (database server) of a shard is known to
+        #: be down, otherwise None. ``runtime`` sets this attribute.
         self.node_failure: Callable[[Shard], Exception | None] = lambda shard: None
         problems = [
             f"group {group.name!r}: unknown strategy option {name!r}; {group.strategy!r} takes"
@@ -178,8 +178,8 @@ class Strategy(ABC):
             weights = [r.weight * (r.last - r.first + 1) for r in ranges]
             chosen = _random.choices(ranges, weights=weights)[0]
             number = _random.randint(chosen.first, chosen.last)
-            # Ask only about the node that was drawn, because node_failure() may try to connect to
-            # it.
+            # Call node_failure() only for the node that was drawn, because the call may try to
+            # connect to the node.
             failure = self.node_failure(self.group.shard(number))
             if failure is None:
                 return number
@@ -188,7 +188,7 @@ class Strategy(ABC):
         raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over the state of ``former``, the group's strategy before the topology changed."""
+        """Take over what ``former`` remembers: the group's strategy before the topology changed."""
 
     def explain(self, key: Any) -> str:
         """Return the reason why ``key`` is on its shard, as text to be read by people."""

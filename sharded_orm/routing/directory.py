@@ -187,8 +187,8 @@ class DirectoryStrategy(Strategy):
 
     def succeed(self, former: Strategy) -> None:
         # Keep the remembered placements, because they do not depend on the topology. Share the dict
-        # with the former strategy, so that threads that still use the former strategy forget a
-        # placement, too, if this strategy does.
+        # with the former strategy, which other threads may still use. So if one of the two
+        # strategies forgets a placement, the other forgets it, too.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -205,9 +205,9 @@ class DirectoryStrategy(Strategy):
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have stayed on the same shards since ``placements`` were looked up.
 
-        Sends nothing for keys that cannot have moved under the lease. Other keys, such as keys that
-        are moving, are looked up again. The version shows whether a key has moved away and come
-        back.
+        Sends no query for keys that have not moved since then, if the lease shows this. Other keys,
+        such as keys that are moving, are looked up again.
+        If a key has moved away and come back, the version of its placement has changed.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [
@@ -230,7 +230,7 @@ class DirectoryStrategy(Strategy):
         return known
 
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
-        """Look up the placements of ``texts`` in the directory.
+        """Look up the placements of keys in the directory.
 
         :param poll: the last poll (the query for moving keys) before this look-up. The placements
             are recorded with this poll even if a newer poll arrives during the look-up, because
@@ -258,7 +258,7 @@ class DirectoryStrategy(Strategy):
         return placements
 
     def _use(self, text: str, known: KnownPlacement) -> None:
-        """Record that the current operation relies on the placement of a key.
+        """Record that the current operation relies on the placement (the shard) of a key.
 
         If a transaction is open, the transaction records the placement, too.
         """

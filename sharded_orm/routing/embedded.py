@@ -56,7 +56,7 @@ class EmbeddedStrategy(Strategy):
     def _embedded_in(self, key: int) -> int | None:
         """Return the shard number in ``key``; None if ``key`` is not an id.
 
-        An id is an integer from 0 to 2**63 - 1. A shard with the number need not exist.
+        An id is an integer from 0 to 2**63 - 1. The group may have no shard with this number.
         """
         if not 0 <= key < 1 << 63:
             return None

@@ -93,8 +93,8 @@ class Poll:
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: Keyed by group and key: the number of the last poll in the series in which the key was in
-    #: flight.
+    #: The number of the last poll in the series that reported a key as in flight, keyed by group
+    #: and key.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -105,17 +105,17 @@ class Poll:
         return latest
 
     def is_quiet(self, group: str, number: int) -> bool:
-        """Whether no key of ``group`` was in flight from poll ``number`` to this poll.
+        """Whether no key of ``group`` was in flight (moving) from poll ``number`` to this poll.
 
         Correct only while the lease of this poll is valid.
         """
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
-        """Whether a placement of ``key`` that was looked up during poll ``number`` is still correct.
+        """Whether a placement of ``key``, looked up after poll ``number``, is still correct.
 
-        False for a key in flight. The result is reliable only while the lease of this poll is
-        valid.
+        False for a key in flight (a key that is moving). The result is reliable only while the
+        lease of this poll is valid.
         """
         return number >= self.since and self.seen.get((group, key), 0) < number
 
@@ -140,16 +140,18 @@ class PlacementLease:
         self._poll: Poll | None = None
         #: Whether the last query was sent inside Django's ``TestCase``, where no key moves.
         self.is_suspended = False
-        # The lock is reentrant, because a receiver of connection_created may use sharded models
-        # while the connection of the directory is being opened.
+        # The lock is reentrant: the thread that holds the lock may open the connection of the
+        # directory, and a receiver of connection_created may then use sharded models, which take
+        # the lock again.
         self._lock = threading.RLock()
         self._instances.add(self)
 
     def current(self) -> Poll | None:
         """Return the poll of a lease that is valid now. If half of its time is over, renew the lease.
 
+        The poll is the result of the last query for the keys in flight (keys that are moving).
         Return None if the process must not remember anything: inside Django's ``TestCase``, or if
-        the query took longer than a lease is valid.
+        the query for the keys in flight took longer than a lease is valid.
 
         :raises django.db.Error: the lease has ended, and the directory does not answer.
         """
@@ -200,8 +202,9 @@ class PlacementLease:
         since = None
         if before is not None:
             number = before.number + 1
-            # Use the time at which the answer arrived. If the former lease had ended by then, a
-            # whole move may have happened unseen, so a new series begins.
+            # Compare the end of the former lease with the time at which the answer arrived. If the
+            # lease had ended by then, a whole move may have happened unseen, so a new series
+            # begins.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:

@@ -20,8 +20,8 @@ class KnownPlacement(NamedTuple):
     shard: int
     #: The number of the last move of the key; 0 if the key has never moved.
     version: int
-    #: The number of the poll whose lease was valid at the look-up in the directory; 0 without a
-    #: lease.
+    #: The number of the poll (the query for moving keys) whose lease was valid when the key was
+    #: looked up in the directory; 0 without a lease.
     poll: int
 
 
@@ -44,14 +44,14 @@ class PlacementSource(Protocol):
 
 
 class WatchedMoves(Protocol):
-    """The moves that a statement for several shards knew at its beginning, to be checked at its end."""
+    """The key moves that were known when a statement for several shards began; checked at its end."""
 
     def holds(self) -> bool:
         """Whether no move has changed the result of the statement."""
 
 
 class PlacementUses:
-    """The placements on which one operation relies. Used by one thread at a time.
+    """The placements (shards of keys) on which an operation relies. Used by one thread at a time.
 
     :param writes: whether the operation writes. If so, it sends no statement that relies on an
         outdated placement.
@@ -67,24 +67,24 @@ class PlacementUses:
         placements = self.placements.setdefault(source, {})
         known = placements.setdefault(key, placement)
         # If the key has moved since the operation began, a part of the operation relies on the old
-        # shard. If only the poll differs, keep the earlier poll, because the placement must have
-        # been correct since then.
+        # shard. If only the number of the poll differs, keep the earlier number, because the
+        # placement must have been correct since that poll.
         if known[:2] != placement[:2]:
             self._changed = True
 
     def watch(self, moves: WatchedMoves) -> None:
-        """Also rely on ``moves``, the moves that a statement for several shards knew."""
+        """Store ``moves``, the key moves known to a statement, so that :meth:`hold` checks them, too."""
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
-        """Return the placement of ``key`` on which the operation relies; None if there is none."""
+        """Return the placement (shard) of ``key`` on which the operation relies, or None."""
         return self.placements.get(source, {}).get(key)
 
     def hold(self) -> bool:
         """Whether all keys that the operation uses are still on the same shards.
 
-        Sends no query, unless a key is in flight or the lease is over. Then it sends one query per
-        group and 500 keys.
+        Sends no query, unless a key is in flight or the lease is over. Then it sends one query for
+        each 500 keys of a group.
         """
         if self._changed:
             return False

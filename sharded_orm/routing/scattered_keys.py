@@ -14,11 +14,12 @@ from typing import NamedTuple, Protocol
 
 from sharded_orm.routing.placement_lease import KeyInFlight, MoveList, MoveStore, Poll
 
-#: Phases of a move in which the key's placement is still the source, but the target may have a copy
-#: of the rows. An aborted move is in flight until its copy is removed.
+#: Phases of a move in which the key's placement (its shard in the directory) is still the source,
+#: but the target may have a copy of the rows. An aborted move is in flight until this copy is
+#: removed.
 _AT_SOURCE = frozenset({"switching", "aborted"})
-#: Phases of a move in which the key's placement is the target, but the source may still have the
-#: old rows.
+#: Phases of a move in which the key's placement (its shard in the directory) is already the target,
+#: but the source may still have the old rows.
 _AT_TARGET = frozenset({"switched", "settled"})
 
 
@@ -33,10 +34,10 @@ def keys_to_leave_out(
     """Return the keys whose rows a statement must not see on a shard, keyed by shard number.
 
     :param used: the moves that the directory reported before the statement was sent.
-    :param starts: the moves that were known when the snapshots of open transactions were taken. A
-        snapshot may still contain rows of a move that has ended.
-    :param announced: whether keys of moves that have not begun to switch are also left out, on the
-        targets.
+    :param starts: for each snapshot of an open transaction, the moves that were known when it was
+        taken. A snapshot may still contain rows of a move that has ended.
+    :param announced: whether to leave out also the keys of moves that were announced but have not
+        begun to switch. These keys are left out on the targets of their moves.
     """
     moves = {move.number: move for start in starts for move in start.in_flight}
     moves = {number: move for number, move in moves.items() if move.phase in _KEPT_IN_SNAPSHOTS}
@@ -60,8 +61,8 @@ def is_exact(
 ) -> bool:
     """Whether a statement has seen each row of ``group`` exactly once.
 
-    True if each key was on the same shard from ``start`` to ``end``, and if the statement has left
-    out every second copy of a key's rows.
+    True if each key was on the same shard from ``start`` to ``end``. If two shards had the rows of
+    a key, the statement must also have left out one of the two copies.
 
     :param start: the moves that were known before the oldest snapshot of the statement was taken.
     :param used: the moves with which :func:`keys_to_leave_out` was called.
@@ -100,11 +101,11 @@ def _stays(
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
         # The statement has left out the old rows on the source. So the target's snapshot must
-        # contain the published copy.
+        # contain the copy that the move has published there.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # The move had not begun to switch before the statement. If it has not begun yet, the target has
-    # no rows of the key.
+    # When the statement began, the move had not begun to switch the key to the target. If it has
+    # still not begun, the target has no rows of the key.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 
@@ -117,7 +118,7 @@ class _Lease(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot of a transaction: which moves were known before a shard took it."""
+    """The key moves that were known before a shard took the snapshot of a transaction."""
 
     poll: Poll
     #: The number of the shard that took the snapshot; None if it may be any shard.
@@ -125,7 +126,7 @@ class Snapshot(NamedTuple):
 
 
 class ScatterMoves:
-    """The moves that a statement for several shards knew at its beginning, to be checked at its end.
+    """The key moves that were known when a statement for several shards began; checked at its end.
 
     Used by one thread at a time.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model
-from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
+from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
 from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
@@ -87,8 +87,8 @@ KeyOf = Callable[[type[Model]], ShardKey | None]
 #: number of each key, as a dict. Keys that have no shard yet are left out.
 Locate = Callable[[str, list[Any]], dict[Any, int]]
 #: A function that receives a model, a field and a list of plain values. It returns the shard keys
-#: of all rows with one of these values, perhaps with other keys, or None if it may not know them
-#: all.
+#: of all rows with one of these values; the result may contain other keys, too. It returns None if
+#: some of these shard keys may be unknown.
 KeysOfRows = Callable[[type[Model], Any, list[Any]], Sequence[Any] | None]
 
 
@@ -171,7 +171,7 @@ class WhereReader:
         keys_of_rows: KeysOfRows | None = None,
     ) -> None:
         self._keys_of_rows = keys_of_rows
-        #: For how many conditions ``keys_of_rows`` has returned the shard keys.
+        #: The number of conditions for which ``keys_of_rows`` has returned the shard keys.
         self._answered = 0
         self._query = query
         self._group = group
@@ -208,17 +208,17 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # The bounds from ``keys_of_rows`` are not needed, because other conditions
-                # determine the shards.
+                # The bounds (sets of shards) from ``keys_of_rows`` are not needed, because other
+                # conditions determine the shards.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                # Two calls of ``keys_of_rows`` are not consistent: between them, the value of a row
-                # may change so that it matches the other condition, and neither result would
-                # contain the row's key.
+                # Return no bound if ``keys_of_rows`` was called for two conditions, because a row
+                # may change between the two calls. If the row matches only the second condition at
+                # first and only the first condition later, neither result contains its key.
                 if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)

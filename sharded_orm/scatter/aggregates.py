@@ -1,6 +1,6 @@
 """``aggregate()`` over many shards: each shard returns partial aggregates, which are merged.
 
-The partial aggregates of a shard are one row.
+Each shard returns one row, which contains its partial aggregates.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
         raise _Resolved(elide_empty)
 
-    query.get_compiler = ready  # type: ignore[assignment, method-assign]  # for this one query
+    query.get_compiler = ready  # type: ignore[assignment, method-assign]  # replaced only for this query
     try:
         query.get_aggregation(_Alias(), dict(aggregates))
     except _Resolved as resolved:

@@ -123,8 +123,8 @@ def _collation_of(expression: Any) -> str | None:
 class ComparedText:
     """The sort weight of a text. Sort weights sort like the texts in the server's collation.
 
-    ``<`` raises :exc:`ScatterNotSupported` if two texts differ only beyond the length by which
-    servers sort.
+    Servers sort only by the first bytes of a weight. If two texts are equal in these bytes and
+    differ after them, ``<`` raises :exc:`ScatterNotSupported`.
     """
 
     __slots__ = ("weight",)
@@ -206,15 +206,16 @@ class Comparison:
     :param compared: the numbers of the columns whose values will be compared.
 
     :attr:`weights` contains SQL for values that the outer SELECT must select in addition, such as
-    sort weights; they come after the shard's index. :attr:`ranked` contains the numbers of the
-    columns whose values a server ranks after they were read
-    (:mod:`sharded_orm.scatter.value_ranks`).
+    sort weights. In a row, they come after the shard's index (the position of the shard among the
+    targets). :attr:`ranked` contains the numbers of the columns whose values a server ranks after
+    they were read (:mod:`sharded_orm.scatter.value_ranks`).
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         self.columns = columns
-        # The position of the shard's index in a row. A row consists of its columns, the shard's
-        # index and the sort weights, in this order.
+        # The position of the shard's index in a row. The index is the shard's position among the
+        # targets. A row consists of its columns, the shard's index and the sort weights, in this
+        # order.
         self.shard = len(columns)
         self.compared = tuple(compared)
         self.weights: tuple[str, ...] = ()

@@ -171,7 +171,7 @@ class _PkAmong:
     """The condition ``pk IN (…)`` with which the second of two phases reads the chosen rows.
 
     The SQL of the condition has a placeholder for the keys. The condition is the last one in the
-    statement, so the keys are its last parameters.
+    statement, so the keys are the last parameters of the statement.
     """
 
     contains_aggregate = False
@@ -234,7 +234,7 @@ class _Root(SQLCompiler):
         for resolved, (sql, _, _) in ordered:
             # mypy does not know that Django has resolved each entry of ORDER BY to an OrderBy. So
             # ignore the type.
-            self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
+            self._add_order_key(resolved, sql)  # type: ignore[arg-type] # it is an expression
         if self.query.distinct_fields and not self.options.existence:
             self._set_up_distinct_on()
         if self.options.with_pk:
@@ -256,9 +256,9 @@ class _Root(SQLCompiler):
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django's method selects the whole SQL of an ORDER BY entry. If NULLS FIRST or NULLS LAST is
-        emulated, this SQL has two columns: whether the expression is NULL, and the expression. This
-        method selects only the expression. DISTINCT then finds the same rows, because the
+        Django's method selects the whole SQL of an ORDER BY entry. If Django emulates NULLS FIRST
+        or NULLS LAST, this SQL has two columns: whether the expression is NULL, and the expression.
+        This method selects only the expression. DISTINCT then finds the same rows, because the
         expression determines the other column.
         """
         if not self.query.distinct or self.query.distinct_fields:

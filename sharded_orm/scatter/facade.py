@@ -56,22 +56,22 @@ class Facade:
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
         # Tell the compilers that the SQL is for many shards, and not for the shard of ``wrapper``.
-        self.connection.stands_for_many = True  # type: ignore[attr-defined]  # read by our compilers
+        self.connection.stands_for_many = True  # type: ignore[attr-defined]  # this package's compilers read it
         #: Names of the tables that the query reads; complete only after the query is compiled.
         self.tables: set[str] = set()
-        self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # read by our compilers
+        self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # this package's compilers read it
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, CheckedSQL) if qualify else (CheckedSQL,)
         # Compilers and expressions put this text before each table's name.
-        self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # read by our compilers
+        self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # this package's compilers read it
         if hidden is not None:
             self._mixins = (VisibleRows, *self._mixins)
-            self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # read by our compilers
+            self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # this package's compilers read it
             # Instead of each table with hidden rows, the query reads a derived table. A derived
             # table has no primary key, so GROUP BY must contain all columns instead of the key.
             self.connection.features = copy.copy(wrapper.features)
             self.connection.features.allows_group_by_selected_pks = False
-        self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query
+        self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # replaced only for this query
 
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:
         base = self._ops.compiler(compiler_name)

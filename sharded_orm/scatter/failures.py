@@ -147,7 +147,8 @@ def may_be_the_query(error: BaseException) -> bool:
 def is_node_gone(error: BaseException) -> bool:
     state = _sqlstate(error)
     if state is not None:
-        # The client library has no code for a connection that it has lost or could not make.
+        # An empty code means that the client library has raised the error. It has no code for a
+        # connection that it has lost or could not make.
         lost = state == "" and isinstance(error, OperationalError)
         return lost or state.startswith(_PG_NODE_GONE)
     code = _code(error)

@@ -98,7 +98,7 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
 
 
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
-    """Return ``rows`` after the first row was read. By then, each node has answered or failed."""
+    """Read the first row, then return an iterator over all rows. Each node has answered or failed."""
     iterator = iter(rows)
     first = list(islice(iterator, 1))
     return chain(first, iterator)

@@ -119,7 +119,8 @@ class Merger:
     def add(self, whole: list[Any], row: Row) -> None:
         """Merge the values of ``row`` into the merged row ``whole``, which is changed.
 
-        Both are rows for the same group of GROUP BY; ``row`` is from another shard.
+        Both are rows for the same group of GROUP BY; ``row`` is from a shard whose row was not
+        merged yet.
         """
         seen: set[int] = set()
         for partial in self._partials:
@@ -149,7 +150,8 @@ class Merger:
         value = row[part]
         if value is None:
             return
-        # Refuse other values: PostgreSQL returns values of its type bit as text.
+        # Accept only integers and booleans. PostgreSQL returns values of its type bit, for example,
+        # as text.
         if not isinstance(value, int):
             raise refuse(f"such an aggregate of {value!r}", "aggregate integers or booleans")
         whole[part] = value if whole[part] is None else combine(whole[part], value)

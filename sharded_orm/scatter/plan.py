@@ -271,7 +271,7 @@ def _outer(template: Template, comparison: Comparison, options: CompileOptions) 
     if template.merges_groups:
         return Outer(width, weights)
     # With DISTINCT, the server must not apply the limit: it would count equal rows of two shards
-    # twice, because only the merge removes them later.
+    # twice, because the duplicates are removed only later, by the merge.
     limit = None if template.distinct else options.limit
     nulls_smallest = template.compiler.connection.features.order_by_nulls_first
     return Outer(width, weights, template.order, limit, nulls_smallest)
@@ -295,7 +295,8 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
 
-    Return None after the check, or the database's error if the node does not answer.
+    For the router, ``Ada`` and ``ada`` are different keys. Return None after the check, or the
+    database's error if the node does not answer.
 
     :raises InexactShardKey: the node compares text keys less exactly than the router.
     """

@@ -89,9 +89,10 @@ class ValueType(NamedTuple):
 
 
 class Ranking:
-    """Reads the ranks of values for the comparison of a plan. Sends no query for other comparisons.
+    """Reads from a server the ranks of values that Python cannot compare, for the merge of a plan.
 
-    Used only by the calling thread of a scatter.
+    If the plan compares no such values, no query is sent. Used only by the calling thread of a
+    scatter.
     """
 
     def __init__(self, plan: ScatterPlan, executor: Executor) -> None:

@@ -24,7 +24,7 @@ def isolate(alias: str) -> None:
 
 
 def isolate_worker(alias: str) -> None:
-    """Switch to cache keys that only this process uses: it is one of several processes that run
+    """Switch to cache keys that only this process uses. This process is one of several that run
     tests in parallel.
 
     :param alias: an alias that has a test database.

@@ -23,7 +23,7 @@ class Cloner(ABC):
 
     @abstractmethod
     def create_template(self, template: Shard, *, keep: bool) -> None:
-        """Create the template's database.
+        """Create the database of the template, the schema that test shards are clones of.
 
         :param keep: True to use an existing database with its tables and rows; False to replace it.
         """

@@ -20,7 +20,7 @@ from sharded_orm.topology.model import Shard
 
 # Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. The counter is removed from the
 # statement, because it differs from shard to shard, and the statements of a test shard are compared
-# with those of the template.
+# with those of the template, from which it was cloned.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 

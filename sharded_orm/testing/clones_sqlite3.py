@@ -1,4 +1,6 @@
-"""Creates test shards on SQLite, by copying the file of the template."""
+"""Creates test shards on SQLite, by copying the file of the template, the database that was
+migrated.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from sharded_orm.topology.model import Shard
 
 
 class SQLiteCloner(Cloner):
-    """Creates test shards by copying the template's file.
+    """Creates test shards by copying the file of the template, the database that was migrated.
 
-    If the file of a test shard exists already, SQLite's backup function overwrites its contents. It
-    respects the locks of other connections.
+    If the file of a test shard exists already, SQLite's backup function overwrites its contents.
+    That function respects the locks of other connections.
     """
 
     def __init__(self) -> None:

@@ -58,8 +58,8 @@ class GroupTestDatabases:
         self.touched: set[str] = set()
         self._cloner = cloner
         self._loaded = False
-        # Aliases of the test shards that exist. Invariant: each had the template's tables when its
-        # alias was added. The set is changed only while the lock is held.
+        # Aliases of the test shards that exist. Invariant: each had all tables of the template (the
+        # migrated schema) when its alias was added. The set is changed only while the lock is held.
         self._ready: set[str] = set()
         self._lock = threading.RLock()
 
@@ -228,7 +228,7 @@ class GroupTestDatabases:
             self._loaded = True
 
     def restore_touched(self) -> None:
-        """Replace the rows of each touched shard by the rows of the template.
+        """Replace the rows of each touched shard by the rows of the template, the migrated schema.
 
         Touched shards are those that tests may have written to; see :attr:`touched`. Django's flush
         calls this method after each test of a ``TransactionTestCase``. So the rows that migrations
@@ -237,8 +237,8 @@ class GroupTestDatabases:
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
-            # The directory's table was emptied, too, so make the routing strategy forget what it
-            # remembers of that table.
+            # The flush also empties the table of the directory. So make the routing strategy forget
+            # the rows that it remembers of that table.
             forget()
         cache_isolation.renew()
         AutonomousConnections.close_all()

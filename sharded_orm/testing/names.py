@@ -108,7 +108,7 @@ class TestTopology(Topology):
 
 
 def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames) -> TestTopology:
-    """Return a copy of ``topology`` in which the group ``configured`` uses its test schemas, too.
+    """Return a copy of ``topology`` in which the group ``configured`` uses its test schemas.
 
     :param configured: the group, as in the settings of the project.
     :param names: the names of the group's test schemas.

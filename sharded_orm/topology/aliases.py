@@ -93,8 +93,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The aliases of shards that were given on the command line. Iteration yields them, too; see
-        # expose().
+        # The aliases of shards that were given on the command line (``--database``). Iteration
+        # yields these aliases, too; see expose().
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
@@ -113,7 +113,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def _add_groups(self) -> None:
         if _resolver is None:
-            return  # No resolver is set, because Django has not loaded the applications yet.
+            return  # Django has not loaded the applications yet, so groups cannot be looked up.
         groups = _resolver.group_aliases()
         taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
         if taken:
@@ -202,13 +202,13 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
     def __len__(self) -> int:
         return super(ShardedDatabases, self._with_groups()).__len__()
 
-    def keys(self) -> KeysView[str]:  # type: ignore[override]  # dict_keys is final
+    def keys(self) -> KeysView[str]:  # type: ignore[override]  # dict's method returns a final class
         return super(ShardedDatabases, self._with_groups()).keys()
 
-    def values(self) -> ValuesView[dict[str, Any]]:  # type: ignore[override]  # the mapping is lazy
+    def values(self) -> ValuesView[dict[str, Any]]:  # type: ignore[override]  # dict's method returns a final class
         return super(ShardedDatabases, self._with_groups()).values()
 
-    def items(self) -> ItemsView[str, dict[str, Any]]:  # type: ignore[override]  # the mapping is lazy
+    def items(self) -> ItemsView[str, dict[str, Any]]:  # type: ignore[override]  # dict's method returns a final class
         return super(ShardedDatabases, self._with_groups()).items()
 
 

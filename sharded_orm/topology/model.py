@@ -23,8 +23,9 @@ ALIAS_DIGITS = 5
 #: packed id has 16 bits for the number of its shard, and a timestamped id has only 13. The limit
 #: also prevents a mistyped range from filling the memory with shards.
 MAX_SHARDS = 1 << 16
-#: The maximum weight of a range (a shard's share of new keys). Even if every shard of the largest
-#: group has this weight, a float represents the sum of the weights exactly.
+#: The maximum weight of a range. A shard's share of new keys is proportional to the weight of its
+#: range. Even if every shard of the largest group has this weight, a float represents the sum of
+#: the weights exactly.
 MAX_WEIGHT = 1_000_000
 # The maximum length of a name on PostgreSQL, in bytes.
 _POSTGRESQL_NAME = 63
@@ -32,7 +33,7 @@ _POSTGRESQL_NAME = 63
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A logical shard: a numbered schema on a node, and perhaps on a replica."""
+    """A logical shard: a numbered schema on a node (database server), and perhaps on a replica."""
 
     group: str
     number: int
@@ -322,9 +323,10 @@ def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
 def instance_of(node: Mapping[str, Any], name: str) -> object:
     """Return a value that identifies the server of a node, no matter which database the node uses.
 
-    The value differs from that of :func:`server_of` only on PostgreSQL, where the settings of a
-    node contain one database, but a server is replicated with all its databases. The parameters are
-    those of :func:`server_of`.
+    The value differs from that of :func:`server_of` only on PostgreSQL. There, the settings of a
+    node contain one database, and :func:`server_of` returns a different value for each database.
+    But a replica copies a server with all its databases. The parameters are those of
+    :func:`server_of`.
     """
     if str(node.get("ENGINE", "")).endswith("postgresql"):
         return server_of({**node, "NAME": ""}, name)

@@ -138,7 +138,7 @@ class _Window:
 class _NameProgression:
     """An arithmetic progression of shard numbers: ``base + unknown * step``.
 
-    ``unknown`` is each integer from 0 to ``last``.
+    It contains one shard number for each integer ``unknown`` from 0 to ``last``.
     """
 
     base: int

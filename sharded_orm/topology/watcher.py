@@ -222,8 +222,8 @@ class TopologyWatcher(Generic[T]):
         if self._copy is not None:
             try:
                 self._copy.save(document)
-            # The document cannot be written as JSON, for example because it contains a date from a
-            # TOML file.
+            # Catch every exception: the file may not be writable, or JSON may not be able to
+            # represent the document, for example a date from a TOML file.
             except Exception as exc:
                 logger.error(
                     "The last good copy of the topology cannot be written (%s): this process could"

@@ -32,8 +32,8 @@ from sharded_orm.two_phase.app import is_enabled, refusal_of
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
-#: A recovery ends only branches that have been prepared for at least this many seconds. A
-#: coordinator that is alive ends its branches within milliseconds.
+#: A recovery ends only branches that have been prepared for at least this many seconds. The process
+#: that has prepared a branch ends it within milliseconds, if the process is alive.
 GRACE: Final = 2.0
 #: Seconds after which a stored decision is deleted, if no branch needs it.
 KEPT_FOR: Final = 3600
@@ -189,8 +189,8 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
     if fate is Fate.OPEN:
         return f"left, because its transaction on {decider.alias!r} is still open", False
     if fate is Fate.COMMITTED:
-        # Make cache entries void before the commit, too: if a cache server does not answer, this
-        # raises an error and nothing is committed.
+        # Make the cache entries void before the commit, and once more after it. If a cache server
+        # does not answer now, this call raises an error and nothing is committed.
         _void_cache(prepared.alias)
     completion = _wrapper(prepared.alias).end_branch(branch, commit=fate is Fate.COMMITTED)
     if completion is Completion.HELD:
@@ -226,7 +226,7 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
     if not old:
         return 0
     # Look for branches after the decisions were read. A decision is committed only after its
-    # branches were prepared, so every branch that is not ended yet is found now, even if the clocks
+    # branches were prepared. So every branch that is not ended yet is found now, even if the clocks
     # of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
@@ -243,7 +243,8 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
 def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequence[Any]:
     """Run a statement on ``alias`` in autocommit mode, and return its first ``most`` rows.
 
-    The connection object is dropped afterwards, so that calls for many shards do not keep one for each.
+    The connection object is dropped afterwards, so that calls for many shards do not keep one
+    object for each shard.
     """
     wrapper = _wrapper(alias)
     with wrapper.cursor() as cursor:

@@ -101,8 +101,8 @@ class BranchWatch:
             if recovery.end(prepared, seconds=0).is_over:
                 self._seen.pop(prepared, None)
             else:
-                # Wait at most once for each deciding shard in one search. Its other branches have
-                # their turn in the next search.
+                # In one search, wait at most once for each deciding shard. The next search ends the
+                # other branches whose decision is on this shard.
                 left.add(prepared.branch.decider)
                 self._seen[prepared] = time.monotonic()
 

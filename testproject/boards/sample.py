@@ -8,7 +8,7 @@ from django.contrib.auth import get_user_model
 
 import sharded_orm
 from testproject.boards.models import MemberBoards, member_of, new_board, pin_photo
-from testproject.photos.models import PhotoOwner
+from testproject.photos.models import Photo
 from testproject.photos.sample import PEOPLE
 
 TITLES = {
@@ -23,7 +23,7 @@ BOARDS = 8
 def make() -> int:
     """Create the sample boards, and return the number of pins. People who have boards are skipped."""
     # People and photos are read in a fixed order, so that each run creates the same boards.
-    photos = list(PhotoOwner.objects.order_by("photo_id").values_list("photo_id", flat=True))
+    photos = list(Photo.objects.scatter().order_by("photo_id").values_list("photo_id", flat=True))
     titles = list(TITLES.items())
     pins = 0
     for number, name in enumerate(PEOPLE[:BOARDS]):

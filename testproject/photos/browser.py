@@ -111,6 +111,8 @@ def browse(address: str, password: str) -> Iterator[str]:
             200,
             f"Comments by {written.author}",
         ),
+        (f"{user_page}activity/", 200, f"Activity of {photo.owner}"),
+        (f"{user_page}activity/around/", 200, f"On photos of {photo.owner}"),
         (photo_page, 200, escape(photo.title)),
         *((f"/pictures/{photo.photo_id}/{width}.webp", 200, "WEBP") for width in WIDTHS),
         ("/static/photos/site.css", 200, "--accent"),

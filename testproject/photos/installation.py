@@ -12,6 +12,7 @@ from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.operations import tickets
+from testproject.activity import sample as activity
 from testproject.boards import sample as sample_boards
 from testproject.databases import ALIASES, TICKETS
 from testproject.photos import sample
@@ -35,7 +36,9 @@ def prepare() -> Iterator[str]:
     yield "old addresses find the shards of their photos"
     sequences = {one.name for one in tickets.create()}
     yield f"the ticket servers {' and '.join(TICKETS)} have {len(sequences)} sequences"
+    activity.serve_indexes()
     added = sample.make()
+    activity.make()
     yield (
         f"sample content: {added.users} users, {added.photos} photos, {added.tags} tags and"
         f" {added.comments} comments made"

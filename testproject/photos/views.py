@@ -22,6 +22,7 @@ from django.views.decorators.http import (
     require_safe,
 )
 
+from testproject.activity.recording import forget_comment, record_comment
 from testproject.photos import pictures, tags
 from testproject.photos.forms import CommentForm, UploadForm
 from testproject.photos.models import Album, Comment, Photo, PhotoTag
@@ -143,6 +144,7 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
                 # The photo may have been deleted meanwhile, with its tags and comments.
                 get_object_or_404(Photo.objects.uncached(), owner=owner, pk=photo_id)
                 raise
+            record_comment(comment)
             return redirect(f"{address}#comment-{comment.pk}")
     shown = shown_photo.comments.filter(owner=owner).order_by("posted_at", "comment_id")
     context = {
@@ -170,6 +172,7 @@ def delete_comment(
     if request.user.pk not in (comment.author_id, comment.owner_id):
         raise Http404
     comment.delete()
+    forget_comment(comment.author_id, comment_id)
     messages.success(request, "The comment is deleted.")
     return redirect("photos:photo", username, photo_id)
 

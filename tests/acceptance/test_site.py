@@ -28,7 +28,7 @@ def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
 
 
 def test_pages(project: Project, request: pytest.FixtureRequest) -> None:
-    files = ["pages", "errors", "comments", "tags"]
+    files = ["pages", "errors", "comments", "activity", "tags"]
     if project.backend == "sqlite" or request.config.getoption("--long"):
         files += ["admin", "pictures", "panel", "names", "boards"]  # The same code on each backend.
     assert "failed" not in project.pytest(*(f"test_{name}.py" for name in files))

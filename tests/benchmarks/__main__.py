@@ -64,6 +64,7 @@ def subjects() -> dict[str, Subject]:
         "recycling": session_recycling.session_recycling,
         "mirrors": mirrors.mirrors,
         "entities": entities.entities,
+        "entity_index": entities.entity_index,
         "two_phase": two_phase.two_phase_commit,
         "objects": objects.objects,
     }
@@ -75,6 +76,7 @@ NAMES = (
     "recycling",
     "mirrors",
     "entities",
+    "entity_index",
     "two_phase",
     "objects",
 )  # fmt: skip

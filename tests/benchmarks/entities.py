@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tests.benchmarks.report import Line, at_most
 from tests.benchmarks.site import Site, new_prefix
@@ -52,55 +56,121 @@ def cleaned():
     assert report.settled >= {entities} and not report.failed, report
     return report.settled / (time.perf_counter() - began)
 result["written"] = cleaned()
-from sharded_orm.database_clock import DatabaseClock
-feed.model.objects.scatter().update(marked_at=DatabaseClock())
+feed.model.objects.scatter().update(marked_at=moment(0))
 result["cleaned"] = cleaned()
 print(json.dumps(result))
 """
-_LAG = """
-import json, time
+#: Puts at a steady rate, and dies after each commit, as it were. The users of some entities are watched.
+_DYING_WRITER = """
+import time
 from sharded_orm.contrib.entities import index_rows
 feed.indexes[:] = [by_user, by_link]
-# Each writer dies after its commit.
 index_rows.follow = lambda rows: None
-first = feed.put(Entity(user_id=0, title="tells that the cleaner works"))
-while not by_user.model.objects.filter(user_id=0, entity_id=first.id).exists():
+began = time.monotonic()
+for n in range({puts}):
+    time.sleep(max(began + n / {rate} - time.monotonic(), 0))
+    watched = {number} == 0 and n % {each} == 0
+    user = -1 - n // {each} if watched else n
+    feed.put(Entity(user_id=user, title="a title of some length", at=time.time()))
+print({puts} / (time.monotonic() - began))
+"""
+_WATCHER = """
+import json, time
+lags = []
+for n in range({watched}):
+    while (row := by_user.model.objects.filter(user_id=-1 - n).first()) is None:
+        time.sleep(0.02)
+    lags.append(time.time() - feed.get(row.entity_id)["at"])
+print(json.dumps(sorted(lags)))
+"""
+#: Ends when the cleaner works.
+_AWAIT_CLEANER = """
+import time
+from sharded_orm.contrib.entities import index_rows
+index_rows.follow = lambda rows: None
+e = feed.put(Entity(user_id=0))
+while not by_user.model.objects.filter(user_id=0, entity_id=e.id).exists():
     time.sleep(0.1)
-lags, waiting, began, n = [], [], time.monotonic(), 0
-while n < {puts} or waiting:
-    now = time.monotonic()
-    if n < {puts} and now >= began + n / {rate}:
-        n += 1
-        e = feed.put(Entity(user_id=n, title="a title of some length"))
-        if n % 50 == 0:
-            waiting.append((e.id, n, time.monotonic()))
-    elif waiting:
-        id, user, since = waiting[0]
-        if by_user.model.objects.filter(user_id=user, entity_id=id).exists():
-            lags.append(time.monotonic() - since)
-            waiting.pop(0)
-print(json.dumps([sorted(lags), n / (time.monotonic() - began)]))
+"""
+_WRITERS, _EACH = 4, 25
+
+
+def _lags(own: Any, puts: int) -> tuple[list[float], float]:
+    """Return after how many seconds index rows arrive that only the cleaner writes, and the puts per second."""
+    from tests.integration.entities.site import PREAMBLE
+
+    rate, own_puts = PUTS_PER_SECOND / _WRITERS, puts // _WRITERS
+    with ExitStack() as ending:
+
+        def start(*arguments: str) -> Any:
+            process = own.start(*arguments)
+            ending.callback(process.kill)
+            return process
+
+        start("manage.py", "entities", "clean", "-v", "0")
+        own.run(_AWAIT_CLEANER)
+        watcher = start("run", PREAMBLE + _WATCHER.format(watched=-(-own_puts // _EACH)))
+        writers = [
+            start(
+                "run",
+                PREAMBLE
+                + _DYING_WRITER.format(puts=own_puts, rate=rate, number=number, each=_EACH),
+            )
+            for number in range(_WRITERS)
+        ]
+        outputs = [process.communicate() for process in (watcher, *writers)]
+    lags, *rates = (json.loads(out) for out, _ in outputs)
+    return lags, sum(rates)
+
+
+#: Entities that an index is built for, and how much slower a writer may become.
+BUILT, SLOWER = int(os.environ.get("ENTITIES_BUILT", 100_000)), 1.1
+#: Entities or rows per second that the build goes through at most.
+BUILD_RATE = 2_000
+#: Seconds for which a writer puts entities before the build begins, and after it.
+QUIET = 10.0
+_FILL = """
+from sharded_orm.contrib.entities import index_states
+from sharded_orm.contrib.entities.properties import encode
+index_states.set_state(by_user, "written")
+def row(n):
+    body = encode(feed.fields, {{"user_id": n % 10007, "title": f"a title of some length {{n}}"}})
+    return feed.model(id=uuid.uuid4(), updated=moment(n), version=1, body=body)
+for first in range(0, {count}, 10_000):
+    feed.model.objects.bulk_create(map(row, range(first, min(first + 10_000, {count}))))
+"""
+_WRITER = """
+import json, os, time
+feed.indexes[:] = [by_user]
+ends, n = [], 0
+while not os.path.exists({stop!r}):
+    n += 1
+    feed.put(Entity(user_id=n % 97, title="a title of some length"))
+    ends.append(time.monotonic())
+print(json.dumps(ends))
 """
 
 
-def entities(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Put entities whose index rows are on two servers, and clean them. Each commit is flushed."""
+@contextmanager
+def _entity_site(prefix: str) -> Iterator[Any]:
+    """A site on two servers that flush each commit."""
     from tests.integration.entities.site import Site as EntitySite
 
     durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
     with mariadb.servers(2, **durable) as servers, TemporaryDirectory() as folder:
         nodes = [server.address.django() for server in servers]
-        own = EntitySite(Path(folder), nodes, f"{new_prefix()}_", "mysql")
+        own = EntitySite(Path(folder), nodes, f"{prefix}_", "mysql")
         own.prepare()
+        yield own
+
+
+def entities(site: Site, rounds: Rounds) -> Iterator[Line]:
+    """Put entities whose index rows are on two servers, and clean them. Each commit is flushed."""
+    with _entity_site(new_prefix()) as own:
         count = rounds.of(ENTITIES)
         program = _PROGRAM.format(calls=CALLS, rounds=rounds.count, entities=count)
         result = json.loads(own.run(program))
-        cleaner = own.start("manage.py", "entities", "clean", "-v", "0")
-        try:
-            puts = rounds.of(20) * PUTS_PER_SECOND
-            lags, rate = json.loads(own.run(_LAG.format(puts=puts, rate=PUTS_PER_SECOND)))
-        finally:
-            cleaner.kill()
+        lags, rate = _lags(own, rounds.of(20) * PUTS_PER_SECOND)
     yield at_most(
         PUT,
         "put an entity with two indexes",
@@ -120,4 +190,34 @@ def entities(site: Site, rounds: Rounds) -> Iterator[Line]:
         f"{lag:.2f}",
         f"<= {LAG}",
         lag <= LAG,
+    )
+
+
+def entity_index(site: Site, rounds: Rounds) -> Iterator[Line]:
+    """Build an index of many entities while a writer puts others."""
+    from tests.integration.entities.site import PREAMBLE
+
+    count = rounds.of(BUILT)
+    with _entity_site(new_prefix()) as own:
+        own.run(_FILL.format(count=count))
+        stop = own.folder / "stop"
+        writer = own.start("run", PREAMBLE + _WRITER.format(stop=str(stop)))
+        time.sleep(2 * QUIET)
+        began = time.monotonic()
+        own.manage("entities", "index", "build", "feed.index_user", "--rate", str(BUILD_RATE))
+        ended = time.monotonic()
+        time.sleep(QUIET)
+        stop.touch()
+        out, err = writer.communicate()
+        assert writer.returncode == 0, err
+    times = json.loads(out)
+    during = sum(began < at < ended for at in times) / (ended - began)
+    beside = [began - QUIET < at < began or ended < at < ended + QUIET for at in times]
+    quiet = sum(beside) / (2 * QUIET)
+    yield Line(
+        f"an index of {count:,} entities is built in {ended - began:,.0f} s: time of a put",
+        f"without: {1000 / quiet:.2f} ms",
+        f"{1000 / during:.2f} ms",
+        f"<= {SLOWER}x",
+        quiet / during <= SLOWER,
     )

@@ -228,7 +228,8 @@ class FleetAdmin(_ModelAdmin):
             if not model_admin.has_view_permission(request):
                 continue
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
-            # The project may use an admin of its own that has no changelist.
+            # Skip a model without a changelist: the project may use a model admin of its own that
+            # has none.
             with suppress(NoReverseMatch):
                 yield model, options, reverse(name, current_app=self.admin_site.name)
 

@@ -76,7 +76,7 @@ def _status() -> TicketStatus | str:
     if not servers:
         return ""
     # Seconds to wait for one server. The servers share four fifths of the deadline, because they
-    # are queried one after the other. The rest is left for the other work of the page.
+    # are queried one after the other. The remaining fifth is left for the other work of the page.
     patience = 0.8 * DEADLINE / servers
     return ask_service("one of the ticket servers", lambda: tickets.status(patience=patience))
 

@@ -54,14 +54,16 @@ class TopologyAdmin(FleetAdmin):
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show the topology that this process uses, and the topology in the source.
 
-        Costs up to three requests to the source.
+        The source is the store from which processes load the topology. Costs up to three requests
+        to the source.
         """
         began = time.monotonic()
         source, standing = runtime.source(), runtime.topology_status()
         held = ask_service(SOURCE, topology.current)
         history: list[Revision] | str = []
         processes: list[Process] | str | None = None
-        # Send the next request to the source only if the source has answered the previous one.
+        # Send the next request to the source of the topology only if the source has answered the
+        # previous request.
         if not isinstance(held, str):
             left = seconds_left(DEADLINE, began)
             history = ask_service(SOURCE, lambda: source.history(_HISTORY), within=left)

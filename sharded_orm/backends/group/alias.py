@@ -1,9 +1,10 @@
 """The connection object of an alias that stands for a whole shard group, such as ``photos``.
 
-When Django iterates over all aliases, it gets the alias of each group, but not those of shards. What
-Django does to each connection, the group's connection object therefore does to its shards: closing it,
-clearing its query log, ``ATOMIC_REQUESTS``, the transactions of test cases, blocking connections in
-test cases, and creating test databases. The cost does not depend on the number of shards.
+When Django iterates over all aliases, it gets the alias of each group, but not those of shards. So
+if Django does something to all connections, the group's connection object does it to the
+connections of the group's shards. Examples are closing connections, clearing query logs,
+``ATOMIC_REQUESTS``, the transactions of test cases, blocking connections in test cases, and
+creating test databases. The cost does not depend on the number of shards.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class GroupAliasMixin(GroupTransactions):
     the backend class. If one of these has to query a server, it queries one node of the group.
     """
 
-    # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so every
-    # way to connect must call that method. A connect() from elsewhere therefore calls
+    # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so
+    # every way to connect must call that method. So if other code calls connect(), connect() calls
     # ensure_connection(), which sets this attribute and calls connect() again. That second call
     # connects.
     _connecting = False
@@ -100,8 +101,8 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The group's connection was closed inside a transaction, which ends only now. So end the
-            # transaction on the shards, too.
+            # The group's connection was closed inside a transaction, which ends only now. So now
+            # end the transactions of the group's shards.
             self.abandon_levels()
 
     def connect(self) -> None:
@@ -186,7 +187,8 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        server: Any = self.server  # Only Django's MySQL features read this.
+        # Only Django's features for MySQL read this attribute.
+        server: Any = self.server
         return server.mysql_server_data
 
     # ##### Constraints: checked on the shards that take part in the transaction #####

@@ -30,7 +30,8 @@ class GroupMember(Protocol):
     features_class: type[Any]
     transaction_writes: Any
     shard: Shard | None
-    #: The alias by which this object looks up its current settings in the topology.
+    #: The alias by which this object looks up its current settings in the topology (the map of
+    #: shards to nodes).
     topology_alias: str
     #: Whether this object was used since the group last closed obsolete connections.
     is_active: bool
@@ -90,8 +91,8 @@ class GroupMember(Protocol):
         Called only if there is no open connection, or if the new settings do not affect the open
         connection.
 
-        :param generation: number of the topology (a version of the settings) that the settings come
-            from.
+        :param generation: number of the topology (the map of shards to nodes) that the settings
+            come from.
         """
 
     def check_constraints(self, table_names: Any = None) -> None: ...
@@ -111,7 +112,9 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` has connected. Its connection is closed after its time ``close_at``."""
+        """Record that ``wrapper`` has connected. The connection is closed when the time
+        ``wrapper.close_at`` has come.
+        """
 
     def record_use(self, wrapper: Any) -> None:
         """Record that ``wrapper`` was used since the group last closed obsolete connections."""
@@ -147,6 +150,8 @@ class GroupAlias(Protocol):
     queries_log: Any
     execute_wrappers: list[Any]
     coordinator: GroupCoordinator | None
+    #: The connection objects of the shards that take part in the group's transaction, by alias.
+    participants: dict[str, Any]
 
     @property
     def shards(self) -> Members: ...

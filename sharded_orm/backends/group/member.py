@@ -46,8 +46,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # Number of the topology (a version of the settings) from which settings_dict comes; None for an
-    # alias whose settings come from DATABASES only.
+    # Number of the topology (the map of shards to nodes) from which settings_dict comes; None for
+    # an alias whose settings come from DATABASES only.
     _generation: int | None = None
     # Whether queries are kept out of the query log now, because the transaction of a TestCase is being
     # opened on this shard. On an ordinary database, Django opens it before the test begins, so
@@ -55,10 +55,11 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # Whether this object was used since the group last closed obsolete connections.
     is_active = False
-    #: What upper layers knew of moving keys of the group, before the first statement of the open
-    #: transaction took the snapshot; None if they knew nothing.
+    #: What upper layers knew about moving keys of the group just before the first statement of the
+    #: open transaction. That statement takes the snapshot, the state of the rows that the
+    #: transaction sees. None if they knew nothing.
     known_at_snapshot: Any = None
-    #: Whether a transaction is open, and none of its statements was sent yet.
+    #: Whether a transaction is open of which no statement was sent yet.
     awaits_snapshot = False
     #: Whether a lookup of the shard's node is in progress, because a statement found no table.
     looks_for_place = False
@@ -79,7 +80,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         self._atomic_blocks: list[Atomic] = []
         self._needs_rollback = False
         super().__init__(settings_dict, alias)
-        #: The alias by which this object looks up its current settings in the topology.
+        #: The alias by which this object looks up its current settings in the topology (the map of
+        #: shards to nodes).
         self.topology_alias = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
         # Django makes further connection objects from a copy of these settings (_nodb_cursor). Those
@@ -125,7 +127,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         if group is not None:
             # If the group is connected, its connect() does almost nothing. But if a test case does
             # not allow the group's alias, Django has replaced connect() by a method that raises an
-            # error. Because of this call, the error is raised for each shard of the group, too.
+            # error. Because of this call, the error is raised even if the test uses only a shard of
+            # the group.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
@@ -138,8 +141,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             if self._touched is not None:
                 self._touched.add(self.alias)
             if self.awaits_snapshot and self.shard is not None:
-                # Query before the first statement takes the snapshot, which must not be older than the
-                # answer.
+                # Call knowledge_of() before the first statement of the transaction. That statement
+                # takes the snapshot, the state of the rows that the transaction sees. The snapshot
+                # must not be older than the knowledge about moving keys.
                 self.awaits_snapshot = False
                 self.known_at_snapshot = knowledge_of(self.shard)
         return super()._cursor(name)
@@ -225,8 +229,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         Called only if there is no open connection, or if the new settings do not affect the open
         connection.
 
-        :param generation: number of the topology (a version of the settings) that the settings come
-            from.
+        :param generation: number of the topology (the map of shards to nodes) that the settings
+            come from.
         """
         self.settings_dict, self._generation = settings_dict, generation
         if self.shard is not None:
@@ -449,6 +453,11 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         return self._is_outermost_mirrored and self.commit_on_exit and not self._needs_rollback
 
     @property
+    def commits_with_others(self) -> bool:
+        """Whether other shards commit at the end of the same block of the group."""
+        return self.group_wrapper is not None and len(self.group_wrapper.participants) > 1
+
+    @property
     def has_inner_block(self) -> bool:
         """Whether a block on this shard alone is still open that began inside the group's block."""
         return bool(self._mirrored) and self._atomic_blocks[-1:] != self._mirrored[-1:]
@@ -459,11 +468,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            self.run_on_commit = []  # The group has these functions, and will run them.
+            # Drop the on_commit functions here: the group has taken them over, and will run them.
+            self.run_on_commit = []
             return
         if self.run_on_commit:
-            # Django calls the functions inside set_autocommit(), where the transaction has already
-            # ended.
+            # Report the end of the transaction before the functions run: Django calls them inside
+            # set_autocommit(), after the transaction has ended.
             self._record_transaction()
         super().run_and_clear_commit_hooks()
 

@@ -30,7 +30,7 @@ _MISSING: Final = frozenset({1049, 1146})
 _SQLITE_MISSING: Final = "no such table: "
 # Matches a statement that calls a procedure, which may commit while it runs.
 _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
-# Seconds between two loads of the topology while a statement waits.
+# Seconds between two loads of the topology (the map of shards to nodes) while a statement waits.
 _INTERVAL: Final = 0.02
 
 
@@ -59,7 +59,8 @@ class TopologyLookup:
         self._refused = ""
 
     def refresh_since(self, moment: float) -> str:
-        """Load the topology, unless another thread has begun to load it after ``moment``.
+        """Load the topology (the map of shards to nodes), unless another thread has begun to load
+        it after ``moment``.
 
         Return the reason if loading has failed, and "" otherwise.
 
@@ -165,7 +166,8 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            time.sleep(_INTERVAL)  # Nothing signals the end of the move.
+            # Poll, because nothing signals the end of the move.
+            time.sleep(_INTERVAL)
 
     def _cannot_follow(self, *, nothing_done: bool) -> ShardMoved:
         moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"
@@ -226,7 +228,8 @@ class ShardCursor(CursorWrapper):
     there.
     """
 
-    # These methods override those of CursorWrapper that send statements, inside of execute_wrappers.
+    # The methods _execute() and _executemany() override those of CursorWrapper. They send the
+    # statements, after all functions of execute_wrappers were called.
 
     def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
         wait: PlaceWait | None = None

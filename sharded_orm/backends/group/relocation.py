@@ -2,9 +2,10 @@
 there.
 
 A connection object (wrapper) gets its settings from one topology, and may still exist when a new
-topology comes. The wrapper remembers its topology's number, the generation. So one comparison per
-statement shows whether the settings must be looked up again. A transaction, unread results and session
-state stay on the old node until they end. All other work continues on the new node.
+topology is published. The wrapper remembers its topology's number, the generation. So one
+comparison per statement shows whether the settings must be looked up again. A transaction, unread
+results and session state stay on the old node until they end. All other work continues on the new
+node.
 """
 
 from __future__ import annotations

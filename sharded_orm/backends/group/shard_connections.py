@@ -64,7 +64,9 @@ class ShardConnections:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """Record that ``wrapper`` has connected. Its connection is closed after its time ``close_at``."""
+        """Record that ``wrapper`` has connected. The connection is closed when the time
+        ``wrapper.close_at`` has come.
+        """
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
 

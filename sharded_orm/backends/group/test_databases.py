@@ -96,7 +96,7 @@ def provide_test_databases(databases_of: Callable[[Any], TestDatabases]) -> None
 class GroupCreation(BaseDatabaseCreation):
     """Creates and destroys the test databases of a group's shards.
 
-    Django's test runners call it for the group's alias, as for the alias of one database.
+    Django's test runners call the methods for the group's alias, as for the alias of one database.
     """
 
     @property

@@ -1,4 +1,5 @@
-"""What upper layers know of a group's moving keys at the moment when a transaction begins.
+"""What upper layers know, when a transaction begins, about the keys that move between a group's
+shards.
 
 A key may move to another shard while a transaction is open. Only upper layers know keys and moves, so
 the package's Django app provides the function that returns this knowledge.
@@ -21,7 +22,8 @@ def provide_knowledge(knowledge: Callable[[Shard], Any]) -> None:
 
 
 def knowledge_of(shard: Shard) -> Any:
-    """Return what the upper layers know of moving keys of the shard's group; None if nothing.
+    """Return what the upper layers know about moving keys of the shard's group; None if they know
+    nothing.
 
     Called before the first statement of each transaction on ``shard``.
     """

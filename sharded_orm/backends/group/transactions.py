@@ -50,7 +50,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     _broken: set[str]
     _in_transaction: set[str]
     _orphaned_hooks: list[Hook]
-    #: What upper layers store here until no transaction of the group or its shards is open any more.
+    #: Values that upper layers keep for the open transactions. They are dropped when no transaction
+    #: of the group or of one of its shards is open any more.
     transaction_memory: dict[str, Any]
     #: The object that commits the transaction, for example in two phases. If None, the shards commit
     #: one after the other.
@@ -137,8 +138,9 @@ class GroupTransactions(BaseDatabaseWrapper):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if not value and self._broken:
-            # Clear needs_rollback on each shard, too. Django's Atomic clears it on the group before
-            # it rolls back, and users may clear it there with set_rollback(False).
+            # If needs_rollback is cleared on the group, clear it on each shard. Django's Atomic
+            # clears it on the group before it rolls back, and users may clear it there with
+            # set_rollback(False).
             for alias in list(self._broken):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()
@@ -212,7 +214,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         for wrapper in reversed(list(self.participants.values())):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
-            except Exception as exc:  # Go on; the first error is raised below.
+            except Exception as exc:
+                # Continue with the other shards. The first error is raised after the loop.
                 if first is not None:
                     logger.exception("rolling back %r after another shard", wrapper.alias)
                 first = first or exc
@@ -253,7 +256,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     ) -> None:
         try:
             self._roll_back_to(0)
-        except Exception:  # Only logged, because the caller receives the error of the commit.
+        except Exception:
+            # Only log this error, because the caller receives the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
         # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Do it here, because
         # Atomic calls rollback() only if the commit has raised a DatabaseError.
@@ -332,5 +336,6 @@ class GroupTransactions(BaseDatabaseWrapper):
             for _, func, _ in hooks:
                 try:
                     func()
-                except Exception:  # Only logged, because the caller receives PartialCommitError.
+                except Exception:
+                    # Only log this error, because the caller receives PartialCommitError.
                     logger.exception("calling %r, a hook of on_commit", func)

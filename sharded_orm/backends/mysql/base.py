@@ -240,6 +240,31 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             whole = max(MySQLFlavor.of(self).least_lock_wait, round(seconds))
             return branches.fate(self.node_pool, name, transaction, whole)
 
+    # ##### The end of a transaction #####
+
+    @property
+    def may_lack_statements(self) -> bool:
+        return self.connection is not None and self.connection.transaction.unsure
+
+    @property
+    def sends_with_commit(self) -> bool:
+        return self.connection is not None and self.connection.may_wait
+
+    @contextmanager
+    def sent_with_commit(self) -> Iterator[None]:
+        if (
+            self.connection is None
+            # In a savepoint, or if autocommit is switched off by hand, it is not the COMMIT that comes next.
+            or len(self._atomic_blocks) > 1
+            or not self.commit_on_exit
+            # What can be refused is refused before the first of several shards commits.
+            or self.commits_with_others
+        ):
+            yield
+            return
+        with self.connection.collecting():
+            yield
+
     # ##### Sessions #####
 
     @contextmanager

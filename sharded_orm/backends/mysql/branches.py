@@ -63,7 +63,7 @@ def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
 
 
 def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared XA branch, and return how that went."""
+    """Commit or roll back a prepared XA branch. Return whether this call has ended the branch."""
     session = pool.lease()
     try:
         session.run(b"XA %s %s" % (b"COMMIT" if commit else b"ROLLBACK", name_of(branch)))
@@ -81,7 +81,9 @@ def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
 
 
 def fate(pool: NodePool, schema: str, transaction: str, seconds: int) -> Fate:
-    """Return whether a transaction in two phases has committed. See ``TwoPhaseMixin.fate_of``."""
+    """Return whether a two-phase transaction was committed, was rolled back, or is still open. See
+    ``TwoPhaseMixin.fate_of``.
+    """
     session = pool.lease_new()
     try:
         session.run(b"SET innodb_lock_wait_timeout=%d" % seconds, b"BEGIN")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from django.db import DatabaseError, OperationalError
 
-#: The purpose of the lock that a session holds while it changes tables and triggers.
+#: The value of ``purpose`` for the lock that a session holds while it changes tables and triggers.
 TABLES: Final = "tables"
 # SQL for the name of the lock for a purpose on this schema. It is a hash, because the server limits
 # the length of lock names.
@@ -22,8 +22,8 @@ _ROLLED_BACK_WITHIN: Final = 60
 
 
 def of_fence(number: int) -> str:
-    """Return the purpose of the lock for a session that changes the rows behind the fence
-    ``number``.
+    """Return the value of ``purpose`` for the lock of a session that changes the rows of the key
+    whose fence has the number ``number``.
 
     A fence refuses other writes to a key that is moving.
     """
@@ -31,7 +31,9 @@ def of_fence(number: int) -> str:
 
 
 def of_copier(number: int) -> str:
-    """Return the purpose of the lock for a session that writes the copy ``number`` of a shard."""
+    """Return the value of ``purpose`` for the lock of a session that writes the copy ``number`` of
+    a shard.
+    """
     return f"copy {number}"
 
 

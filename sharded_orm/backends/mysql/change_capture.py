@@ -48,13 +48,14 @@ _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
 _BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
 
-# Error codes for a missing privilege: the error above, and those for a privilege on a schema, on a
-# table and on the server.
+# Error codes for a missing privilege: SUPER, and a privilege on a schema, on a table and on the
+# server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
 class MySQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on MariaDB or MySQL: the fences, the journal and the triggers.
+    """Change capture of one shard on MariaDB or MySQL: triggers, fences (by which they refuse
+    changes), and the journal of changed rows.
 
     A watched key is a shard key with a row in the table of fences. A transaction that changes rows
     of the key holds a shared lock on that row until the transaction ends. So an exclusive lock on
@@ -146,8 +147,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # The server's list of transactions may be old and lack some transactions. So the marker, which
-        # records the sessions of this moment, also has the present time.
+        # The server's list of transactions may be old and lack some transactions. So the result,
+        # which records the sessions of this moment, also has the present time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -167,8 +168,8 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # If the number of this statement is smaller than the number in the marker, the server has
-        # restarted since, which ended all sessions.
+        # If the number of this statement is smaller than the number that the marker has recorded,
+        # the server has restarted since, and all sessions have ended.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers
@@ -195,8 +196,8 @@ class MySQLChangeCapture(ChangeCapture):
         return counts
 
     def _present_transactions(self) -> list[tuple[int, str]] | None:
-        """Return the open transactions as :meth:`_transactions` does, but never from before this
-        call.
+        """Return the open transactions as :meth:`_transactions` does, but never from a copy that is
+        older than this call.
 
         Return None if other sessions read the server's list all the time: it then stays old, and
         nobody knows which transactions are open.
@@ -206,8 +207,8 @@ class MySQLChangeCapture(ChangeCapture):
         try:
             for _ in range(_READS):
                 transactions = self._transactions()
-                # The copy of the list is new if it has a transaction of this session, because a
-                # copy without one was seen before the transaction began.
+                # The copy of the list is new if it has a transaction of this session. An earlier
+                # copy, which was read before the transaction began, did not have one.
                 is_listed = any(number == own for number, _ in transactions)
                 if has_begun and is_listed:
                     return transactions
@@ -295,8 +296,8 @@ class MySQLChangeCapture(ChangeCapture):
         )
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Run statements in one packet. If this process is paused, the lock that they take does not
-        stay.
+        """Send statements to the server in one request. So a lock that they take is released even
+        if this process is paused.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:
@@ -350,9 +351,9 @@ class MySQLChangeCapture(ChangeCapture):
             f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
-        # The aggregate makes the query return a row always. LOCK IN SHARE MODE reads the row of the
-        # fence as it is committed now, even in a transaction whose snapshot is older than the
-        # fence.
+        # The aggregate function makes the trigger's query return a row even if the key has no
+        # fence. LOCK IN SHARE MODE reads the row of the fence as it is committed now, even in a
+        # transaction whose snapshot is older than the fence.
         refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"

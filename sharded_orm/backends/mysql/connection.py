@@ -4,11 +4,11 @@ work.
 In autocommit, the virtual connection holds a session for one statement, or until a cursor has read all
 results. In a transaction, it holds a session from the first statement to the end of the transaction.
 
-A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's own
-backend. But ``BEGIN`` starts only one transaction. If an implicit commit or an error such as a deadlock
-ends that transaction inside an atomic block, the later statements of the block would each commit by
-themselves. So the session is put into ``autocommit=0`` before a statement that commits implicitly, and
-after any error.
+A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's
+own backend. But ``BEGIN`` starts only one transaction. An implicit commit, or an error such as a
+deadlock, may end that transaction inside an atomic block. Then each later statement of the block
+would commit by itself. So the session is put into ``autocommit=0`` before a statement that commits
+implicitly, and after any error.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from MySQLdb import InterfaceError, MySQLError, OperationalError
 
 from sharded_orm.backends.mysql.branch_lease import BranchLease
+from sharded_orm.backends.mysql.commit_packet import CommitPacket
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
@@ -48,7 +49,7 @@ class OpenCursor(Protocol):
         """
 
 
-class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
+class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeSession]):
     """The connection object that Django gets in place of the driver's: one alias's connection to
     one schema.
 
@@ -62,8 +63,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
     """
 
     __slots__ = (
-        "before_commit", "checks_off", "cursor_factory", "default_cursor", "in_batch", "insert_session",
-        "last_session", "open_cursors", "schema", "transaction", "use",
+        "before_commit", "checks_off", "collects", "cursor_factory", "default_cursor", "in_batch",
+        "insert_session", "last_session", "open_cursors", "schema", "transaction", "use", "waiting",
     )  # fmt: skip
 
     pool: NodePool
@@ -88,6 +89,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
+        self.collects = False
+        self.waiting = []
         #: Weak references to cursors with unread results. Each cursor has a session of its own.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
@@ -127,7 +130,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         if on and self.transaction.is_open:
             if self.transaction.plain_only:
                 # The block with two_phase=True was interrupted. Its transaction is a part of a
-                # larger one, and only the coordinator may commit that.
+                # larger one, and only the object that coordinates the two-phase commit may commit
+                # that.
                 self.leave_branch()
             else:
                 self._end(COMMIT)
@@ -142,7 +146,10 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Roll back. Send nothing if the session was lost: the transaction has ended with it."""
+        """Roll back the transaction. Send nothing if the session was lost, because the transaction
+        has ended with the session.
+        """
+        self.waiting.clear()
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
@@ -166,6 +173,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             if (cursor := reference()) is not None:
                 cursor.abandon()
         session, self.session = self.session, None
+        self.waiting.clear()
         is_clean = self.mode <= SessionMode.HELD and not self.has_state
         self.in_batch = self.is_held = False
         self.transaction.forget()
@@ -218,10 +226,13 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True. In a transaction, False makes the prefix set ``autocommit=0``.
         """
+        if self.waiting:
+            self.send_waiting()
         mode = self.mode
         if mode >= SessionMode.PINNED:
             session = self._require_session()
-            session.schema = None  # The next statement may be USE.
+            # The next statement may be USE, so the current schema of the session is unknown.
+            session.schema = None
             return session, []
         session = self.session or self.lease_session()
         prefix = [] if session.schema == self.schema else [self.use]
@@ -379,7 +390,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
 
     @property
     def has_state(self) -> bool:
-        return self.transaction.is_open or self.checks_off or self.is_held
+        return self.transaction.is_open or self.checks_off or self.is_held or bool(self.waiting)
 
     def lease_session(self) -> NodeSession:
         session = self.session = self.last_session = self.pool.lease()
@@ -408,6 +419,9 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         """End the transaction. If it has begun on the server, send ``how``: COMMIT or ROLLBACK."""
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
+        if self.waiting and how == COMMIT:
+            self.commit_waiting()
+            return
         session = self.session
         if session is not None and self.transaction.is_open:
             schema, session.schema = session.schema, None

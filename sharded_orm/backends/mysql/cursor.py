@@ -97,6 +97,10 @@ class LeaseMixin(BaseCursor):
         kind = self._kind
         if kind is None:
             kind = classify(query)
+        if connection.collects and kind is _WRITE:
+            result = self._empty_result(query)
+            self._executed = connection.wait_for_commit(self, query, args)
+            return result
         try:
             if kind <= _AFFINE and connection.mode is _FREE:
                 return self._run_free(connection, kind, query, args)
@@ -188,7 +192,8 @@ class LeaseMixin(BaseCursor):
                 # except the one that was lost, so there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            connection.begin_statement()  # Raises an error, because the session is lost.
+            # This call raises an error, because the session is lost.
+            connection.begin_statement()
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
         if mode is not _PINNED:
@@ -224,8 +229,9 @@ class LeaseMixin(BaseCursor):
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
             if mode is _TRANSACTION and (
-                # In a two-phase commit, a transaction that only reads commits before the decision.
-                # So a call of a stored function, which might write, counts as a write.
+                # In a two-phase commit, a transaction that only reads commits before the decision
+                # to commit is stored. So a call of a stored function, which might write, counts as
+                # a write.
                 kind or (connection.transaction.plain_only and calls_stored_function(query))
             ):
                 connection.transaction.only_reads = False
@@ -258,7 +264,8 @@ class LeaseMixin(BaseCursor):
             elif mode is _FREE:
                 connection.settle()
         # Do not touch a session that the connection has just returned to the pool, because another
-        # thread may use it. It has no unread results: return_session() would have closed it.
+        # thread may use it. Such a session has no unread results: return_session() would have
+        # closed it.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import IntegrityError
 from MySQLdb import OperationalError
 
-from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.exceptions import ShardDatabaseMissing
 
 # Error codes for which Django raises IntegrityError rather than OperationalError, as in
@@ -14,9 +15,11 @@ _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
 _UNKNOWN_DATABASE = 1049
 
 
-def error_for_callers(exc: OperationalError, connection: VirtualConnection) -> Exception | None:
+def error_for_callers(exc: OperationalError, connection: Any) -> Exception | None:
     """Return the error that callers receive in place of ``exc``; None if they receive ``exc``
     itself.
+
+    :param connection: the :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
     """
     number = exc.args[0] if exc.args else None
     if number in _INTEGRITY_ERRORS:

@@ -1,4 +1,6 @@
-"""Positions of MariaDB's replication: lists of GTIDs, one per replication domain (``0-1-15,1-2-7``)."""
+"""Positions of MariaDB's replication: lists of GTIDs (global transaction ids), one per replication
+domain (``0-1-15,1-2-7``).
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ class LockWaits:
                 if time.monotonic() > deadline:
                     raise
             seconds = min(1.5 * seconds, _LONGEST)
-            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
+            # Wait for a fixed time, because the server does not signal when a lock becomes free.
+            time.sleep(_BETWEEN)
 
     @property
     def unlimited(self) -> str:
@@ -78,7 +79,7 @@ class LockWaits:
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """Limit the time that statements of the ``with`` block wait for locks, in seconds."""
+        """Limit to ``seconds`` the time that each statement of the ``with`` block waits for locks."""
         values = self._flavor.lock_timeouts(seconds)
         self._run(f"SET SESSION {', '.join(f'{name} = %s' for name in values)}", *values.values())
         try:

@@ -6,7 +6,8 @@ from hashlib import md5
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-_MAX_LENGTH = 64  # the largest number of characters in a lock's name on MySQL
+# The largest number of characters in a lock's name on MySQL.
+_MAX_LENGTH = 64
 
 
 def take(session: NodeSession, schema: str, seconds: float) -> bool:

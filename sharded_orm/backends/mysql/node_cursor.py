@@ -23,7 +23,8 @@ class _NodeCursorMixin(BaseCursor):
     The cursor's statements must name the schema of each table. If the session turns out to be dead, a
     read is repeated once on another session.
 
-    :param node: name of the node in the topology; None if ``DATABASES`` names the server.
+    :param node: name of the node in the topology, the map of shards to nodes; None if ``DATABASES``
+        names the server.
     """
 
     def __init__(self, pool: NodePool, node: str | None) -> None:

@@ -101,8 +101,8 @@ class MySQLReplicationLink(ReplicationLink):
 class MySQLReplicationServer(ReplicationServer):
     """A connection to one MariaDB server, to query and change its replication.
 
-    A MySQL server is only recognized, because its statements differ. The account needs no access to any
-    schema.
+    A MySQL server is recognized, but cannot be promoted, because its statements differ. The account
+    needs no access to any schema.
     """
 
     product = "MariaDB"

@@ -66,9 +66,10 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Take only a shared lock on the row of the fence, to avoid a deadlock. A writer of the key may
-        # already hold locks on rows of the key when its trigger reads the fence. If this session had an
-        # exclusive lock, the writer would wait for this session, and this session for the rows.
+        # Take only a shared lock on the fence (the row by which triggers refuse writes of the key),
+        # to avoid a deadlock. A writer of the key may already hold locks on rows of the key when
+        # its trigger reads the fence. If this session had an exclusive lock, the writer would wait
+        # for this session, and this session for the rows.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"
@@ -130,7 +131,9 @@ class MySQLRowCopy(RowCopy):
         )
         for _, columns in groupby(rows, key=itemgetter(0)):
             names = tuple(row[1] for row in columns)
-            if None not in names:  # MySQL returns NULL as the name of an indexed expression.
+            # Leave out indexes on expressions. MySQL returns NULL as the name of an indexed
+            # expression.
+            if None not in names:
                 yield tuple(map(str, names))
 
     def _exact(self, column: CopiedColumn) -> str:
@@ -138,7 +141,8 @@ class MySQLRowCopy(RowCopy):
         if column.kind in _BYTES:
             return f"CAST({name} AS BINARY)"
         if column.kind == "float":
-            return f"CAST({name} * 1e0 AS CHAR)"  # As text, a FLOAT has only six digits.
+            # Multiply, because the text of a FLOAT has only six digits.
+            return f"CAST({name} * 1e0 AS CHAR)"
         if column.kind == "bit":
             return f"CAST({name} + 0 AS CHAR)"
         return f"CAST({name} AS CHAR)"
@@ -147,7 +151,7 @@ class MySQLRowCopy(RowCopy):
         return "CAST(%s AS UNSIGNED)" if column.kind == "bit" else "%s"
 
     def _comparand(self, column: CopiedColumn) -> str:
-        # Compare texts, because bytes would not be compared in the order of the index.
+        # Compare the value as text. Bytes would not be compared in the order of the index.
         if not column.charset:
             return "%s"
         return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"

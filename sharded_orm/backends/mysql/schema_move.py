@@ -1,6 +1,7 @@
 """The work on one server while a schema moves to another node of MariaDB or MySQL.
 
-The tables of the schema are hidden under other names, built, and shown again.
+On each server, the tables of the schema can be hidden under other names, created, and given their
+real names again.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+(?= )")
 
 
 class MySQLSchemaMove(SchemaMove):
-    """Moves a schema on MariaDB or MySQL. One RENAME TABLE hides all tables; the server executes the
-    statement as a whole.
+    """Moves a schema on MariaDB or MySQL. One RENAME TABLE hides all tables, because the server
+    executes the statement as a whole.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -218,11 +219,12 @@ class MySQLSchemaMove(SchemaMove):
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Let RENAME TABLE wait for table locks as briefly as possible, because other statements queue
+        # Let RENAME TABLE wait for table locks as briefly as possible. Other statements queue
         # behind it, and it may cause deadlocks with transactions that use several of the tables.
-        # (NOWAIT in the statement is no choice, because the replicas would then not wait either.) The
-        # limit for InnoDB's row locks stays as usual. If RENAME TABLE fails after the first table, the
-        # server needs such locks to undo it. Without them, only some tables stay renamed.
+        # (NOWAIT in the statement is no choice, because the replicas would then not wait either.)
+        # The limit for InnoDB's row locks stays as usual. If RENAME TABLE fails after the first
+        # table, the server needs such locks to undo it. If it did not get them, some tables would
+        # stay renamed.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:
@@ -233,7 +235,9 @@ class MySQLSchemaMove(SchemaMove):
                 except OperationalError as exc:
                     if time.monotonic() > deadline or not _may_rename_again(exc):
                         raise
-                time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
+                # Wait for a fixed time, because the server does not signal when a lock becomes
+                # free.
+                time.sleep(_BETWEEN)
         finally:
             self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:.0f}")
 

@@ -17,7 +17,8 @@ from sharded_orm.mysql_flavor import FLAVORS
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
-_BUSY = 0.001  # seconds between two attempts to close a session
+# Seconds between two attempts to close a session.
+_BUSY = 0.001
 
 #: This statement is sent before a query of LAST_INSERT_ID() if the querying alias has inserted
 #: nothing. Otherwise the query could return the id of a row that another alias has inserted on the
@@ -74,7 +75,7 @@ class NodeSession:
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Identity of the session on its server; None before the first query for it.
+        #: Identity of the session on its server; None until the server was queried for it.
         self.identity: SessionID | None = None
         #: The virtual connection that used this session last.
         self.last_user: object = None
@@ -160,6 +161,29 @@ class NodeSession:
                 pass
             self.stored = True
 
+    def run_each(self, *statements: bytes) -> list[int]:
+        """Run statements in one packet, and drop their rows. Return the id that each has inserted; 0 for none.
+
+        An error of the driver gets the attribute ``prefix_done``: how many statements succeeded. The
+        server executes none of those after the one that failed.
+        """
+        ids: list[int] = []
+        self.stored = False
+        try:
+            self.query(b"; ".join(statements))
+            while True:
+                self.store_result()
+                ids.append(self.insert_id())
+                if self.next_result() != 0:
+                    break
+        except MySQLError as exc:
+            exc.prefix_done = len(ids)
+            raise
+        if len(ids) != len(statements):
+            raise InternalError(0, "the server answered less than it was asked")
+        self.stored = True
+        return ids
+
     def rows_in(self, schema: str, *statements: str) -> list[list[tuple[Any, ...]]]:
         """Run statements in ``schema``, all in one packet. Return a list of rows for each statement."""
         parts = [statement.encode(self.raw.encoding) for statement in statements]
@@ -216,7 +240,8 @@ class NodeSession:
                     return
                 # Another thread uses the driver's connection, perhaps to free a result. Try to close
                 # again: a session left open would keep its transaction and its locks on the server.
-                time.sleep(_BUSY)  # The driver does not signal when it is done.
+                # Wait for a fixed time, because the driver does not signal when it is done.
+                time.sleep(_BUSY)
             except MySQLError:
                 return
             else:

@@ -270,10 +270,10 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # The views seem to depend on each other in a cycle. The cycle may not be real, because a
-        # definition that contains the name of a view counts as dependent on it, even if the name is
-        # that of a column. So keep the order of the snapshot. If a view cannot be created, the server
-        # raises an error.
+        # The views seem to depend on each other in a cycle. The cycle may not be real: a definition
+        # that contains the name of a view counts as dependent on the view, even if the definition
+        # uses the name for a column. So keep the order of the snapshot. If a view cannot be
+        # created, the server raises an error.
         return list(views.values())
 
 

@@ -1,9 +1,9 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions. So a statement that leaves state in its session, or might do
-so, pins the session: only one alias uses the session from then on, until the alias's connection is
-closed. The functions need only the text of a statement before its parameters are filled in, because a
-parameter becomes a literal, and a literal does not change the kind of a statement.
+All shards of a node share its sessions. So a statement that leaves state in its session, or might
+do so, pins the session: only one alias uses the session from then on, until the alias's connection
+is closed. The functions need only the text of a statement before its parameters are filled in. Each
+parameter becomes a literal, and literals do not change the kind of a statement.
 
 The text does not show the effects of stored functions, triggers and the server's settings. These
 effects are not considered.
@@ -58,10 +58,11 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
                   "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-# If a statement contains one of these marks, its literals and comments are removed before it is
-# classified, because the mark may be part of a literal or comment.
+# If a statement contains one of these marks, its literals and comments are removed before the
+# statement is classified. The mark may be part of a literal or comment.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
-# A cheap first test: _PIN_FUNCTION or _AFFINE can match a statement only if it contains one of these.
+# A cheap first test: _PIN_FUNCTION or _AFFINE can match a statement only if it contains one of
+# these texts.
 _SUSPICIOUS_NAMES = (
     "_LOCK",
     "LAST",

@@ -40,13 +40,12 @@ class ServerTransaction:
         self.strict = False
         #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False
+        #: Whether all statements of the transaction so far were plain reads.
+        self.only_reads = True
         #: The name of the transaction's XA branch (its part in a two-phase commit), in the syntax of XA
         #: statements; b"" if the transaction is an ordinary one.
-        self.only_reads = True
-        #: Whether the XA branch is prepared. Only its commit or rollback can follow then.
         self.branch = b""
-        #: Whether the transaction is part of a two-phase commit, and so refuses statements that commit
-        #: implicitly or leave state in the session.
+        #: Whether the XA branch is prepared. Only its commit or rollback can follow then.
         self.is_prepared = False
         #: Whether the transaction refuses statements that commit implicitly or leave state in the
         #: session, as a part of a two-phase commit does.
@@ -129,8 +128,9 @@ class ServerTransaction:
             try:
                 run(end)
             except MySQLError:
-                # XA END fails if it was sent before, or if an error such as a deadlock has rolled the
-                # branch back. If the session is lost, the next statement fails, too.
+                # Ignore the error. XA END fails if it was sent before, or if an error such as a
+                # deadlock has rolled the branch back. If the session is lost, the next statement
+                # raises an error.
                 pass
             run(ending)
 

@@ -234,7 +234,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     # ##### Schemas #####
 
     def create_shard_database(self) -> None:
-        """Create this alias's schema, or its database if it has no schema. Does nothing if that exists."""
+        """Create this alias's schema, or its database if it has no schema. Does nothing if the
+        schema or database exists.
+        """
         if self.schema is not None:
             with self.wrap_database_errors, self.node_cursor() as cursor:
                 snapshot.create_missing_schema(cursor, self.schema)

@@ -32,10 +32,11 @@ class BranchPreparation(SessionLease):
     def begin_branch(self, name: str = "") -> None:
         """Put the next transaction under the rules of a two-phase commit. Sends nothing.
 
-        :param name: the name of the branch that the next transaction becomes. Empty for the transaction
-            that stores the decision to commit.
-        :raises TwoPhaseMisused: a session is pinned, and closing it after the branch would lose its
-            state.
+        :param name: the name of the branch (the part of the two-phase commit on this shard) that
+            the next transaction becomes. Empty for the transaction that stores the decision to
+            commit.
+        :raises TwoPhaseMisused: the connection keeps a session with state of its own, which would
+            be lost when the session is closed after the branch.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(
@@ -89,8 +90,8 @@ class BranchPreparation(SessionLease):
         self.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Close the session. If its transaction is prepared for a two-phase commit, it stays on the
-        server.
+        """Close the session. If its transaction is prepared for a two-phase commit, the transaction
+        stays on the server.
         """
         if self.mode < SessionMode.LOST and self.branch and not self.autocommitted:
             self.is_prepared = False

@@ -1,4 +1,4 @@
-"""The prepared transactions of a database: query which ones there are, and commit or roll them back."""
+"""The prepared transactions of a database: query which exist, and commit or roll them back."""
 
 from __future__ import annotations
 
@@ -80,13 +80,17 @@ def prepared(pool: PostgreSQLPool) -> list[BranchName]:
 
 
 def branches_named(names: Iterable[str]) -> list[BranchName]:
-    """Return the branches of this library whose prepared transactions are among ``names``."""
+    """Return the names of those prepared transactions in ``names`` that belong to this library, as
+    branches.
+    """
     ours = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
     return [BranchName(*name.split(":", 1)) for name in ours if ":" in name]
 
 
 def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared transaction, whichever session prepared it. Return how that went."""
+    """Commit or roll back a prepared transaction, whichever session prepared it. Return whether
+    this call has ended the transaction.
+    """
     session = pool.lease()
     try:
         is_done = end_on(session, name_of(branch), commit=commit)
@@ -102,7 +106,9 @@ def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion
 
 
 def fate(pool: PostgreSQLPool, schema: str, transaction: str, seconds: float) -> Fate:
-    """Return whether a transaction in two phases has committed. See ``TwoPhaseMixin.fate_of``."""
+    """Return whether a two-phase transaction was committed, was rolled back, or is still open. See
+    ``TwoPhaseMixin.fate_of``.
+    """
     session = pool.lease()
     try:
         session.run(

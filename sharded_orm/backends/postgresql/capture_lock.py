@@ -13,7 +13,7 @@ from django.db import OperationalError
 
 from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
 
-#: The purpose of the lock that a session holds while it changes tables and triggers.
+#: The value of ``purpose`` for the lock that a session holds while it changes tables and triggers.
 TABLES: Final = "tables"
 # Seconds to wait until the server has rolled back the transaction of a session that was ended.
 _ROLLED_BACK_WITHIN: Final = 60
@@ -28,7 +28,8 @@ _HOLDERS: Final = (
 
 
 def of_fence(number: int) -> str:
-    """Return the purpose of the lock for a session that changes the rows behind the fence ``number``.
+    """Return the value of ``purpose`` for the lock of a session that changes the rows of the key
+    whose fence has the number ``number``.
 
     A fence refuses other writes to a key that is moving.
     """
@@ -36,7 +37,9 @@ def of_fence(number: int) -> str:
 
 
 def of_copier(number: int) -> str:
-    """Return the purpose of the lock for a session that writes the copy ``number`` of a shard."""
+    """Return the value of ``purpose`` for the lock of a session that writes the copy ``number`` of
+    a shard.
+    """
     return f"copy {number}"
 
 
@@ -129,7 +132,8 @@ def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
 def advisory_key(schema: str, purpose: str) -> int:
     """Return the number of the advisory lock for ``purpose`` on ``schema``.
 
-    The number depends on the schema too, because all schemas of a database share the numbers.
+    The number depends on the name of the schema, because all schemas of a database share the
+    numbers of locks.
     """
     text = f"sharded_orm_capture:{schema}:{purpose}"
     digest = md5(text.encode(), usedforsecurity=False).digest()

@@ -86,17 +86,19 @@ def trigger_statements(
         " IN ('repeatable read', 'serializable');"
         " BEGIN"
         # A transaction with a snapshot (REPEATABLE READ or stricter) cannot see a row that was
-        # committed later, such as a new fence. So it must fail if its snapshot is older than the last
-        # transaction that added a fence.
+        # committed later, such as a new fence, which makes triggers refuse writes. So the
+        # transaction must fail if its snapshot is older than the last transaction that added a
+        # fence.
         f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
         "::text::xid8, pg_current_snapshot()) THEN"
         f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
         f"{_unknown_keys(table, rows, quote)}"
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
-        # Without a snapshot, each statement sees the present state of the fence. With a snapshot, a
-        # statement may see an old state. So it locks the row FOR SHARE, which fails (serialization
-        # failure) if the row has changed since the snapshot.
+        # Without a snapshot, each statement sees the present state of the fence, the row that says
+        # whether to refuse writes. With a snapshot, a statement may see an old state. So the
+        # trigger locks the row FOR SHARE, which fails (serialization failure) if the row has
+        # changed since the snapshot.
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"
@@ -126,7 +128,8 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
-    """Return SQL that records a changed row for every open fence, if its shard key cannot be found.
+    """Return SQL that records a changed row for every open fence, if the row's shard key cannot be
+    found.
 
     The key is in another row, to which a foreign key of the changed row refers. That other row is
     missing if the same transaction has deleted it (perhaps with a cascade) or will insert it later. The

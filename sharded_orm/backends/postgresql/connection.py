@@ -4,12 +4,14 @@ work.
 In autocommit, the virtual connection holds a session for one statement. In a transaction, it holds a
 session from the first statement to the end of the transaction.
 
-A session finds the tables of a shard by its search path. The path is set for one transaction at a time,
-in the same packet as the first statement. So it costs no round trip, the server undoes it, and it works
-behind a connection pooler that gives each transaction another session. In autocommit, the packet
-``SELECT set_config('search_path', …, true), …; statement`` is one transaction by itself. A transaction
-begins with ``BEGIN; SELECT set_config(…), …; statement``. That query fails if the schema does not exist
-or may not be used. Otherwise, the statement could find or create a table in another schema of the path.
+A session finds the tables of a shard by its search path. The path is set for one transaction at a
+time, in the same packet as the first statement. So setting the path costs no round trip, and the
+server restores the old path at the end of the transaction. This works even behind a connection
+pooler that gives each transaction another session. In autocommit, the packet ``SELECT
+set_config('search_path', …, true), …; statement`` is one transaction by itself. A transaction
+begins with ``BEGIN; SELECT set_config(…), …; statement``. The ``SELECT`` fails if the schema does
+not exist or may not be used. If it did not fail, the statement could find or create a table in
+another schema of the path.
 """
 
 from __future__ import annotations
@@ -181,7 +183,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self._end("commit")
 
     def rollback(self) -> None:
-        """Roll back. Send nothing if the session was lost: the transaction has ended with it."""
+        """Roll back the transaction. Send nothing if the session was lost, because the transaction
+        has ended with the session.
+        """
         if self.mode is SessionMode.LOST and not self.has_lost_state:
             self._forget_transaction()
             self.mode = SessionMode.TRANSACTION
@@ -357,7 +361,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         """
         session = self.session
         if session is not None and session.has_failed:
-            # Drop the deferred RELEASE statements, because the rollback undoes them.
+            # Drop the deferred RELEASE statements, because the transaction has failed, and the
+            # rollback that must follow undoes them.
             self.pending.clear()
             return False
         if self.is_open and savepoint_statement(sql.strip()) is SavepointStatement.SAVEPOINT:

@@ -101,9 +101,9 @@ def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
 def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
     """Return ``names`` in an order in which each object comes after the objects that it needs.
 
-    An object is taken to need another one if its definition contains the other's name, although that
-    may in fact be the name of a column or an argument. If two objects seem to need each other, they
-    keep their order.
+    An object counts as needing another object if its definition contains the name of the other
+    object. The name may in fact be that of a column or an argument. If two objects seem to need
+    each other, they keep their order.
     """
     by_identifier: dict[str, list[str]] = {}
     for name in names:

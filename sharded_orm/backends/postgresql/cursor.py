@@ -81,8 +81,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
     @property
     def _encoding(self) -> str:
-        # Overrides BaseCursor._encoding, which asks the session. Django's backend uses UTF8 for all
-        # sessions.
+        # Overrides BaseCursor._encoding, which reads the encoding from the session. Django's
+        # backend uses UTF8 for all sessions.
         return "utf-8"
 
     # --- Running one statement ----------------------------------------------------------
@@ -105,9 +105,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._run_free(connection, kind, text, query, params, options)
         else:
             if not kind and connection.is_shared and not is_repeatable(text):
-                # The statement calls a function that may write. In a two-phase commit, a transaction
-                # that only reads would commit before the decision, so this transaction no longer counts
-                # as one.
+                # The statement calls a function that may write. In a two-phase commit, a
+                # transaction that only reads commits before the decision to commit is stored. So
+                # this transaction must not count as one that only reads.
                 connection.only_reads = False
             self._run_held(connection, kind, query, params, options)
         return self
@@ -241,8 +241,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind is PostgreSQLKind.EXTENSION:
             connection.pool.type_oids.clear()
         elif kind is PostgreSQLKind.PATH and resets_path(text):
-            # The statement has set the path to DEFAULT, which is the server's path here. With Django's own
-            # backend, it is the path in the connection's options. So set the path of the schema again.
+            # The statement has set the search path to DEFAULT, which is the server's default path
+            # here. With Django's own backend, it is the path in the connection's options. So set
+            # the path of the schema again.
             connection.restore_path()
 
     def _record_write(self, kind: PostgreSQLKind) -> None:
@@ -351,7 +352,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            connection.begin_statement(_WRITE)  # This raises, because the session is lost.
+            # This call raises an error, because the session is lost.
+            connection.begin_statement(_WRITE)
         is_leased = is_own and session is None
         if is_own:
             session = session or connection.lease_session()
@@ -448,7 +450,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
         """Return a statement that runs once per database, and the statements to send before it.
 
-        ``sql`` creates an extension. The extension serves all schemas of the database, not one alone.
+        The statement creates an extension, which all schemas of the database share.
+
+        :param text: the statement that the caller has sent.
         """
         alone = without_comments(text)
         match = _EXTENSION.match(alone)

@@ -33,8 +33,8 @@ _QUOTED_TEXT = re.compile(
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 
-# Sections of catalog rows that are pieces of a table, as section -> attribute of _Table that collects
-# them.
+# For catalog rows that are pieces of a table: the section of the row -> the attribute of _Table
+# that collects these pieces.
 _PIECES = {
     "table": "options",
     "column": "columns",

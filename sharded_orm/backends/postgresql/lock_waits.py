@@ -44,7 +44,8 @@ class PostgreSQLLockWaits:
             except OperationalError as exc:
                 if not is_lock_wait(exc) or time.monotonic() > deadline:
                     raise
-            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
+            # Wait for a fixed time, because the server does not signal when a lock becomes free.
+            time.sleep(_BETWEEN)
 
     @contextmanager
     def transaction(self, patience: float | None = None) -> Iterator[None]:

@@ -20,9 +20,9 @@ from sharded_orm.backends.pool import (
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
-#: A session is closed after it has used this many schemas. ``POOL["MAX_SCHEMAS"]`` sets another number.
-#: The reason is memory: the server's process for a session keeps about 13 kB for each table that the
-#: session has read, and 25 kB for each table that it has written, until the session ends. The
+#: A session is closed after it has used this many schemas. ``POOL["MAX_SCHEMAS"]`` sets another
+#: number. The reason is memory: until the session ends, the server's process keeps about 13 kB for
+#: each table that the session has read, and 25 kB for each table that it has written. The
 #: measurements are in docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
 #: How many tables count as one schema, if a session reads the tables of many schemas in one query.
@@ -77,7 +77,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         #: pool's account, and whether this account sees the sessions of all accounts. None before the
         #: first answer.
         self.last_answer: tuple[str, str, bool] | None = None
-        #: The numbers of extension types that ``django.contrib.postgres`` has asked for, by type name.
+        #: The numbers of extension types that ``django.contrib.postgres`` has queried, by type
+        #: name.
         self.type_oids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._timezone = timezone
         self._role = role

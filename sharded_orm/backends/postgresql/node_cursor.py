@@ -19,23 +19,25 @@ from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, class
 from sharded_orm.exceptions import SessionStateRefused
 
 # The search path of a node's cursor: that of a shard, without the shard's schema. It contains the
-# operators and functions of extensions; without those of citext, for example, its values would be
-# compared as ordinary texts. "jit" off keeps the server from compiling expressions to machine code. For
-# hundreds of tables, that took 48 s in a test, and reading the tables 0.13 s.
+# operators and functions of extensions; without those of citext, for example, values of citext
+# would be compared as ordinary texts. "jit" off keeps the server from compiling expressions to
+# machine code. For hundreds of tables, that took 48 s in a test, and reading the tables 0.13 s.
 _PATH = (
     f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true),"
     " pg_catalog.set_config('jit', 'off', true)"
 ).encode()
 
 
-# Matches the name of a table with its schema. It also matches a column with its table, which is rare.
+# Matches the name of a table with its schema. The pattern also matches the name of a column with
+# its table, but such names are rare.
 _TABLE = re.compile(r'"([^"]+)"\."?(\w+)')
 
 
 class _QualifiedNamesMixin(SessionLeaseMixin):
     """Base class of a node's cursors. A table name without a schema is an error.
 
-    :param node: name of the node in the topology; None if ``DATABASES`` names the server.
+    :param node: name of the node in the topology, the map of shards to nodes; None if ``DATABASES``
+        names the server.
     """
 
     def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:

@@ -40,12 +40,13 @@ def marker(run: Run) -> dict[str, Any]:
 
 
 def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return for each marker how many of its sessions and prepared transactions may still matter.
+    """Return for each marker how many of its sessions and prepared transactions may still change
+    rows by a statement from before the marker.
 
-    A session no longer matters if it has ended. It also no longer matters if it has run another
-    statement since, and if the transaction that was open at the marker's time has ended. A statement is
-    recognized by its start time. Start times are compared only for equality, and only with times of the
-    same server.
+    A session does not count if it has ended. It also does not count if it has run another statement
+    since, and the transaction that was open at the marker's time has ended. A statement is
+    recognized by its start time. Start times are compared only for equality, and only with times of
+    the same server.
 
     :param markers: results of :func:`marker`.
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.

@@ -1,9 +1,9 @@
 """Query and change PostgreSQL's streaming replication, for a promotion (a replica replaces its
 primary).
 
-The fence of a server closes the databases of the shards (``ALLOW_CONNECTIONS false``) and ends their
-sessions. It is stored in the server's catalog. So it outlives a restart, and replication copies it to
-the replica.
+A fence makes a server refuse the work of applications: it closes the databases of the shards
+(``ALLOW_CONNECTIONS false``) and ends their sessions. The fence is stored in the server's catalog.
+So it outlives a restart, and replication copies it to the replica.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
 from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.aliases import complete
 
-#: The database in which an operator's session works. A fence closes the shards' databases, but not this
-#: one.
+#: The database in which an operator's session works. When the server is fenced, the shards'
+#: databases are closed, but not this one.
 MAINTENANCE: Final = "postgres"
 
 _CONNECT_TIMEOUT = 5  # seconds
@@ -51,8 +51,8 @@ class FenceTimeout(OperationalError):
 class PostgreSQLReplicationServer(ReplicationServer):
     """A connection to one PostgreSQL server, to query and change its replication.
 
-    If ``databases`` are passed, the session uses the database :data:`MAINTENANCE`, because a fence
-    closes those databases. Otherwise the session uses the database of the node.
+    If ``databases`` are passed, the session uses the database :data:`MAINTENANCE`, because fencing
+    the server closes those databases. Otherwise the session uses the database of the node.
     """
 
     product = "PostgreSQL"
@@ -90,7 +90,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            own["NAME"] = None  # Django then connects to the database "postgres".
+            # Without a name, Django connects to the database "postgres".
+            own["NAME"] = None
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
             "connect_timeout": _CONNECT_TIMEOUT,
@@ -284,8 +285,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         # all sessions that begin later.
         beginning = self._beginning()
         while True:
-            # Query in this order: a session that is no longer being opened is then either in the list
-            # of sessions or has ended.
+            # First query the sessions that are being opened, and then those that are open. So a
+            # session that is no longer being opened is either in the second list, or has ended.
             beginning &= self._beginning()
             sessions = self._sessions()
             if not beginning and not sessions:
@@ -299,7 +300,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
         # Commit once more. That writes to disk what the ended sessions have left in memory
-        # (synchronous_commit = off). So the position that is read afterwards is behind all commits.
+        # (synchronous_commit = off). So the position in the log that is read afterwards is higher
+        # than that of any commit.
         self._allow_connections(False)
         self._fence = self._versions()
 
@@ -310,7 +312,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         # Do not let the commit wait for a synchronous replica: there is none yet, or the caller waits
         # for it.
         self._rows("SET synchronous_commit = local")
-        # Statements in one packet are one transaction.
+        # Send the statements in one packet, so that they are one transaction.
         self._rows(
             "; ".join(
                 f"ALTER DATABASE {quoted(name)} ALLOW_CONNECTIONS {str(allowed).lower()}"
@@ -352,7 +354,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return self.wait_for(source.status().logged, seconds)
 
     def start(self, link: str) -> None:
-        pass  # A replica always replicates until it is promoted.
+        # There is nothing to start: a replica always replicates until it is promoted.
+        pass
 
     def stop(self, link: str) -> None:
         raise NotImplementedError("PostgreSQL stops to replicate by promote() only")

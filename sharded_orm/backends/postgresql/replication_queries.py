@@ -1,4 +1,6 @@
-"""SQL queries about PostgreSQL's streaming replication, and about the sessions that a fence ends."""
+"""SQL queries about PostgreSQL's streaming replication, and about the sessions that must end when a
+server is fenced (closed for applications).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ OTHERS = """
 SELECT datname AS name FROM pg_catalog.pg_database
 WHERE datallowconn AND NOT datistemplate AND datname <> ALL(%s) ORDER BY datname
 """
-# Queries the sessions that are being opened. Such a session holds this lock until pg_stat_activity
-# shows it, or until the server refuses it.
+# Queries the sessions that are being opened. Such a session holds a lock on its database until
+# pg_stat_activity shows the session, or until the server refuses it.
 BEGINNING = """
 SELECT l.pid, l.virtualtransaction AS transaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.objid
 WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog.regclass

@@ -65,8 +65,9 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # This setting makes the triggers let this transaction's changes pass. Writers of the key do
-            # not wait for the transaction: the closed fence refuses them at once.
+            # This setting makes the triggers let this transaction's changes pass. Writers of the
+            # key do not wait for the transaction: because the fence of the key is closed, triggers
+            # refuse the writes at once.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 
@@ -117,12 +118,13 @@ class PostgreSQLRowCopy(RowCopy):
     # ##### Real tables #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        return set()  # On PostgreSQL, triggers see the changes that cascades make.
+        # Name no table: on PostgreSQL, triggers see even the changes that CASCADE makes.
+        return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
         # A row that changes during the copy is deleted and inserted again. If a foreign key has an
-        # action such as CASCADE, the deletion would change other rows. If it is not deferrable, it
-        # would refuse the deletion.
+        # action such as CASCADE, the deletion would change other rows. If a foreign key is not
+        # deferrable, it would refuse the deletion.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -212,7 +214,7 @@ class PostgreSQLRowCopy(RowCopy):
     def _exact(self, column: CopiedColumn) -> str:
         name = self._quote(column.name)
         if column.kind.startswith("character(") or column.kind == "bpchar":
-            # A cast to text would remove trailing blanks.
+            # Do not cast to text, because the cast would remove trailing blanks.
             return f"pg_catalog.textin(pg_catalog.bpcharout({name}))"
         return f"{name}::text"
 

@@ -1,4 +1,4 @@
-"""Django's schema editor for PostgreSQL, with a count of the open editors."""
+"""Django's schema editor for PostgreSQL. The connection object counts how many editors are open."""
 
 from __future__ import annotations
 

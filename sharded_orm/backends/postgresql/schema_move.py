@@ -1,6 +1,7 @@
 """The work on one server while a schema moves to another node of PostgreSQL.
 
-The tables of the schema are hidden under other names, built, and shown again.
+On each server, the tables of the schema can be hidden under other names, created, and given their
+real names again.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class PostgreSQLSchemaMove(SchemaMove):
     """Moves a schema on PostgreSQL. Tables are created, hidden and shown in one transaction, because
     schema changes are transactional on PostgreSQL.
 
-    A hidden table has another name. Sequences are hidden, too. New tables get their foreign keys when
-    the tables are shown.
+    A hidden table has another name. Sequences are hidden in the same way. New tables get their
+    foreign keys when the tables are shown.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -126,8 +127,8 @@ class PostgreSQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             with self._locks.transaction(max(patience, _VACUUM_PATIENCE)):
                 began = self._lock(names, patience)
-                # Renaming a sequence must not wait for other sessions either. The timeout is in
-                # milliseconds.
+                # If another session uses a sequence, renaming the sequence must fail and not wait.
+                # The timeout is in milliseconds.
                 self._rows("SET LOCAL lock_timeout = 1")
                 sequences = [name for name, kind in self._visible_relations() if kind == "S"]
                 self._hide([*((n, "r") for n in names), *((n, "S") for n in sequences)], tag)
@@ -160,7 +161,8 @@ class PostgreSQLSchemaMove(SchemaMove):
                     raise
             # Release the locks that this attempt has taken.
             self._rows("ROLLBACK TO SAVEPOINT attempt")
-            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
+            # Wait for a fixed time, because the server does not signal when a lock becomes free.
+            time.sleep(_BETWEEN)
 
     def _hide(self, relations: Iterable[tuple[str, str]], tag: str) -> None:
         table = self._quote(NAMES)
@@ -189,7 +191,9 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                return  # The tables were shown before, and have their foreign keys already.
+                # There is nothing to show: the tables have their real names and their foreign keys
+                # already.
+                return
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):
                 self._show()
@@ -229,7 +233,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        for name in sequences:  # Most sequences belong to the tables, so they are gone.
+        # Most sequences belong to tables, and were dropped together with these.
+        for name in sequences:
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
     @contextmanager

@@ -16,13 +16,13 @@ from sharded_orm.exceptions import MoveFailed
 Run = Callable[..., list[tuple[Any, ...]]]
 
 _NAMESPACE: Final = "(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
-# Types that a primary key may have in a schema that moves, because a trigger can write their values to
-# the journal exactly. The letters are whole categories: boolean, enumerated, network, numeric, text and
-# time. Other types are listed by name.
+# Types that a primary key may have in a schema that moves, because a trigger can write their values
+# exactly to the journal of changed rows. The letters are whole categories: boolean, enumerated,
+# network, numeric, text and time. Other types are listed by name.
 _CATEGORIES: Final = "BEINSTD"
 _RECORDABLE: Final = ("uuid", "bytea", "macaddr", "macaddr8")
-# The beginning of the names of functions that generate ids. Such a function contains the number of its
-# shard, so a snapshot leaves the number out.
+# The beginning of the names of functions that generate ids. Such a function contains the number of
+# its shard, so the number is left out when the definitions of schemas are compared.
 _ID_FUNCTION: Final = "sharded_orm_next_id_"
 _NOT_MOVED: Final = frozenset({"view", "trigger", "rule", "policy"})
 

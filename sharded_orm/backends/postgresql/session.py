@@ -43,7 +43,7 @@ class PostgreSQLNodeSession:
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Identity of the session on its server; None before the first query for it.
+        #: Identity of the session on its server; None until the server was queried for it.
         self.identity: SessionID | None = None
         #: The schemas that the session has used. The server's process keeps what it knows of their
         #: tables in memory until the session ends.

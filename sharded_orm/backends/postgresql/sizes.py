@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
 from sharded_orm.backends.sizes import ShardSize, TableSize
 
-# SQL for the number of rows. The server counts rows as they are written, but a crash loses the counts,
-# and a standby has none. If there is no count, use the estimate of the last VACUUM or ANALYZE. That is
-# -1 if there was neither.
+# SQL for the number of rows. The server counts rows as they are written, but a crash loses the
+# counts, and a standby has none. If there is no count, use the estimate of the last VACUUM or
+# ANALYZE. The estimate is -1 if there was neither.
 _ROWS = """\
 CASE WHEN pg_stat_get_live_tuples(c.oid) > 0 THEN pg_stat_get_live_tuples(c.oid)
   ELSE greatest(c.reltuples, 0)::bigint END"""

@@ -110,7 +110,7 @@ def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
     try:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     except psycopg.errors.InsufficientPrivilege as exc:
-        # The server checks the privilege first, so this error comes even if the schema exists.
+        # The server checks the privilege first, so it raises this error even if the schema exists.
         if schema in names(cursor):
             return
         raise psycopg.errors.InsufficientPrivilege(
@@ -127,9 +127,10 @@ def drop_schema(cursor: CatalogCursor, schema: str) -> None:
 def drop_unfinished_indexes(cursor: CatalogCursor, sql: str) -> bool:
     """Drop the invalid indexes of the current schema that the statement ``sql`` names.
 
-    Such an index is left if CREATE or DROP INDEX CONCURRENTLY fails. Return whether there were any.
-    Does nothing if ``sql`` does not create or drop an index concurrently. Otherwise costs one query,
-    and one statement for each index. The caller must know that no session is working on such an index.
+    Such an index is left if CREATE or DROP INDEX CONCURRENTLY fails. Return whether there were
+    invalid indexes. Does nothing if ``sql`` does not create or drop an index concurrently.
+    Otherwise costs one query, and one statement for each index. The caller must know that no
+    session is working on such an index.
     """
     if not _CONCURRENTLY.search(sql):
         return False

@@ -94,7 +94,7 @@ _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 _QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
-# A cheap first test: the patterns below can match only if a text contains one of these.
+# A cheap first test: the patterns below can match only if a text contains one of these words.
 _SUSPICIOUS = re.compile(
     r"SET_CONFIG|ADVISORY|SETSEED|SET_LIMIT|DBLINK|CURRVAL|LASTVAL|PG_TEMP|PG_SETTINGS|TEMP"
     r"|REPLICATION_ORIGIN|U&\""
@@ -131,8 +131,8 @@ _ALONE = re.compile(
     r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
 )
-# Statements that match _ALONE as well. The server refuses them in a transaction block only if the table
-# is partitioned, which most tables are not.
+# Matches some of the statements that _ALONE matches: those which the server refuses in a
+# transaction block only if the table is partitioned. Most tables are not partitioned.
 _MAYBE_ALONE = re.compile(
     r"REINDEX\s*(?:\((?![^()]*\bCONCURRENTLY\b)[^()]*\)\s*)?(?:TABLE|INDEX)\s+(?!CONCURRENTLY\b)"
     r"|CLUSTER\b\s*(?:\([^()]*\)\s*|VERBOSE\s+)?(?!VERBOSE\s*$)[\w?]"
@@ -333,8 +333,8 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # The server runs the text as one transaction block, in which it refuses these statements. So
-        # the text can be sent like any write.
+        # One of the statements must be sent alone. The server runs the text as one transaction
+        # block, and raises an error at that statement. So the text can be sent like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE
@@ -375,7 +375,8 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if _EXTENSION.match(upper):
         return PostgreSQLKind.EXTENSION
     if word == "EXPLAIN":
-        return PostgreSQLKind.WRITE  # EXPLAIN ANALYZE runs the statement.
+        # EXPLAIN ANALYZE runs the statement that it explains, which may write.
+        return PostgreSQLKind.WRITE
     if word in _INSERTS or ((is_read or word == "UPDATE") and _NUMBERS.search(upper)):
         return PostgreSQLKind.INSERT
     if is_read and _LOCKING_READ.search(upper):
@@ -390,8 +391,8 @@ def _of_body(raw: str) -> PostgreSQLKind:
     """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # If the body ends transactions, the search path would be lost, so it cannot be sent with the
-        # statement.
+        # If the body ends transactions, a search path that is sent with the statement would be
+        # lost, because it ends with the transaction.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT
@@ -400,7 +401,7 @@ def _of_body(raw: str) -> PostgreSQLKind:
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
     """Return the kind of a text by the functions and tables that it names. READ if these are harmless."""
     if 'U&"' in raw:
-        # Such a name may contain any character as a number, so it might be any name.
+        # A name in U&"…" may contain any character as a number, so it might be any name.
         return PostgreSQLKind.PATH
     if '"' in text:
         upper = _QUOTED_NAME.sub(r"\1", _strip(text, names=True) or "").upper()

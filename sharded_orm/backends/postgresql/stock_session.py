@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from django.db import OperationalError
 
-# Settings of such a session. The trigger functions in
+# Settings of a session that copies rows or moves tables. The trigger functions in
 # :mod:`~sharded_orm.backends.postgresql.capture_triggers` use the same formats, because equal values
 # must have equal texts.
 _SETTINGS: Final = (

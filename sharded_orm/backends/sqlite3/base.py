@@ -1,7 +1,8 @@
 """Django's SQLite backend, with one file for each shard in the folder of the shard's node.
 
-A node is a database server elsewhere; for SQLite it is a folder. Unlike with Django's backend,
-connecting to a shard never creates its file. Only :meth:`DatabaseWrapper.create_shard_database` does.
+With SQLite, a node is a folder. (With the other backends, a node is a database server.) Unlike with
+Django's backend, connecting to a shard never creates its file. Only
+:meth:`DatabaseWrapper.create_shard_database` does.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 # need not survive a power cut.
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute("PRAGMA journal_mode = MEMORY")
-            made.clear()  # Its references must not be counted below.
+            # Empty the list: its references to the connection must not be counted below.
+            made.clear()
         except sqlite3.DatabaseError as exc:
             # The file was opened, and then a statement failed, for example because the file is no
             # database.
@@ -218,7 +220,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        super().write_transaction()  # Raises an error if this object is a copy.
+        # The base class raises an error if this connection object is a copy.
+        super().write_transaction()
         return _Immediate(self)
 
     def commit_outcome(self) -> CommitOutcome:

@@ -24,5 +24,6 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):
             settings["TEST"]["NAME"] = None
-        creation: Any = super()  # Django's type stubs leave out the method.
+        # The variable has the type Any, because Django's type stubs leave out the method.
+        creation: Any = super()
         return str(creation._get_test_db_name())

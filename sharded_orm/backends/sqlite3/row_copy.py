@@ -28,8 +28,9 @@ class SQLiteRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # In the state "passes", the fence lets this session's changes pass. The fence is closed again
-        # before the commit, so no other session ever sees this state.
+        # Set the fence, the row by which triggers refuse writes, to the state "passes", which lets
+        # this session's changes pass. The fence is closed again before the commit, so no other
+        # session ever sees this state.
         fence = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
         with self._transaction():
             if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:
@@ -82,7 +83,8 @@ class SQLiteRowCopy(RowCopy):
 
     def _exact(self, column: CopiedColumn) -> str:
         return (
-            # As an expression, it has no declared type for which Python would convert the value.
+            # Read the column as an expression. It then has no declared type by which Python would
+            # convert the value.
             f"+{self._quote(column.name)}"
         )
 

@@ -1,6 +1,7 @@
 """The work on one shard's SQLite file while the shard moves to another folder.
 
-The tables of the shard are hidden under other names, built, and shown again.
+In each file, the tables of the shard can be hidden under other names, created, and given their real
+names again.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class SQLiteSchemaMove(SchemaMove):
         }
 
     def identities(self) -> frozenset[str]:
-        # The definition identifies a table. Nothing can empty it without calling the triggers, because
-        # SQLite has no TRUNCATE.
+        # The definition identifies a table. No statement can empty the table without calling its
+        # triggers, because SQLite has no TRUNCATE.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####
@@ -125,8 +126,8 @@ class SQLiteSchemaMove(SchemaMove):
     def discard(self) -> None:
         with self._exclusively(_PATIENCE):
             self._discard()
-            # Create the table with the names of hidden tables, even if it is empty. It shows that the
-            # shard is not in this file.
+            # Create the table with the names of hidden tables, even if it is empty. The table shows
+            # that the shard is not in this file.
             self._hide([], "")
 
     def _hide(self, names: Sequence[str], tag: str) -> None:

@@ -24,8 +24,8 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.topology.model import Shard
 
-#: The most shards of one transaction. Each shard costs a session, and a branch that its server must
-#: keep.
+#: The most shards of one transaction. Each shard costs a session, and a prepared transaction that
+#: its server must keep.
 MAX_SHARDS: Final = 64
 
 
@@ -105,9 +105,9 @@ class Coordinator:
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.
 
-        If several shards were written to, the commit costs two round trips for the decider (the decision
-        and its commit), and two for each other shard (the preparation and the commit). If only one shard
-        was written to, all shards commit as usual.
+        If several shards were written to, the commit costs two round trips for each shard. On the
+        decider, these are the decision and its commit; on any other shard, the preparation and the
+        commit. If only one shard was written to, all shards commit as usual.
 
         :param members: the connection objects of the shards, in the order of their first use.
         :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A
@@ -135,8 +135,8 @@ class Coordinator:
                     " still open. Nothing is committed: end the inner block first."
                 )
         branches = [member for member in writers if member is not decider]
-        # Commit the shards that were only read now. They have nothing to prepare, and their commit
-        # could not fail any more after the decision.
+        # Now commit the shards from which the transaction has only read. They prepare no branch, so
+        # an error of their commit must come before the decision to commit is stored.
         for member in members:
             if member not in writers and member is not decider:
                 member.leave_group_levels(0, commit=True)
@@ -145,8 +145,8 @@ class Coordinator:
             for member in branches:
                 member.prepare_branch()
         except BaseException:
-            # If a session was lost, its branch may be prepared all the same. So report that a branch
-            # may be left to a recovery.
+            # If a session was lost, its branch (its part of the transaction) may be prepared all
+            # the same. So report that a branch may be left to a recovery.
             self._report(_shards([decider, *branches]), True)
             raise
         self._decide(decider, branches)
@@ -172,8 +172,8 @@ class Coordinator:
                 for member in branches:
                     member.is_bound = False
                 raise
-            # The decision may be stored. So the branches stay prepared when the caller rolls back, and
-            # a recovery ends them.
+            # The decision to commit may be stored. So the branches (the parts on the other shards)
+            # stay prepared when the caller rolls back, and a recovery ends them.
             self._report(_shards([decider, *branches]), True)
             if not isinstance(exc, Exception):
                 raise
@@ -181,7 +181,8 @@ class Coordinator:
             raise CommitOutcomeUnknown(aliases, exc) from exc
 
     def _finish(self, decider: Participant, branches: Sequence[Participant]) -> None:
-        """Commit the branches after the decision. A branch whose commit fails stays prepared.
+        """Commit the branches (the parts on the other shards) after the decision was stored. A
+        branch whose commit fails stays prepared.
 
         :param decider: the connection object of the shard that has stored the decision.
         :param branches: the connection objects of the other shards that were written to.

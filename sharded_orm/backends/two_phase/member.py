@@ -46,9 +46,10 @@ class TwoPhaseMixin(CommitHookMixin):
         return self.two_phase_refusal
 
     def begin_decider(self) -> None:
-        """Make the next transaction of this object the one that decides. Sends nothing.
+        """Make the next transaction of this object the deciding one of a two-phase commit. Sends
+        nothing.
 
-        It is an ordinary transaction, in which no statement may commit implicitly.
+        The deciding transaction is an ordinary one, in which no statement may commit implicitly.
 
         :raises TwoPhaseMisused: the session has state that such a transaction cannot have.
         """
@@ -108,7 +109,8 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### The decision #####
 
     def store_decision(self, transaction: str) -> None:
-        """Insert the decision to commit ``transaction``. It takes effect when it is committed.
+        """Insert the decision to commit ``transaction``. The decision takes effect when the
+        inserted row is committed.
 
         Must be called before the first branch is prepared. The inserted row is then locked until the
         transaction ends. So a process that finds a prepared branch, and can insert the same row, knows
@@ -139,9 +141,9 @@ class TwoPhaseMixin(CommitHookMixin):
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. After the decision is stored, no error of this shard
-        # can undo it: the branch stays prepared, and a recovery commits it. So Django must not roll
-        # back.
+        # Overrides BaseDatabaseWrapper._commit. After the decision is stored, no error of this
+        # shard can undo it: the branch (this shard's part of the transaction) stays prepared, and a
+        # recovery commits it. So Django must not roll back.
         if not self.is_bound:
             self._is_confirmed = False
             try:

@@ -18,8 +18,8 @@ KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
 
-# Transactions whose decisions may be deleted: the decider's alias -> pairs of end time and name.
-# Appending to a deque and popping from it are atomic, so no lock is needed.
+# Transactions whose decisions may be deleted: alias of the shard with the decision -> pairs of end
+# time and name. Appending to a deque and popping from it are atomic, so no lock is needed.
 _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MOST))
 
 

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,8 +70,8 @@ class CommitHookMixin(_Wrapper):
 
     #: The listener of the open transaction; None if it has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
-    #: Watchers of the open transaction. They are called before COMMIT and at the end of the
-    #: transaction.
+    #: Objects that watch the open transaction. Their methods are called before COMMIT and at the
+    #: end of the transaction.
     commit_watchers: tuple[CommitWatcher, ...] = ()
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
@@ -122,6 +123,29 @@ class CommitHookMixin(_Wrapper):
 
         Does nothing on servers that have a limit of their own.
         """
+
+    @property
+    def may_lack_statements(self) -> bool:
+        """Whether an error, such as a deadlock, may have undone statements of the open transaction.
+
+        A program may go on after such an error, and commit the rest.
+        """
+        return False
+
+    @property
+    def sends_with_commit(self) -> bool:
+        """Whether statements of the open transaction can be sent together with its COMMIT."""
+        return False
+
+    @contextmanager
+    def sent_with_commit(self) -> Iterator[None]:
+        """Context manager: INSERTs, UPDATEs and DELETEs within the block are sent with the COMMIT, if possible.
+
+        They must be the last statements of the outermost transaction. Then they cost no round trip: their
+        errors are raised by the COMMIT, which is not executed then, and ``lastrowid`` of their
+        cursors is set by it. If that is not possible, each is executed at once.
+        """
+        yield
 
     def hold_session(self) -> None:
         """Reserve the transaction's session for this alias, even after the transaction has ended.
@@ -178,7 +202,8 @@ class CommitHookMixin(_Wrapper):
             # transaction stayed open, it would be committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:  # Only logged, because the caller receives the first error.
+            except Exception:
+                # Only log this error, because the caller receives the first error.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
             # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Otherwise the next
@@ -196,8 +221,8 @@ class CommitHookMixin(_Wrapper):
 
     def _set_autocommit(self, autocommit: bool) -> None:
         # Overrides BaseDatabaseWrapper._set_autocommit. If autocommit is switched on while a
-        # transaction is open, the database commits the transaction. So the hooks of COMMIT run here
-        # too.
+        # transaction is open, the database commits the transaction. So the hooks of COMMIT run
+        # here.
         if autocommit and (self.transaction_writes is not None or self.commit_watchers):
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -234,13 +259,15 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _savepoint(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers.
+        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers, objects that are notified
+        # about the transaction.
         super()._savepoint(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint(sid)
 
     def _savepoint_rollback(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers.
+        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers, objects that are
+        # notified about the transaction.
         super()._savepoint_rollback(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint_rolled_back(sid)

@@ -96,11 +96,13 @@ class WriteMixin(ReadMixin):
         """
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
-            # Check that the database compares text shard keys as the router does. Do so now, because
-            # the cache's observer may send queries before it runs the statement.
+            # Check that the database compares text shard keys as the router does. Do so now,
+            # because the cache, which is notified of the write, may send queries before it runs the
+            # statement.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if connection.features.shards_are_files:
-                # A file has no sessions. Other backends check the route when they have leased one.
+                # Check here that the keys are still on this shard, because a file has no sessions.
+                # The other backends check this when they have leased a session.
                 check_route()
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)

@@ -77,8 +77,8 @@ class CommitWatcher(Protocol):
         """
 
 
-#: A function that returns the follower of a model; None if the model is not followed. It is called for
-#: each write, so it must be cheap.
+#: A function that returns the follower of a model; None if the model is not followed. The function
+#: is called for each write, so it must be cheap.
 FollowerOf = Callable[[Any], WriteFollower | None]
 
 _finders: list[FollowerOf] = []
@@ -86,10 +86,11 @@ _finders_everywhere: list[FollowerOf] = []
 
 
 def provide_followers(follower_of: FollowerOf, *, everywhere: bool = False) -> None:
-    """Add a function that returns the follower of a model.
+    """Add a function that returns the follower of a model: the object to call for each write to the
+    model.
 
-    :param everywhere: whether its followers are also called for writes in databases that are not
-        shards.
+    :param everywhere: whether the followers that it returns are also called for writes in databases
+        that are not shards.
     """
     (_finders_everywhere if everywhere else _finders).append(follower_of)
 

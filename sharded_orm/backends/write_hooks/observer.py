@@ -87,12 +87,14 @@ def provide_observer(observer: WriteObserver) -> None:
 
 
 def cached_model_of(model: Any) -> Any:
-    """Return the result of :meth:`WriteObserver.cached_model_of`; None if there is no observer."""
+    """Call :meth:`WriteObserver.cached_model_of`, and return its result; None if the app has
+    provided no observer.
+    """
     return None if _observer is None else _observer.cached_model_of(model)
 
 
 def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """Return the result of :meth:`WriteObserver.write`.
+    """Call :meth:`WriteObserver.write`, which runs the statement of a write, and return its result.
 
     Call this function only if an observer was provided.
     """

@@ -38,8 +38,8 @@ class StatementWatcher(Generic[C]):
 
     @classmethod
     def of(cls, connection: Any) -> Self:
-        """Return the watcher of this class for the open transaction of ``connection``. If there is
-        none, add one.
+        """Return the object of this class that watches the open transaction of ``connection``. If
+        there is none, add one.
         """
         for watcher in connection.commit_watchers:
             if isinstance(watcher, cls):
@@ -49,7 +49,9 @@ class StatementWatcher(Generic[C]):
         return own
 
     def incomplete(self) -> list[C]:
-        """Return the changes that would be committed, but for which a follower's work is not complete."""
+        """Return the changes that would be committed, but for which the object that follows the
+        model's writes has not completed its work.
+        """
         return [
             change for change in self._changes if not change.is_complete and not change.is_undone
         ]

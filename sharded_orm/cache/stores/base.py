@@ -12,7 +12,8 @@ Lease = Any
 #: The largest size in bytes of a stored value: memcached's limit (1 MiB), less some room for the
 #: entry's name and header.
 MAX_VALUE = 1_000_000
-#: Seconds after which a lease expires. Until then, no other reader can store the entry.
+#: Seconds after which a lease (a reader's permission to store an entry) expires. Until then, no
+#: other reader can store the entry.
 LEASE_SECONDS = 5
 
 
@@ -64,7 +65,7 @@ class CacheServer(ABC):
     all, a part or nothing of the call, and may still execute it later. Any call may be executed
     twice: if an idle connection turns out to be dead, the call is repeated on a new connection. A
     round trip ends within the timeout of the server. For some seconds after a failure, calls raise
-    at once without being sent. Then one call is sent as a trial.
+    this error at once without being sent. Then one call is sent as a trial.
 
     Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """

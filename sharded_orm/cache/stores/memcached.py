@@ -45,7 +45,7 @@ _MAX_RECORD = 16_000
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
 #: Texts that join the names of entries into a packet of ``mg`` (read) commands. ``_PLAIN`` only
-#: reads the entries. ``_LEASED`` also asks for a lease (permission to store) of each entry, found
+#: reads the entries. ``_LEASED`` also requests a lease (permission to store) of each entry, found
 #: or missing.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
@@ -118,7 +118,8 @@ class MemcachedServer(RemoteServer):
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
         # The server answers SERVER_ERROR to a read if it lacks memory for the answer, or for the
-        # empty entry that it creates with a lease. The entry then counts as missing.
+        # empty entry that it creates for a lease (a reader's permission to store the entry). The
+        # entry then counts as missing.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
             raise self._failed("unexpected answer to a read")
         return value or None
@@ -315,7 +316,7 @@ def _seconds(ttl: float) -> int:
 def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
     """Return a packet of ``mg`` commands that read the entries of all three lists of names.
 
-    The commands for ``objects`` also ask for a lease (permission to store) of each object, found or
+    The commands for ``objects`` also request a lease (permission to store) of each object, found or
     missing.
     """
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""

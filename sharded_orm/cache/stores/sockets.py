@@ -34,7 +34,8 @@ class ProtocolError(Exception):
 
 
 class Outdated(ConnectionError):
-    """Since the connection was opened, the server has lost its data or come back with older data.
+    """Since the connection was opened, the server has lost its data, or was restarted with older
+    data.
 
     The connection is then closed, and the packet is sent again on a new one.
     """
@@ -50,7 +51,7 @@ class Connection:
         :param connected: a socket that is connected to the server.
         :param timeout: the time limit in seconds for one :meth:`ask`.
         :param incarnation: a value that identifies the data on the server. It changes when the
-            server loses its data or comes back with older data. Functions that make packets (see
+            server loses its data, or is restarted with older data. Functions that make packets (see
             :data:`Packet`) read it. It is empty (the default) if the server has no such value.
         """
         self.incarnation = incarnation
@@ -161,9 +162,8 @@ class RemoteServer(CacheServer):
         self.timeout = timeout
         self._breaker = CircuitBreaker(backoff, clock)
         # The idle connections. The connection that became idle last is used first. So after a peak
-        # of load, connections at the beginning of the list are no longer used, and it does no harm
-        # if a server or firewall drops them. pop() and append() are atomic, so the list needs no
-        # lock.
+        # of load, connections at the beginning of the list are no longer used. It does no harm if a
+        # server or firewall drops these. pop() and append() are atomic, so the list needs no lock.
         self._idle: list[Connection] = []
         self._process = forks.identity()
 
@@ -216,9 +216,9 @@ class RemoteServer(CacheServer):
                 connection.close()
                 if is_new:
                     raise
-                # An idle connection failed. The server was restarted, closes idle connections, or
-                # has come back with older data. So the other idle connections are useless, too.
-                # Close them and send the packet again.
+                # An idle connection failed. The server was restarted, perhaps with older data, or
+                # closes idle connections. So the other idle connections are useless, too. Close
+                # them and send the packet again.
                 self.close()
             except BaseException:
                 # Close the connection: the answer may still arrive, and must not be taken for the

@@ -2,8 +2,7 @@
 
 Each put marks its entity in the same transaction, so the mark is found even if the transaction
 commits late. Marked entities are cleaned first, starting with the newest. Then the cleaner goes
-through all entities and all rows of indexes. This finds errors of which no mark exists: rows that a
-very late writer has left, and changes by SQL.
+through all entities and all rows of indexes (:mod:`.whole_pass`).
 
 Any number of cleaners may run. Two cleaners of one shard do no harm; the lease that each takes only
 spares them the double work.
@@ -13,65 +12,33 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import Error
+from django.utils import timezone
 
 from sharded_orm import runtime, unbound
-from sharded_orm.contrib.entities import index_rows, index_states, reservations
-from sharded_orm.contrib.entities.entity import Entity
-from sharded_orm.contrib.entities.index import Index, follows
-from sharded_orm.contrib.entities.index_rows import IndexRow
-from sharded_orm.contrib.entities.pending_rows import PendingRows
-from sharded_orm.contrib.entities.settlement import StoredEntity, compare, settle
-from sharded_orm.contrib.entities.store import BATCH, DataStore, stores
-from sharded_orm.database_clock import DatabaseClock
-from sharded_orm.exceptions import LeaseLost, OperationHeld, ShardedOrmError
-from sharded_orm.operations.runs import journal
+from sharded_orm.contrib.entities import index_states
+from sharded_orm.contrib.entities.clean_report import CleanReport
+from sharded_orm.contrib.entities.settlement import compare, settle
+from sharded_orm.contrib.entities.shard_lease import leased
+from sharded_orm.contrib.entities.store import DataStore, stores
+from sharded_orm.contrib.entities.stored_entity import (
+    BATCH,
+    StoredEntity,
+    columns_of,
+    rows_of,
+    stored_entities,
+)
+from sharded_orm.contrib.entities.whole_pass import WholePart, clean_whole, whole_parts
 from sharded_orm.operations.runs.lease import Lease
 
-KIND = "entities clean"
 #: Entities that were marked less than this number of seconds ago are left to their writers.
 MIN_AGE = 0.2
-#: The largest number of problems that a report describes.
-MAX_PROBLEMS = 100
-
-
-@dataclass
-class CleanReport:
-    """The work that a cleaner has done.
-
-    :param settled: number of marked entities whose index rows are right now.
-    :param failed: number of marked entities with index rows that could not be written.
-    :param written: number of index rows that were missing.
-    :param removed: number of index rows that were left over.
-    :param compared: number of entities and index rows that the pass over everything has compared.
-    :param problems: sentences about shards and entities.
-    :param damaged: sentences about entities whose bodies cannot be read.
-    """
-
-    settled: int = 0
-    failed: int = 0
-    written: int = 0
-    removed: int = 0
-    compared: int = 0
-    problems: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-
-    def take(self) -> CleanReport:
-        """Return a copy of the report, and reset the report to zero."""
-        report = replace(self)
-        vars(self).update(vars(CleanReport()))
-        return report
-
-    def add_problem(self, text: str) -> None:
-        if text not in self.problems and len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(text)
+#: Seconds after which a part of the pass over all entities is tried again, if its shard did not answer.
+RETRY_AFTER = 10.0
 
 
 def clean_marked(
@@ -94,7 +61,7 @@ def clean_marked(
         for shard in runtime.group(store.group).shards():
             if stopping():
                 return
-            with _reported(shard.alias, report):
+            with report.shard(shard.alias):
                 if _marked_rows(store, shard.alias, min_age).exists():
                     with leased(f"{store.name} {shard.alias}") as lease:
                         _clean_shard(store, shard.alias, min_age, stopping, lease, report)
@@ -115,10 +82,9 @@ def _clean_shard(
         with unbound():
             rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
             if oldest is not None:
-                # Do not use "<" here: SQLite's clock writes fewer digits than Django, so it would
-                # be true of equal times.
+                # Do not use "<" here: more entities may have been marked at that moment than were read.
                 rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
-            found = list(rows.values_list(*_columns(store), "marked_at")[:BATCH])
+            found = list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
         if not found:
             return
         if found[-1][-1] != oldest:
@@ -166,206 +132,24 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
                 rows.update(marked_at=None, pending=None)
 
 
-# ##### Going through the whole #####
-
-
-def clean_whole(report: CleanReport, stopping: Callable[[], bool]) -> Generator[None]:
-    """Compare all entities with all rows of indexes. Yield after each batch.
-
-    Entities without their index rows are marked, so that :func:`clean_marked` writes the rows.
-    Index rows without a matching entity are removed. Shards that do not answer, or on which another
-    cleaner works, are left out.
-    """
-    for store in list(stores.values()):
-        indexes = [index for index in store.indexes if index_states.is_written(index)]
-        for shard in runtime.group(store.group).shards():
-            with _reported(shard.alias, report), leased(f"{store.name} {shard.alias} all") as lease:
-                for _ in mark_lacking(store, indexes, shard.alias, report):
-                    yield
-                    if stopping():
-                        return
-                    lease.check()
-        for index in indexes:
-            for shard in runtime.group(index.group).shards():
-                subject = f"{index.label} {shard.alias}"
-                with _reported(shard.alias, report), leased(subject) as lease:
-                    for _ in remove_stale(index, shard.alias, report):
-                        yield
-                        if stopping():
-                            return
-                        lease.check()
-
-
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
     """Clean marked entities of any age, then compare everything, then clean the newly marked entities."""
     clean_marked(report, min_age=0, stopping=stopping)
     # The errors are dropped, because the last step tries the same entities once more.
     report.failed, report.problems = 0, []
-    for _ in clean_whole(report, stopping):
+    for _ in clean_whole(whole_parts(), report, stopping):
         pass
     clean_marked(report, min_age=0, stopping=stopping)
-
-
-def entity_batches(
-    store: DataStore, alias: str, report: CleanReport, *, marked: bool = True
-) -> Iterator[list[StoredEntity]]:
-    """Yield the entities of a shard in batches, the oldest first.
-
-    :param marked: whether to include entities that are marked.
-    """
-    last = None
-    while True:
-        with unbound():
-            rows = rows_of(store, alias).order_by("added_id")
-            if last is not None:
-                rows = rows.filter(added_id__gt=last)
-            if not marked:
-                rows = rows.filter(marked_at=None)
-            found = list(rows.values_list(*_columns(store))[:BATCH])
-        if not found:
-            return
-        last = found[-1][0]
-        yield stored_entities(store, found, report)
-
-
-def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
-    """Yield the rows of an index on a shard in batches, in the order of the primary key."""
-    names = (*index.names, "entity_id")
-    last: tuple[Any, ...] | None = None
-    while True:
-        with unbound():
-            manager: Any = index.model._default_manager
-            rows = manager.using(alias).order_by(*names)
-            if last is not None:
-                rows = rows.filter(follows(names, (False,) * len(names), last))
-            found = index_rows.rows_from(index, rows[:BATCH])
-        if not found:
-            return
-        last = (*found[-1].values, found[-1].entity_id)
-        yield found
-
-
-def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
-    """Return those of ``rows`` whose entities were deleted or have other properties now."""
-    states = index.store.load({row.entity_id: row.key for row in rows})
-    stale = []
-    for row in rows:
-        state = states.get(row.entity_id)
-        if state is None or (isinstance(state, Entity) and not index.is_current(state, row.values)):
-            stale.append(row)
-    return stale
-
-
-def mark_lacking(
-    store: DataStore, indexes: Sequence[Index], alias: str, report: CleanReport
-) -> Iterator[int]:
-    """Mark the entities of a shard that lack index rows and have no mark. Yield the number of each batch."""
-    for entities in entity_batches(store, alias, report, marked=False):
-        report.compared += len(entities)
-        lacking: set[UUID] = set()
-        for index in indexes:
-            settlement = compare(index, entities)
-            for rows in settlement.missing.values():
-                lacking |= {row.entity_id for row in rows}
-            for exc in settlement.failures.values():
-                report.add_problem(f"index {index.label}: {exc}")
-        marked = 0
-        for entity in entities:
-            if entity.id in lacking:
-                with unbound():
-                    # The version is a condition: if the entity has changed meanwhile, its writer
-                    # has marked it.
-                    rows = rows_of(store, alias).filter(pk=entity.pk, version=entity.version)
-                    marked += rows.filter(marked_at=None).update(marked_at=DatabaseClock())
-        yield marked
-
-
-def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]:
-    """Remove the stale rows of an index on a shard. Yield the number of removed rows for each batch."""
-    for rows in index_row_batches(index, alias):
-        report.compared += len(rows)
-        removed = 0
-        for row in stale_rows(index, rows):
-            if index.unique:
-                removed += reservations.take_away(index, row)
-            else:
-                # If a later version of the entity has written the row again, it has a higher version.
-                removed += index_rows.remove(index, row.values, row.entity_id, up_to=row.version)
-        report.removed += removed
-        yield removed
-
-
-# ##### Reading #####
-
-
-def stored_entities(
-    store: DataStore, rows: Sequence[tuple[Any, ...]], report: CleanReport
-) -> list[StoredEntity]:
-    """Return the parts of the entities in ``rows`` that indexes need. Report entities with damaged bodies."""
-    entities = []
-    for pk, entity_id, version, body, pending, key, *_ in rows:
-        stored = {}
-        if body:
-            try:
-                stored = store.declared(bytes(body))
-            except ValueError as exc:
-                text = f"The body of entity {entity_id} in store {store.name!r} is damaged: {exc}."
-                if text not in report.damaged and len(report.damaged) < MAX_PROBLEMS:
-                    report.damaged.append(text)
-                continue
-        entities.append(
-            StoredEntity(pk, entity_id, key, version, stored, PendingRows(pending), not body)
-        )
-    return entities
-
-
-def _columns(store: DataStore) -> tuple[str, ...]:
-    return ("added_id", "id", "version", "body", "pending", store.key_name)
-
-
-def rows_of(store: DataStore, alias: str) -> Any:
-    manager: Any = store.model._default_manager
-    return manager.using(alias)
 
 
 def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
     with unbound():
         rows = rows_of(store, alias).filter(marked_at__isnull=False)
         if min_age:
-            rows = rows.filter(marked_at__lte=DatabaseClock() - timedelta(seconds=min_age))
+            # The clock of a writer may be fast. So what is marked later than now is not left to its writer.
+            now, age = timezone.now(), timedelta(seconds=min_age)
+            rows = rows.exclude(marked_at__range=(now - age, now + age))
         return rows
-
-
-@contextmanager
-def _reported(alias: str, report: CleanReport) -> Iterator[None]:
-    """Return a context manager that adds an error of a shard to the problems. The error ends the block."""
-    try:
-        yield
-    except OperationHeld:
-        pass  # Another cleaner works there.
-    except LeaseLost as exc:
-        report.add_problem(str(exc))
-    except (Error, ShardedOrmError) as exc:
-        report.add_problem(f"{alias}: {exc}")
-
-
-@contextmanager
-def leased(subject: str) -> Iterator[Lease]:
-    """Return a context manager during which no other cleaner works on ``subject``.
-
-    :raises OperationHeld: another cleaner works on it.
-    """
-    lease, _ = journal.take_lease(KIND, subject, {})
-    lease.start()
-    try:
-        yield lease
-    finally:
-        try:
-            # The lease is a row of the journal of operations. It is deleted, because no work has to
-            # be resumed.
-            lease.own_row().delete()
-        finally:
-            lease.release()
 
 
 class ContinuousCleaner:
@@ -374,13 +158,24 @@ class ContinuousCleaner:
     :param interval: seconds between two rounds.
     :param whole_every: seconds between the end of one pass over all entities and the start of the
         next.
+    :param retry_after: seconds until parts of the pass are tried again whose shards, or the global
+        database, did not answer.
     """
 
-    def __init__(self, interval: float, whole_every: float, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        interval: float,
+        whole_every: float,
+        stopping: Callable[[], bool],
+        *,
+        retry_after: float = RETRY_AFTER,
+    ) -> None:
         self._interval, self._whole_every, self._stopping = interval, whole_every, stopping
+        self._retry_after = retry_after
         self._report = CleanReport()
-        self._whole: Generator[None] | None = None
+        self._whole: Generator[None, None, list[WholePart]] | None = None
         self._next_whole = time.monotonic()
+        self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
         """Clean marked entities, then continue the pass over all entities until the interval is over.
@@ -390,13 +185,17 @@ class ContinuousCleaner:
         until = time.monotonic() + self._interval
         clean_marked(self._report, stopping=self._stopping)
         if self._whole is None and time.monotonic() >= self._next_whole:
-            self._whole = clean_whole(self._report, self._stopping)
+            parts = self._failed or whole_parts()
+            self._whole = clean_whole(parts, self._report, self._stopping)
         while self._whole is not None and not self._stopping() and time.monotonic() < until:
             try:
                 next(self._whole)
-            except StopIteration:
-                self._whole = None
-                self._next_whole = time.monotonic() + self._whole_every
+            except StopIteration as end:
+                self._whole, self._failed = None, end.value
+                pause = self._whole_every
+                if self._failed:
+                    pause = min(self._retry_after, pause)
+                self._next_whole = time.monotonic() + pause
         return self._report.take()
 
     def close(self) -> None:

@@ -5,28 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from sharded_orm import runtime
+from sharded_orm import runtime, unbound
 from sharded_orm.contrib.entities import index_rows, index_states
-from sharded_orm.contrib.entities.cleaner import (
-    CleanReport,
-    clean_marked,
-    entity_batches,
-    index_row_batches,
-    mark_lacking,
-    remove_stale,
-)
+from sharded_orm.contrib.entities.clean_report import CleanReport
+from sharded_orm.contrib.entities.cleaner import clean_marked
 from sharded_orm.contrib.entities.exceptions import StoreNotFound
 from sharded_orm.contrib.entities.index import Index
 from sharded_orm.contrib.entities.index_states import DROPPED, REMEMBERED, SERVED, WRITTEN
 from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.store import stores
+from sharded_orm.contrib.entities.stored_entity import entity_batches, rows_of
+from sharded_orm.contrib.entities.whole_pass import index_row_batches, mark_lacking, remove_stale
+from sharded_orm.models.moves.scatter import MovingKeys
+from sharded_orm.operations.relations import batched
 
 #: Seconds after which every process has read the new state of an index.
 LEARNED_AFTER = REMEMBERED + 1
 #: The number of verifications after which a build gives up. The first verification finds no missing
 #: rows, unless a process that does not know the index has stored an entity.
 MAX_PASSES = 5
+#: Shard keys that one query names.
+KEYS = 100
 
 
 @dataclass
@@ -83,6 +84,7 @@ def find_index(name: str) -> Index:
 def build(
     index: Index,
     *,
+    rate: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[BuildReport]:
@@ -93,9 +95,10 @@ def build(
     once more. If no row was missing, reads may use the index. The build can be run again after an
     interruption. Yields after each batch.
 
+    :param rate: the most entities or index rows per second; by default there is no limit.
     :param stopping: returns True if the build is to stop after its batch.
-    :param pause: waits for a number of seconds. It is called only if the index was dropped before,
-        and waits until all processes write the index again.
+    :param pause: waits for a number of seconds. It is called if the index was dropped before, to wait
+        until all processes write the index again, and after a batch that was faster than ``rate``.
     """
     report, found = BuildReport(), CleanReport()
     if index_states.read_state(index) == DROPPED:
@@ -104,7 +107,7 @@ def build(
         yield report
         pause(LEARNED_AFTER)
     report.phase = "writing"
-    for _ in _write(index, report, found):
+    for _ in _paced(_write(index, report, found), found, rate, pause):
         yield report
         if stopping():
             return
@@ -113,7 +116,7 @@ def build(
     while not found.problems and not report.is_served and passes < MAX_PASSES:
         passes += 1
         report.phase, lacking = "verifying", 0
-        for marked in _verify(index, report, found):
+        for marked in _paced(_verify(index, report, found), found, rate, pause):
             lacking += marked
             yield report
             if stopping():
@@ -131,27 +134,50 @@ def build(
     yield report
 
 
-def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[None]:
-    """Write the rows of all entities."""
+def _paced(
+    batches: Iterator[int], found: CleanReport, rate: float | None, pause: Callable[[float], None]
+) -> Iterator[int]:
+    """Yield what ``batches`` yields, and then wait for as long as a batch was too fast."""
+    began, compared = time.monotonic(), found.compared
+    for batch in batches:
+        yield batch
+        if rate is not None:
+            pause(max((found.compared - compared) / rate - (time.monotonic() - began), 0))
+            began, compared = time.monotonic(), found.compared
+
+
+def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
+    """Write the rows of all entities. Yield 0 after each batch."""
     for shard in runtime.group(index.store.group).shards():
-        for entities in entity_batches(index.store, shard.alias, found):
-            settlement = compare(index, entities)
-            settle(index, settlement)
-            report.entities += len(entities)
-            report.written += sum(map(len, settlement.missing.values()))
-            for exc in settlement.failures.values():
-                found.add_problem(str(exc))
-            yield
+        with found.shard(shard.alias):
+            for entities in entity_batches(index.store, rows_of(index.store, shard.alias), found):
+                settlement = compare(index, entities)
+                settle(index, settlement)
+                found.compared += len(entities)
+                report.entities += len(entities)
+                report.written += sum(map(len, settlement.missing.values()))
+                for exc in settlement.failures.values():
+                    found.add_problem(str(exc))
+                yield 0
 
 
 def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
     """Mark the entities that lack their rows, and remove stale rows. Yield the number of marked entities."""
-    for shard in runtime.group(index.store.group).shards():
-        yield from mark_lacking(index.store, [index], shard.alias, found)
+    store, moving = index.store, MovingKeys(index.store.group)
+    for shard in runtime.group(store.group).shards():
+        with found.shard(shard.alias):
+            yield from mark_lacking(store, [index], rows_of(store, shard.alias), found)
+    # An entity whose key has moved may have been on no shard when that was compared.
+    for keys in batched(sorted(moving.entries()), KEYS):
+        with unbound():
+            rows: Any = store.model._default_manager.filter(**{f"{store.key_name}__in": keys})
+        with found.shard(store.group):
+            yield from mark_lacking(store, [index], rows, found)
     for shard in runtime.group(index.group).shards():
-        for removed in remove_stale(index, shard.alias, found):
-            report.removed += removed
-            yield 0
+        with found.shard(shard.alias):
+            for removed in remove_stale(index, shard.alias, found):
+                report.removed += removed
+                yield 0
 
 
 def drop(index: Index, *, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:

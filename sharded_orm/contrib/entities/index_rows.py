@@ -9,14 +9,15 @@ arrive.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import IntegrityError, router
 
-from sharded_orm import unbound
+from sharded_orm import runtime, unbound
+from sharded_orm.models.sharding.options import required_options
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
@@ -108,6 +109,41 @@ def alias_of(index: Index, value: Any) -> str:
     If the value has no shard yet, it is assigned to one, as by a write.
     """
     return router.db_for_write(index.model, instance=index.model(**{index.shard_on: value}))
+
+
+def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dict[Any, Exception]]:
+    """Return the aliases of the shards of ``keys``, and why some have none.
+
+    Like a write, it gives a key that has no shard one.
+    """
+    options, field = required_options(index.model), index.store.fields[index.shard_on]
+    try:
+        prepared = {key: field.get_prep_value(key) for key in keys}
+        numbers = options.place_keys(dict.fromkeys(prepared.values()))
+    except Exception as exc:  # Of one of them: find out of which.
+        if len(keys) < 2:
+            return {}, dict.fromkeys(keys, exc)
+        aliases: dict[Any, str] = {}
+        unplaced: dict[Any, Exception] = {}
+        for key in keys:
+            placed, refused = aliases_of(index, [key])
+            aliases |= placed
+            unplaced |= refused
+        return aliases, unplaced
+    group = runtime.group(options.group)
+    return {
+        key: runtime.shard_in(group, numbers[value]).alias for key, value in prepared.items()
+    }, {}
+
+
+def rows_on(
+    index: Index, alias: str, keys: Sequence[Any], entity_ids: Sequence[UUID]
+) -> list[IndexRow]:
+    """Return the rows of entities under ``keys`` on a shard. One query."""
+    manager: Any = index.model._default_manager
+    condition = {f"{index.shard_on}__in": keys, "entity_id__in": entity_ids}
+    with unbound():
+        return rows_from(index, manager.using(alias).filter(**condition).order_by())
 
 
 def rows_from(index: Index, rows: Any) -> list[IndexRow]:

@@ -11,12 +11,14 @@ values, and that no transaction is about to assign them to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import F
 
 from sharded_orm import unbound
+from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.contrib.entities.exceptions import (
     EntityDamaged,
     ReservationRefused,
@@ -30,12 +32,17 @@ from sharded_orm.contrib.entities.index_rows import (
     rows_from,
     same_rows,
 )
+from sharded_orm.models.moves.confirmation import in_transaction
+from sharded_orm.models.moves.repetition import repeated
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
+    from sharded_orm.contrib.entities.store import DataStore
 
-#: The number of attempts to reserve values that others take and release at the same time.
+#: The number of attempts to reserve values that others take and release at the same time, and to run a
+#: transaction that ends in deadlocks.
 ATTEMPTS = 5
+R = TypeVar("R")
 
 
 def reserve(index: Index, row: IndexRow) -> None:
@@ -46,6 +53,10 @@ def reserve(index: Index, row: IndexRow) -> None:
 
     :raises UniqueValueTaken: another entity has the values.
     """
+    _repeated(index.group, partial(_reserve, index, row))
+
+
+def _reserve(index: Index, row: IndexRow) -> None:
     alias = _alias_of_row(index, row)
     for _ in range(ATTEMPTS):
         try:
@@ -69,15 +80,22 @@ def reserve(index: Index, row: IndexRow) -> None:
 
 
 def write_reserved(
-    rows: Sequence[tuple[Index, IndexRow]], alias: str, write: Callable[[], None]
+    store: DataStore, rows: Sequence[tuple[Index, IndexRow]], write: Callable[[], None]
 ) -> None:
-    """Call ``write``, which writes an entity, after its rows of unique indexes were reserved.
+    """Call ``write``, which writes an entity of ``store``, after its rows of unique indexes were reserved.
 
     :param rows: pairs of a unique index and the entity's row in it.
-    :param alias: the alias of the entity's shard.
+    :param write: it is called again if the transaction was rolled back.
     :raises UniqueValueTaken: another entity has the values of one of ``rows``.
     :raises ReservationRefused: a row would be committed later than the entity, or not at all.
     """
+    _repeated(store.group, partial(_write_reserved, store, rows, write))
+
+
+def _write_reserved(
+    store: DataStore, rows: Sequence[tuple[Index, IndexRow]], write: Callable[[], None]
+) -> None:
+    alias = store.alias_of(rows[0][1].entity_id, rows[0][1].key)
     for index, row in rows:
         if _commits_apart(_alias_of_row(index, row), alias):
             raise ReservationRefused(
@@ -130,6 +148,10 @@ def take_away(index: Index, row: IndexRow) -> bool:
     :returns: whether the entity does not have the values. Also False if the change that removes the
         values from the entity is not committed yet, because it may be rolled back.
     """
+    return _repeated(index.store.group, partial(_take_away, index, row))
+
+
+def _take_away(index: Index, row: IndexRow) -> bool:
     alias, alias_of_entity = _alias_of_row(index, row), index.store.alias_of(row.entity_id, row.key)
     if _commits_apart(alias_of_entity, alias):
         return False
@@ -143,6 +165,23 @@ def take_away(index: Index, row: IndexRow) -> bool:
             return False
         same_rows(index, row.values, row.entity_id).filter(version=row.version).delete()
         return True
+
+
+def _repeated(group: str, work: Callable[[], R]) -> R:
+    """Return the result of ``work``. Call it again if a transaction of its own was rolled back by others.
+
+    That is by a deadlock, as of two claims of one value on MariaDB, or by a move of a key or a shard. In a
+    transaction of the caller on ``group``, nothing is repeated.
+
+    :param work: nothing is wrong if it is called again after a part of it was committed.
+    """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return repeated(group, work)
+        except OperationalError as exc:
+            if not is_deadlock(exc) or in_transaction(group):
+                raise
+    return repeated(group, work)
 
 
 def taken(index: Index, row: IndexRow, why: str) -> UniqueValueTaken:

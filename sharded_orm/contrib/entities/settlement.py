@@ -9,33 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, ProgrammingError
 
 from sharded_orm import unbound
 from sharded_orm.contrib.entities import index_rows, reservations
 from sharded_orm.contrib.entities.index_rows import IndexRow
-from sharded_orm.contrib.entities.pending_rows import PendingRows
+from sharded_orm.contrib.entities.stored_entity import StoredEntity
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
-
-
-@dataclass(frozen=True)
-class StoredEntity:
-    """The parts of an entity that indexes need, as they were read from its shard.
-
-    :param key: the shard key of the entity.
-    :param stored: the declared properties of the entity; empty if it was deleted.
-    :param pending: the index rows of former versions.
-    """
-
-    pk: int
-    id: UUID
-    key: Any
-    version: int
-    stored: Mapping[str, Any]
-    pending: PendingRows
-    is_deleted: bool = False
 
 
 @dataclass
@@ -59,8 +41,7 @@ def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
     """Compare ``entities`` with the rows of ``index`` on all shards that may have rows of theirs.
 
     The entities must have been read before the call, so that rows of later versions are recognized
-    by their versions. Costs one query of all these shards, or one for each shard if a shard does
-    not answer.
+    by their versions. Costs a query of each shard that may have rows.
     """
     settlement = Settlement()
     at = index.names.index(index.shard_on)
@@ -72,7 +53,7 @@ def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
         former[entity.id] = entity.pending.of(index)
         for key in {some[at] for some in (*former[entity.id], values) if some is not None}:
             keys[key].append(entity.id)
-    aliases, unplaced = _aliases(index, keys)
+    aliases, unplaced = index_rows.aliases_of(index, keys)
     for key, exc in unplaced.items():
         settlement.failures.update(dict.fromkeys(keys[key], exc))
     present = _present(index, keys, aliases, settlement)
@@ -144,19 +125,8 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error does not concern the row: a server is down, or others hold its locks."""
-    return isinstance(exc, OperationalError | InterfaceError)
-
-
-def _aliases(index: Index, keys: Iterable[Any]) -> tuple[dict[Any, str], dict[Any, Exception]]:
-    aliases: dict[Any, str] = {}
-    unplaced: dict[Any, Exception] = {}
-    for key in keys:
-        try:
-            aliases[key] = index_rows.alias_of(index, key)
-        except Exception as exc:
-            unplaced[key] = exc
-    return aliases, unplaced
+    """Whether an error does not concern the row: a server is down, a table is missing, or others hold locks."""
+    return isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
 
 
 def _present(
@@ -165,32 +135,21 @@ def _present(
     aliases: Mapping[Any, str],
     settlement: Settlement,
 ) -> dict[UUID, list[IndexRow]]:
+    """Return the rows that entities have under ``keys``. One query for each shard.
+
+    A scatter would send the ids of all entities to each shard.
+    """
     present: dict[UUID, list[IndexRow]] = defaultdict(list)
-    if not aliases:
-        return present
-    ids = list({entity_id for key in aliases for entity_id in keys[key]})
-    try:
-        rows = _rows(index, None, list(aliases), ids)
-    except Exception:
-        rows = []
-        keys_by_alias: dict[str, list[Any]] = defaultdict(list)
-        for key, alias in aliases.items():
-            keys_by_alias[alias].append(key)
-        for alias, there in keys_by_alias.items():
-            ids = list({entity_id for key in there for entity_id in keys[key]})
-            try:
-                rows += _rows(index, alias, there, ids)
-            except Exception as exc:
-                settlement.failures.update(dict.fromkeys(ids, exc))
-    for row in rows:
-        present[row.entity_id].append(row)
+    keys_by_alias: dict[str, list[Any]] = defaultdict(list)
+    for key, alias in aliases.items():
+        keys_by_alias[alias].append(key)
+    for alias, there in keys_by_alias.items():
+        ids = list({entity_id for key in there for entity_id in keys[key]})
+        try:
+            rows = index_rows.rows_on(index, alias, there, ids)
+        except Exception as exc:
+            settlement.failures.update(dict.fromkeys(ids, exc))
+            continue
+        for row in rows:
+            present[row.entity_id].append(row)
     return present
-
-
-def _rows(index: Index, alias: str | None, keys: list[Any], ids: list[UUID]) -> list[IndexRow]:
-    with unbound():
-        rows: Any = index.model._default_manager.all()
-        if alias is not None:
-            rows = rows.using(alias)
-        condition = {f"{index.shard_on}__in": keys, "entity_id__in": ids}
-        return index_rows.rows_from(index, rows.filter(**condition).order_by())

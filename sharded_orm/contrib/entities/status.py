@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Max
+from django.db.models import Count, Min
+from django.utils import timezone
 
 from sharded_orm import runtime, unbound
 from sharded_orm.contrib.entities import index_rows, index_states
-from sharded_orm.contrib.entities.cleaner import stale_rows
 from sharded_orm.contrib.entities.index import Index
 from sharded_orm.contrib.entities.store import DataStore, stores
-from sharded_orm.database_clock import DatabaseClock
+from sharded_orm.contrib.entities.whole_pass import stale_rows
 from sharded_orm.exceptions import ShardedOrmError
 
 
@@ -59,18 +59,18 @@ def store_statuses() -> Iterator[StoreStatus]:
 def _store_status(store: DataStore) -> StoreStatus:
     status = StoreStatus(store.name)
     manager: Any = store.model._default_manager
-    age = ExpressionWrapper(DatabaseClock() - F("marked_at"), output_field=DurationField())
     for shard in runtime.group(store.group).shards():
         try:
             with unbound():
                 marked = manager.using(shard.alias).filter(marked_at__isnull=False)
-                totals = marked.aggregate(number=Count("added_id"), age=Max(age))
+                totals = marked.aggregate(number=Count("added_id"), oldest=Min("marked_at"))
         except (Error, ShardedOrmError) as exc:
             status.problems.append(f"{shard.alias}: {exc}")
             continue
         status.backlog += totals["number"]
-        if totals["age"] is not None:
-            status.lag = max(status.lag, totals["age"].total_seconds())
+        if totals["oldest"] is not None:
+            age = timezone.now() - totals["oldest"]
+            status.lag = max(status.lag, age.total_seconds())
     return status
 
 

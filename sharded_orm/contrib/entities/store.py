@@ -32,11 +32,11 @@ from sharded_orm.contrib.entities.index_rows import IndexRow
 from sharded_orm.contrib.entities.pending_rows import PendingRows
 from sharded_orm.contrib.entities.properties import FIELDS, clean, clean_value, decode, encode
 from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, calling_module, entity_model
-from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.moves.repetition import repeated
 
-#: The largest number of entities that one query reads or writes.
+#: The largest number of entities that one query reads.
 BATCH = 500
 #: All stores, by name.
 stores: dict[str, DataStore] = {}
@@ -277,9 +277,8 @@ class DataStore:
                 self._insert(entity, stored, body, now, is_marked=bool(changed))
 
         with unbound():
-            alias = self.alias_of(entity.id, key)
             if unique_rows:
-                reservations.write_reserved(unique_rows, alias, write)
+                reservations.write_reserved(self, unique_rows, write)
             else:
                 write()
         entity.update(cleaned)
@@ -291,8 +290,11 @@ class DataStore:
                 for index in changed
                 if not index.unique and (values := index.values_of(stored)) is not None
             ]
-            follow = partial(index_rows.follow, rows)
-            transaction.on_commit(follow, using=alias)
+            if rows:
+                follow = partial(index_rows.follow, rows)
+                with unbound():
+                    alias = self.alias_of(entity.id, key)
+                transaction.on_commit(follow, using=alias)
         return entity
 
     def _changed_indexes(self, entity: Entity, stored: Mapping[str, Any]) -> list[Index]:
@@ -307,7 +309,7 @@ class DataStore:
         self, entity: Entity, stored: Mapping[str, Any], body: bytes, now: Any, *, is_marked: bool
     ) -> None:
         row = self._row(entity.id, stored, version=1, body=body, updated=now)
-        row.marked_at = DatabaseClock() if is_marked else None
+        row.marked_at = now if is_marked else None
         try:
             row.save(force_insert=True)
         except IntegrityError as exc:
@@ -320,7 +322,7 @@ class DataStore:
     def _update(self, entity: Entity, body: bytes, pending: PendingRows | None, now: Any) -> None:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
         if pending is not None:
-            changes.update(marked_at=DatabaseClock(), pending=pending.text)
+            changes.update(marked_at=now, pending=pending.text)
         # The time is compared as well. If the transaction of the last put was rolled back, another
         # writer may have stored the same version.
         rows = self._rows(entity.id, entity._stored)
@@ -336,6 +338,10 @@ class DataStore:
 
     def _rows(self, id: UUID, stored: Mapping[str, Any]) -> Any:
         return self.model._default_manager.filter(**self._condition(id, stored))
+
+    def row_of(self, added_id: int, key: Any) -> Any:
+        """Return a query of an entity by its primary key, on the shard of its shard key."""
+        return self.model._default_manager.filter(**{self.key_name: key}, pk=added_id)
 
     def alias_of(self, id: UUID, key: Any) -> str:
         """Return the alias of the shard of the entity with this id and shard key."""
@@ -398,7 +404,11 @@ class DataStore:
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
         """
-        with self._locked(as_uuid(id), key) as (state, rows):
+        # Called again if the key or its shard moves meanwhile, unless the caller is in a transaction.
+        repeated(self.group, partial(self._delete, as_uuid(id), key))
+
+    def _delete(self, id: UUID, key: Mapping[str, Any]) -> None:
+        with self._locked(id, key) as (state, rows):
             stored = state._stored if isinstance(state, Entity) else {}
             with unbound():
                 version, text = rows.values_list("version", "pending").get()
@@ -406,7 +416,7 @@ class DataStore:
                 for index in self.indexes:
                     pending.add(index, index.values_of(stored))
                 rows.update(
-                    body=b"", version=version + 1, marked_at=DatabaseClock(), pending=pending.text
+                    body=b"", version=version + 1, marked_at=timezone.now(), pending=pending.text
                 )
 
     @contextmanager

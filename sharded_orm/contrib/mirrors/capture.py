@@ -16,7 +16,7 @@ from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuer
 
 from sharded_orm.contrib.mirrors.declaration import Mirror, Source, declarations
 from sharded_orm.contrib.mirrors.exceptions import MirrorReadOnly, WriteNotFollowed
-from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow, record
+from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow
 from sharded_orm.contrib.mirrors.rows import is_writing
 from sharded_orm.contrib.mirrors.transaction import SourceChange, TransactionChanges
 from sharded_orm.models.cached.insert_keys import returned_keys
@@ -54,8 +54,9 @@ class OutboxFollower:
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run a statement, and record the rows that it changes in the same transaction.
 
-        An UPDATE or DELETE costs one more query, which locks the rows. The outbox costs one INSERT
-        per 500 rows.
+        An UPDATE or DELETE costs one more query, which locks the rows. The outbox costs one INSERT per
+        500 rows and transaction. If it is for one row, and the backend can do so, it is sent with the
+        COMMIT.
 
         :param compiler: the compiler of the statement.
         :param execute: runs the statement.
@@ -86,8 +87,7 @@ class OutboxFollower:
             )
         if rows:
             with _rolled_back_on_error(connection):
-                change.entries = record(followed, connection.alias, rows)
-            changes.deliver_after_commit()
+                changes.add_rows(change, rows)
         change.is_complete = True
         return result
 
@@ -163,6 +163,7 @@ class SourceWrite:
                 row_pk,
                 row_key,
                 _known_keys(obj, mirror_keys),
+                source.epoch_of(row_key),
                 True,
                 _stored_row(source, obj),
             )
@@ -185,7 +186,8 @@ class SourceWrite:
             select.add_filter("pk__in", list(pks[start : start + BATCH]))
             fields = [*self._fields([source.pk, source.key]), *mirror_keys]
             for pk, key, *values in self._locked(select, fields):
-                rows.append(WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, {})))
+                keys = _keys_before_and_after(mirror_keys, values, {})
+                rows.append(WrittenRow(pk, key, keys, source.epoch_of(key)))
         return rows
 
     def change(self, execute: Callable[[], Any]) -> tuple[list[WrittenRow], Any]:
@@ -215,7 +217,9 @@ class SourceWrite:
                     f" {source.model.__name__}, which {source.what}. Create rows with new ids and delete these."
                 )
         rows = [
-            WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new))
+            WrittenRow(
+                pk, key, _keys_before_and_after(mirror_keys, values, new), source.epoch_of(key)
+            )
             for pk, key, *values in matching
         ]
         return rows, self._execute_on([row.pk for row in rows], execute)

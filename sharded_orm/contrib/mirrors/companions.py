@@ -38,8 +38,14 @@ class Companion(Protocol):
         :param stopping: returns True if the work is to stop early.
         """
 
-    def check(self, label: str, *, repair: bool) -> CompanionReport:
-        """Compare the copies of a model with its rows."""
+    def check(
+        self, label: str, *, repair: bool, newest_first: bool, sample: float | None
+    ) -> CompanionReport:
+        """Compare the copies of a model with its rows.
+
+        :param newest_first: whether rows with the highest primary keys come first.
+        :param sample: the share of rows that are compared, in chunks drawn at random; None for all.
+        """
 
     def build(self, label: str, stopping: Callable[[], bool]) -> CompanionReport:
         """Write the copies of a model that are missing or differ."""

@@ -11,7 +11,7 @@ from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror
 from sharded_orm.contrib.mirrors.differences import ComparisonReport, Suspect, settle
 from sharded_orm.contrib.mirrors.outbox import BATCH
-from sharded_orm.contrib.mirrors.reads import aliases_of, values_of, wanted_rows
+from sharded_orm.contrib.mirrors.reads import aliases_of, is_same, values_of, wanted_rows
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
@@ -143,7 +143,8 @@ def _compare_chunk(
         pk, key = row[pk_at], row[key_at]
         # If two rows of the source have the same id, the second finds no stored row, and becomes
         # suspect.
-        if stored.pop((homes.get(key, ""), pk), None) != row[:-1]:
+        copy = stored.pop((homes.get(key, ""), pk), None)
+        if copy is None or not is_same(copy, row[:-1], mirror.json_positions):
             suspect = Suspect(pk, row[-1], frozenset([key]))
             if suspects.setdefault(pk, suspect) is not suspect:
                 twice.append([suspect])

@@ -24,7 +24,7 @@ from django.db.models import (
 )
 from django.db.models.sql import Query
 
-from sharded_orm import compat
+from sharded_orm import compat, runtime
 from sharded_orm.contrib.mirrors.exceptions import InvalidMirror
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 
@@ -114,6 +114,11 @@ class Source:
     @property
     def pk(self) -> Any:
         return self.model._meta.pk
+
+    def epoch_of(self, key: Any) -> int:
+        """Return the version of the placement of a shard key; 0 if keys do not move."""
+        strategy = runtime.strategy(self.options.group)
+        return strategy.version(self.key.get_prep_value(key)) if strategy.moves_keys else 0
 
     @cached_property
     def copied(self) -> frozenset[str]:

@@ -26,7 +26,7 @@ from sharded_orm.contrib.mirrors.outbox import (
     record,
     remove,
 )
-from sharded_orm.contrib.mirrors.reads import aliases_of, source_rows, values_of
+from sharded_orm.contrib.mirrors.reads import aliases_of, is_same, source_rows, values_of
 from sharded_orm.contrib.mirrors.relay import MOST_ATTEMPTS
 from sharded_orm.contrib.mirrors.rows import MirrorRow, StoredVersion, stored_versions, write_rows
 from sharded_orm.exceptions import ShardedOrmError
@@ -202,7 +202,8 @@ def _look(
             there = values if values is not None and homes.get(values[key]) == alias else None
             if there is not None:
                 seen.add(pk)
-            if stored.get(pk) == there:
+            copy = stored.get(pk)
+            if copy is there or (copy and there and is_same(copy, there, mirror.json_positions)):
                 continue
             if there is not None:
                 kind = Kind.MISSING if pk not in stored else Kind.STALE
@@ -336,8 +337,9 @@ def _repair(
         write_rows(mirror, difference.alias, [row], unchanged={row.pk: version})
         return True
     key = row.values[mirror.names.index(mirror.key.attname)]
-    written = WrittenRow(row.pk, difference.source_key, {mirror.key.attname: frozenset([key])})
-    recorded = _record(mirror.source, written)
+    epoch = mirror.source.epoch_of(difference.source_key)
+    keys = {mirror.key.attname: frozenset([key])}
+    recorded = _record(mirror.source, WrittenRow(row.pk, difference.source_key, keys, epoch))
     if recorded is None:
         # The row was deleted meanwhile, and the deletion has an outbox row of its own.
         return False
@@ -370,5 +372,6 @@ def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | No
             row = row.select_for_update()
         if not list(row.values_list("pk")):
             return None
-        (entry,) = record(source, shard.alias, [written])
+        recorded = record(source, shard.alias, [written])
+    (entry,) = recorded()
     return shard.alias, entry

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
 from django.db.models import QuerySet
 
-from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Source, text_of, value_of
 from sharded_orm.contrib.mirrors.exceptions import VersionsExhausted
 from sharded_orm.contrib.mirrors.models import OutboxRow
@@ -32,6 +31,7 @@ class WrittenRow:
     :param key: the shard key of the row.
     :param mirror_keys: the shard keys in the mirrors that the row may have had before, or has now,
         by the attribute of the source. Keys that are not known are left out.
+    :param epoch: the version of the placement of the shard key.
     :param is_new: whether the statement was an INSERT. Not stored in the outbox.
     :param inserted: the values that the INSERT has stored, by attribute; None if they are not
         known. Not stored in the outbox.
@@ -40,6 +40,7 @@ class WrittenRow:
     pk: Any
     key: Any
     mirror_keys: Mapping[str, frozenset[Any]]
+    epoch: int
     is_new: bool = False
     inserted: Mapping[str, Any] | None = None
 
@@ -57,45 +58,51 @@ def outbox_rows(alias: str) -> QuerySet[OutboxRow]:
     return QuerySet(OutboxRow, using=alias)
 
 
-def record(source: Source, alias: str, rows: Sequence[WrittenRow]) -> list[OutboxEntry]:
+#: Returns the rows as the outbox has them. May be called when the transaction has been committed.
+Recorded = Callable[[], list[OutboxEntry]]
+
+
+def record(source: Source, alias: str, rows: Sequence[WrittenRow]) -> Recorded:
     """Write ``rows`` into the outbox of the shard ``alias``, in the transaction that has changed them.
 
     Costs one statement per 500 rows.
 
-    :returns: the entries of the outbox.
-    :raises VersionsExhausted: the id of an outbox row is too large for a version.
+    :returns: a function that returns the entries of the outbox after the commit. The number of a row
+        that is sent with the COMMIT is not known before. The function raises VersionsExhausted if a
+        number is too large for a version.
     """
     if len(rows) == 1 or not connections[alias].features.can_return_rows_from_bulk_insert:
-        return [_record_one(source, alias, row) for row in rows]
+        recorded = [(_record_one(source, alias, row), row) for row in rows]
+        return lambda: [_entry(number(), row) for number, row in recorded]
     stored = [
         OutboxRow(
             source=source.label,
             row=text_of(source.pk, row.pk),
             key=text_of(source.key, row.key),
             mirror_keys=_keys_text(source, row.mirror_keys),
-            epoch=_epoch(source, row.key),
+            epoch=row.epoch,
             written_at=DatabaseClock(),
         )
         for row in rows
     ]
     outbox_rows(alias).bulk_create(stored, batch_size=BATCH)
-    return [
-        OutboxEntry(row.id, _version(row.id, row.epoch), written)
-        for row, written in zip(stored, rows, strict=True)
-    ]
+    entries = [_entry(row.id, written) for row, written in zip(stored, rows, strict=True)]
+    return lambda: entries
 
 
-def _record_one(source: Source, alias: str, row: WrittenRow) -> OutboxEntry:
-    epoch = _epoch(source, row.key)
-    number = insert_outbox_row(
+def _record_one(source: Source, alias: str, row: WrittenRow) -> Callable[[], int]:
+    return insert_outbox_row(
         alias,
         source.label,
         text_of(source.pk, row.pk),
         text_of(source.key, row.key),
         _keys_text(source, row.mirror_keys),
-        epoch,
+        row.epoch,
     )
-    return OutboxEntry(number, _version(number, epoch), row)
+
+
+def _entry(number: int, row: WrittenRow) -> OutboxEntry:
+    return OutboxEntry(number, _version(number, row.epoch), row)
 
 
 def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
@@ -111,8 +118,9 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
             # An attribute that is not among the fields belonged to a mirror that was removed.
             if name in fields
         },
+        row.epoch,
     )
-    return OutboxEntry(row.id, _version(row.id, row.epoch), written)
+    return _entry(row.id, written)
 
 
 def remove(alias: str, numbers: Iterable[int]) -> None:
@@ -133,11 +141,6 @@ def _keys_text(source: Source, keys: Mapping[str, frozenset[Any]]) -> str:
             for name in sorted(keys)
         }
     )
-
-
-def _epoch(source: Source, key: Any) -> int:
-    strategy = runtime.strategy(source.options.group)
-    return strategy.version(source.key.get_prep_value(key)) if strategy.moves_keys else 0
 
 
 def _version(number: int, epoch: int) -> int:

@@ -11,7 +11,7 @@ from django.db.models.query import ModelIterable
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.contrib.mirrors.declaration import Mirror, declarations
 from sharded_orm.contrib.mirrors.differences import Suspect, mend
-from sharded_orm.contrib.mirrors.reads import JSON_NULL, source_rows
+from sharded_orm.contrib.mirrors.reads import JSON_NULL, are_null, is_same, source_rows
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
@@ -30,6 +30,9 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     differs, the mirror is repaired, and the query runs again. So pages are full, and filters and
     order are right for the current values. If a row cannot be repaired now, such as inside a
     transaction, it is left out if its source is gone, and otherwise gets the source's values.
+
+    Instances have None for the NULL of SQL and for the null of JSON. If a row has None in a JSONField,
+    one more query of the page finds out which of the two it is.
 
     Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row that
     the mirror does not have at all cannot be noticed by reading the mirror.
@@ -50,11 +53,17 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         self._is_verified = True
         for look in range(_LOOKS):
             rows: Sequence[Any] = self._result_cache or []
+            is_last = look == _LOOKS - 1
+            nulls = self._nulls(mirror, rows)
+            if nulls is None and not is_last:
+                self._read_again()
+                continue
             wanted = _wanted(mirror, rows)
-            suspects = [_suspect(mirror, row) for row in rows if _differs(mirror, row, wanted)]
+            suspects = [
+                _suspect(mirror, row) for row in rows if _differs(mirror, row, wanted, nulls or {})
+            ]
             if not suspects:
                 return
-            is_last = look == _LOOKS - 1
             if is_last or _is_in_transaction(mirror):
                 self._leave_out(mirror, suspects, wanted)
                 return
@@ -65,6 +74,26 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 self._leave_out(mirror, suspects, wanted)
                 return
             self._read_again()
+
+    def _nulls(self, mirror: Mirror, rows: Sequence[Any]) -> dict[Any, dict[str, Any]] | None:
+        """Return what the JSON fields of ``rows`` have that are None in the instances, by primary key.
+
+        None if other rows have come into the page meanwhile, because a null has changed.
+        """
+        names = [mirror.attributes[position] for position in mirror.json_positions]
+        if self.query.combinator or not any(
+            row.__dict__.get(name, self) is None for row in rows for name in names
+        ):
+            return {}
+        with uncached():
+            # The same page once more: whether a row belongs into it may depend on its nulls.
+            page = list(self._chain().values_list("pk", *are_null(names)))
+        if [pk for pk, *_ in page] != [row.pk for row in rows]:
+            return None
+        return {
+            pk: {name: None if null else JSON_NULL for name, null in zip(names, nulls, strict=True)}
+            for pk, *nulls in page
+        }
 
     def _read_again(self) -> None:
         self._result_cache, self._prefetch_done = None, False
@@ -93,7 +122,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 _, values = wanted[row.pk]
                 loaded = row.__dict__
                 loaded.update(
-                    (name, value)
+                    (name, None if value is JSON_NULL else value)
                     for name, value in zip(mirror.attributes, values, strict=True)
                     if name in loaded
                 )
@@ -114,15 +143,12 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     assert mirror.own_source_key is not None  # A system check ensures this.
     attname = mirror.own_source_key.attname
     with uncached():
-        found = source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
-    # Instances have None even for the null of JSON.
-    return {
-        pk: (key, tuple(None if value is JSON_NULL else value for value in values))
-        for pk, (key, values) in found.items()
-    }
+        return source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
 
 
-def _differs(mirror: Mirror, row: Any, wanted: dict[Any, Any]) -> bool:
+def _differs(
+    mirror: Mirror, row: Any, wanted: dict[Any, Any], nulls: dict[Any, dict[str, Any]]
+) -> bool:
     if row.pk not in wanted:
         return True
     _, values = wanted[row.pk]
@@ -130,11 +156,14 @@ def _differs(mirror: Mirror, row: Any, wanted: dict[Any, Any]) -> bool:
     assert key is not None
     # The key is loaded if it was deferred, because another key means another row.
     getattr(row, key.attname)
-    loaded = row.__dict__
-    return any(
-        loaded.get(name, value) != value
-        for name, value in zip(mirror.attributes, values, strict=True)
-    )
+    loaded, known = row.__dict__, nulls.get(row.pk, {})
+    stored = []
+    for name, value in zip(mirror.attributes, values, strict=True):
+        own = loaded.get(name, value)  # What is deferred is not compared.
+        if own is None:
+            own = known.get(name, value if value is JSON_NULL else None)
+        stored.append(own)
+    return not is_same(stored, values, mirror.json_positions)
 
 
 def _suspect(mirror: Mirror, row: Any) -> Suspect:

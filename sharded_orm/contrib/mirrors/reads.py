@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -26,15 +27,39 @@ def values_of(mirror: Mirror, rows: Any, names: Sequence[str]) -> list[tuple[Any
     positions = mirror.json_positions
     if not positions:
         return list(rows.values_list(*names))
-    are_null = [IsNull(F(names[position]), True) for position in positions]
     found = []
-    for row in rows.values_list(*names, *are_null):
+    for row in rows.values_list(*names, *are_null(names[position] for position in positions)):
         values = list(row[: len(names)])
         for position, is_null in zip(positions, row[len(names) :], strict=True):
             if values[position] is None and not is_null:
                 values[position] = JSON_NULL
         found.append(tuple(values))
     return found
+
+
+def are_null(names: Iterable[str]) -> list[IsNull]:
+    """Return expressions that tell whether the database has the NULL of SQL in these fields."""
+    return [IsNull(F(name), True) for name in names]
+
+
+def is_same(row: Sequence[Any], other: Sequence[Any], json_positions: Iterable[int]) -> bool:
+    """Whether two rows have the same values, with :data:`JSON_NULL` for the null of JSON."""
+    if row != other and not all(
+        # A value that differs from itself is a NaN.
+        a == b or (a != a and b != b)
+        for a, b in zip(row, other, strict=True)
+    ):
+        return False
+    # In Python, True is 1, and 1 is 1.0. In JSON they are three values.
+    return all(
+        row[position] is other[position]
+        or _text_of_json(row[position]) == _text_of_json(other[position])
+        for position in json_positions
+    )
+
+
+def _text_of_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def wanted_rows(mirror: Mirror) -> Any:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from django.db import IntegrityError, connections, transaction
+from django.db import (
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 from django.db.models import F, QuerySet
 
+from sharded_orm.backends.group.moved_shards import is_missing_table
 from sharded_orm.contrib.mirrors.declaration import Mirror, text_of, value_of
 from sharded_orm.contrib.mirrors.exceptions import IdUsedTwice, MirrorRaced
 from sharded_orm.contrib.mirrors.models import RowVersion
@@ -72,7 +79,8 @@ def write_rows(
     """Write ``rows`` of ``mirror`` on the shard ``alias``, unless the shard has newer versions of them.
 
     All rows are written in one transaction. May be called again with the same rows. Costs two
-    statements for new rows, and for others some more and one per row.
+    statements for new rows, and for others some more and one per row. The statements for a single new
+    row are sent with the COMMIT, if the backend can do so.
 
     :param rows: at most one for each primary key.
     :param unchanged: for repairs: the versions that the shard had before the source was read, by
@@ -89,13 +97,20 @@ def write_rows(
                 # No query looks for stored rows first: the primary key of the versions refuses a
                 # row that is not new.
                 if attempt == 0 and all(row.is_new and row.values is not None for row in rows):
-                    _insert_versions(mirror, alias, rows)
-                    _insert(mirror, alias, rows)
+                    connection: Any = connections[alias]
+                    # Of many rows, the packet might be too large for the server.
+                    with connection.sent_with_commit() if len(rows) == 1 else nullcontext():
+                        _insert_versions(mirror, alias, rows)
+                        _insert(mirror, alias, rows)
                 else:
                     _write_locked(mirror, alias, rows, unchanged)
             return
         except IntegrityError:
             if attempt == _ATTEMPTS - 1:
+                raise
+        except (OperationalError, ProgrammingError) as exc:
+            # Only a statement that is sent by itself finds out whether the shard moves.
+            if attempt > 0 or not is_missing_table(exc):
                 raise
 
 

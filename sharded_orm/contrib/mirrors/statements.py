@@ -6,6 +6,7 @@ to send it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.db import connections, models
@@ -15,8 +16,8 @@ from sharded_orm.contrib.mirrors.models import OutboxRow, RowVersion
 from sharded_orm.database_clock import DatabaseClock
 
 
-def insert_outbox_row(alias: str, *values: Any) -> int:
-    """Insert a row into the outbox, with the present time. Return the id of the row.
+def insert_outbox_row(alias: str, *values: Any) -> Callable[[], int]:
+    """Insert a row into the outbox, with the present time. Return a function that returns its id.
 
     :param alias: the alias of the shard.
     :param values: source, row, key, mirror_keys and epoch of :class:`OutboxRow`.
@@ -27,9 +28,10 @@ def insert_outbox_row(alias: str, *values: Any) -> int:
         # The two values are for the columns attempts and error. The SQL sets written_at itself.
         cursor.execute(sql, [*values, 0, ""])
         if cursor.description is not None:
-            return int(cursor.fetchone()[0])
-        table = connection.ops.quote_name(OutboxRow._meta.db_table)
-        return int(connection.ops.last_insert_id(cursor, table, "id"))
+            number = int(cursor.fetchone()[0])
+            return lambda: number
+        # If the row is sent with the COMMIT, the cursor has its number afterwards.
+        return lambda: int(cursor.cursor.lastrowid)
 
 
 def insert_version(alias: str, *values: Any) -> None:
@@ -42,7 +44,7 @@ def insert_version(alias: str, *values: Any) -> None:
         cursor.execute(_sql(connection, RowVersion), list(values))
 
 
-_compiled: dict[tuple[type, bool, type[models.Model]], str] = {}
+_compiled: dict[tuple[type, type[models.Model]], str] = {}
 
 
 def _sql(connection: Any, model: type[models.Model]) -> str:
@@ -50,8 +52,7 @@ def _sql(connection: Any, model: type[models.Model]) -> str:
 
     All shards of one kind share the SQL, because it does not name the schema.
     """
-    # One backend serves different servers: some return the id with the INSERT, others do not.
-    kind = (type(connection), connection.features.can_return_columns_from_insert, model)
+    kind = (type(connection), model)
     sql = _compiled.get(kind)
     if sql is None:
         is_outbox = model is OutboxRow
@@ -63,7 +64,7 @@ def _sql(connection: Any, model: type[models.Model]) -> str:
         query = InsertQuery(model)
         query.insert_values(fields, [row])
         compiler: Any = query.get_compiler(connection=connection)
-        if is_outbox:
+        if is_outbox and not connection.features.has_lastrowid:
             compiler.returning_fields = [model._meta.pk]
         ((sql, _),) = compiler.as_sql()
         _compiled[kind] = sql

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from sharded_orm.backends.write_hooks.statement_changes import StatementChange, 
 from sharded_orm.contrib.mirrors.declaration import Source
 from sharded_orm.contrib.mirrors.delivery import deliver, rows_to_deliver
 from sharded_orm.contrib.mirrors.exceptions import WriteNotFollowed
-from sharded_orm.contrib.mirrors.outbox import OutboxEntry
+from sharded_orm.contrib.mirrors.outbox import OutboxEntry, Recorded, WrittenRow, record
 from sharded_orm.contrib.mirrors.removal import Delivered
 from sharded_orm.models.moves.confirmation import in_transaction
 
@@ -23,7 +24,7 @@ logger = logging.getLogger("sharded_orm.mirrors")
 class SourceChange(StatementChange):
     """The rows of a source that one statement has changed.
 
-    The change is complete if each changed row is in the outbox. It is also complete as long as the
+    The change is complete if ``rows`` has each changed row. It is also complete as long as the
     statement is not sent.
     """
 
@@ -31,14 +32,20 @@ class SourceChange(StatementChange):
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.entries: Sequence[OutboxEntry] = ()
+        self.rows: Sequence[WrittenRow] = ()
+        #: What the outbox has of the rows; None until they are recorded there.
+        self.recorded: Recorded | None = None
+        #: The recording of the transaction in which they were.
+        self.recording = 0
         self.is_delivered = False
 
 
 class TransactionChanges(StatementWatcher[SourceChange]):
-    """The changes of sources in one transaction, which are delivered to mirrors after its commit.
+    """The changes of sources in one transaction: recorded before its commit, and delivered after it.
 
-    Changes that a statement commits implicitly are in the outbox, so a relay delivers them.
+    The rows are locked by the transaction until its end. So they may get their numbers in the outbox at
+    any time between their statement and the commit: the later a transaction commits, the higher its
+    numbers are.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -46,6 +53,13 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self._hook: Callable[[], None] | None = None
+        #: The changes whose rows are not in the outbox yet.
+        self._pending: list[SourceChange] = []
+        # The number of recordings so far, and at the time when each savepoint was set.
+        self._recordings = 0
+        self._recordings_at: dict[str, int] = {}
+        # Whether rows may not be stored although their statements have succeeded.
+        self._may_lack_rows = False
         #: Whether changes may be delivered: the transaction is open, or is committed. While it is
         #: open, Django calls the hook of deliver_after_commit() in tests only.
         self._may_deliver = True
@@ -55,6 +69,26 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         change = SourceChange(source)
         self._changes.append(change)
         return change
+
+    def add_rows(self, change: SourceChange, rows: Sequence[WrittenRow]) -> None:
+        """Note the rows of a statement that was executed. They will be recorded and delivered.
+
+        They are recorded at once if that costs as much as later.
+        """
+        change.rows = rows
+        self._pending.append(change)
+        if not self._connection.sends_with_commit:
+            self._record()
+        self.deliver_after_commit()
+
+    def _record(self) -> None:
+        """Write the rows into the outbox that are not there yet."""
+        pending, self._pending = self._pending, []
+        self._recordings += 1
+        for change in pending:
+            if not change.is_undone:
+                change.recorded = record(change.source, self._connection.alias, change.rows)
+                change.recording = self._recordings
 
     def deliver_after_commit(self) -> None:
         """Deliver all changes after the transaction is committed.
@@ -79,23 +113,30 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook = None
         if not self._may_deliver:
             return
+        self._record()  # In a TestCase nothing is committed, so it is not done yet.
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
         for change in self._changes:
             if change.is_undone or change.is_delivered:
                 continue
             change.is_delivered = True
-            _, entries = by_source.setdefault(id(change.source), (change.source, []))
-            entries += change.entries
+            if change.recorded is not None:
+                _, entries = by_source.setdefault(id(change.source), (change.source, []))
+                entries += map(self._confirmed, change.recorded())
         for source, entries in by_source.values():
             _Delivery(source, self._connection.alias, entries)()
+
+    def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
+        """Return ``entry`` without values that may not be stored: then the row is read."""
+        if not self._may_lack_rows:
+            return entry
+        return replace(entry, written=replace(entry.written, is_new=False, inserted=None))
 
     # ##### The end of the transaction #####
 
     def before_commit(self) -> None:
-        """Refuse a commit after which the mirrors would not get a change.
+        """Write the changed rows into the outbox. Refuse a commit after which a mirror would lack a change.
 
-        :raises WriteNotFollowed: the transaction contains a statement whose rows are not in the
-            outbox.
+        :raises WriteNotFollowed: the transaction contains a statement whose changed rows are not known.
         """
         for change in self.incomplete():
             raise WriteNotFollowed(
@@ -103,6 +144,29 @@ class TransactionChanges(StatementWatcher[SourceChange]):
                 f" {change.source.model.__name__} that could not be written into the outbox. Let the"
                 " error of the write leave the block of atomic()."
             )
+        self._may_lack_rows = self._connection.may_lack_statements
+        if sum(len(change.rows) for change in self._pending if not change.is_undone) == 1:
+            with self._connection.sent_with_commit():
+                self._record()
+        else:
+            self._record()
+
+    def may_commit(self) -> None:
+        # What the next statement commits implicitly must be in the outbox, or no relay would find it.
+        self._record()
+
+    def savepoint(self, sid: str) -> None:
+        super().savepoint(sid)
+        self._recordings_at[sid] = self._recordings
+
+    def savepoint_rolled_back(self, sid: str) -> None:
+        super().savepoint_rolled_back(sid)
+        since = self._recordings_at.get(sid, self._recordings)
+        # What may_commit() has recorded since the savepoint is gone.
+        gone = [c for c in self._changes if c.recording > since and not c.is_undone]
+        for change in gone:
+            change.recorded, change.recording = None, 0
+        self._pending += gone
 
     def ended(self, committed: bool | None) -> None:
         # If it is unknown whether the transaction was committed, nothing is delivered: it may be

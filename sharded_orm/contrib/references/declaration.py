@@ -44,6 +44,9 @@ class ReferenceSource(Source):
     def keeps_values(self) -> bool:
         return False
 
+    def epoch_of(self, key: Any) -> int:
+        return 0
+
 
 def reference_models() -> list[type[ReferenceModel]]:
     """Return the installed reference models. A model comes before models with foreign keys to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,14 +12,13 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, IntegrityError, connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, JSONField, Q, QuerySet, Value
 
+from sharded_orm.contrib.mirrors.reads import JSON_NULL, is_same
 from sharded_orm.contrib.references.declaration import copied_fields
 from sharded_orm.contrib.references.versions import BATCH, insert_rows
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_copies", default=False)
 
 is_writing_copies = _writing.get
-# The value null of JSON. It differs from NULL, but Django reads both as None.
-_JSON_NULL = Value(None, JSONField())
 
 
 @contextmanager
@@ -54,6 +54,11 @@ class CopyDifference:
         """Return the primary key from the values of a row."""
         return row[copied_fields(self.model).index(self.model._meta.pk)]
 
+    @property
+    def pks(self) -> list[Any]:
+        """The primary keys of the rows that differ, each once."""
+        return [*map(self.pk_of, self.missing), *map(self.pk_of, self.stale), *self.orphaned]
+
     def drop(self, pks: Container[Any]) -> int:
         """Forget the differences of rows with these primary keys. Return their number."""
         before = len(self)
@@ -63,12 +68,21 @@ class CopyDifference:
         return before - len(self)
 
 
-def compare_rows(model: Any, alias: str, pks: Sequence[Any] | None = None) -> CopyDifference:
+def compare_rows(
+    model: Any,
+    alias: str,
+    pks: Sequence[Any] | None = None,
+    *,
+    newest_first: bool = False,
+    sample: float | None = None,
+) -> CopyDifference:
     """Compare the copies on the shard ``alias`` with the global rows.
 
     Costs two queries per 500 rows. If all rows are compared, costs two more per 500 copies.
 
     :param pks: the primary keys of the rows to be compared; None for all rows.
+    :param newest_first: whether rows with the highest primary keys come first, if all are compared.
+    :param sample: the share of chunks of 500 rows, and of 500 copies, that are compared; None for all.
     """
     found = CopyDifference(model)
     if pks is not None:
@@ -76,16 +90,17 @@ def compare_rows(model: Any, alias: str, pks: Sequence[Any] | None = None) -> Co
             page = list(pks[start : start + BATCH])
             _compare(found, alias, page, _rows(model, DEFAULT_DB_ALIAS, page))
         return found
-    for rows in _pages(model, DEFAULT_DB_ALIAS):
-        _compare(found, alias, list(rows), rows)
-    for copies in _pages(model, alias):
-        known = _rows(model, DEFAULT_DB_ALIAS, list(copies))
-        found.orphaned += [pk for pk in copies if pk not in known]
+    for page in _pages(model, DEFAULT_DB_ALIAS, newest_first, sample):
+        _compare(found, alias, page, _rows(model, DEFAULT_DB_ALIAS, page))
+    for page in _pages(model, alias, newest_first, sample):
+        known = _rows(model, DEFAULT_DB_ALIAS, page)
+        found.orphaned += [pk for pk in page if pk not in known]
     return found
 
 
 def _compare(found: CopyDifference, alias: str, pks: list[Any], rows: dict[Any, Any]) -> None:
     copies = _rows(found.model, alias, pks)
+    json_positions = _json_positions(copied_fields(found.model))
     found.compared += len(pks)
     for pk in pks:
         row, copy = rows.get(pk), copies.get(pk)
@@ -94,20 +109,16 @@ def _compare(found: CopyDifference, alias: str, pks: list[Any], rows: dict[Any, 
                 found.orphaned.append(pk)
         elif copy is None:
             found.missing.append(row)
-        elif row != copy:
+        elif not is_same(row, copy, json_positions):
             found.stale.append(row)
 
 
 def _rows(model: Any, alias: str, pks: list[Any]) -> dict[Any, tuple[Any, ...]]:
     rows: QuerySet[Any] = QuerySet(model, using=alias).order_by().filter(pk__in=pks)
-    return _by_pk(model, rows)
-
-
-def _by_pk(model: Any, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
     fields = copied_fields(model)
     names = [each.attname for each in fields]
     position = names.index(model._meta.pk.attname)
-    json = [index for index, each in enumerate(fields) if isinstance(each, JSONField)]
+    json = _json_positions(fields)
     if not json:
         return {row[position]: tuple(row) for row in rows.values_list(*names)}
     are_null = [
@@ -121,22 +132,24 @@ def _by_pk(model: Any, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
         values = list(row[: len(names)])
         for index, is_null in zip(json, row[len(names) :], strict=True):
             if values[index] is None and not is_null:
-                values[index] = _JSON_NULL
+                values[index] = JSON_NULL
         found[row[position]] = tuple(values)
     return found
 
 
-def _pages(model: Any, alias: str) -> Iterator[dict[Any, tuple[Any, ...]]]:
-    last: Any = None
-    while True:
-        rows: QuerySet[Any] = QuerySet(model, using=alias).order_by("pk")
-        if last is not None:
-            rows = rows.filter(pk__gt=last)
-        page = _by_pk(model, rows[:BATCH])
-        if not page:
-            return
-        last = next(reversed(page))
-        yield page
+def _json_positions(fields: Sequence[Any]) -> list[int]:
+    return [index for index, each in enumerate(fields) if isinstance(each, JSONField)]
+
+
+def _pages(model: Any, alias: str, newest_first: bool, sample: float | None) -> Iterator[list[Any]]:
+    """Yield the primary keys of the table on ``alias``, or of a random share of its pages."""
+    rows: QuerySet[Any] = QuerySet(model, using=alias).order_by("-pk" if newest_first else "pk")
+    page = list(rows.values_list("pk", flat=True)[:BATCH])
+    while page:
+        if sample is None or random.random() < sample:
+            yield page
+        behind = {"pk__lt" if newest_first else "pk__gt": page[-1]}
+        page = list(rows.filter(**behind).values_list("pk", flat=True)[:BATCH])
 
 
 def apply(found: Sequence[CopyDifference], alias: str) -> None:

@@ -50,15 +50,21 @@ class ReferenceTables:
     def build(self, label: str, stopping: Callable[[], bool]) -> CompanionReport:
         return _report(bring_all(anew=[_model(label)], stopping=stopping))
 
-    def check(self, label: str, *, repair: bool) -> CompanionReport:
-        """Compare all copies with the global rows. A change that a relay will deliver is not a difference.
+    def check(
+        self, label: str, *, repair: bool, newest_first: bool, sample: float | None
+    ) -> CompanionReport:
+        """Compare copies with the global rows. A change that a relay will deliver is not a difference.
 
-        Costs two queries per 500 rows and shard.
+        Costs four queries per 500 rows and shard.
+
+        :param newest_first: whether rows with the highest primary keys come first.
+        :param sample: the share of chunks of 500 rows of a shard that are compared; None for all.
         """
         model, report = _model(label), CompanionReport()
         for shard in shards():
             try:
-                _check(shard, model, report, repair=repair)
+                found = compare_rows(model, shard.alias, newest_first=newest_first, sample=sample)
+                _settle(shard, found, report, repair=repair)
             except (Error, ShardedOrmError) as exc:
                 report.problems.append(f"{shard.alias}: {exc}")
         return report
@@ -105,8 +111,9 @@ def _report(copied: CopyReport) -> CompanionReport:
     return CompanionReport(rows=copied.written, problems=copied.problems)
 
 
-def _check(shard: Shard, model: Any, report: CompanionReport, *, repair: bool) -> None:
-    found = compare_rows(model, shard.alias)
+def _settle(shard: Shard, found: CopyDifference, report: CompanionReport, *, repair: bool) -> None:
+    """Look again at the copies of a shard that differ; report them, and mend them if ``repair`` is true."""
+    model = found.model
     report.rows += found.compared
     if not len(found):
         return
@@ -116,12 +123,11 @@ def _check(shard: Shard, model: Any, report: CompanionReport, *, repair: bool) -
         now = lock()
         with transaction.atomic(using=shard.alias):
             state = lock_states(shard.alias).get(model._meta.label)
-            found = compare_rows(model, shard.alias)
-            pending: set[Any] = set()
+            found = compare_rows(model, shard.alias, found.pks)
             if not may_be_continued(state, model, now):
                 report.pending += len(found)
                 return
-            pending |= {*changed_since(model, state.version), *removed_ahead(model, state)}
+            pending = {*changed_since(model, state.version), *removed_ahead(model, state)}
             report.pending += found.drop(pending)
             report.differences += _sentences(found, shard)
             if repair:

@@ -123,15 +123,6 @@ class ReferenceChanges(TransactionChanges):
         self._changes.append(change)
         return change
 
-    def before_commit(self) -> None:
-        super().before_commit()
-        self._record()
-
-    def may_commit(self) -> None:
-        # The changes are recorded before the next statement, which may commit implicitly. Otherwise
-        # no relay would find them.
-        self._record()
-
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
         # The rollback has removed the records that may_commit() wrote inside of the savepoint, so

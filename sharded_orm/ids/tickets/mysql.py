@@ -33,9 +33,10 @@ class MySQLSession(TicketSession):
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
       sequence. The table needs an engine that locks whole tables: MyISAM, which Flickr used, or, on
-      MariaDB, Aria, which also survives a crash. InnoDB is not suitable, because there a REPLACE
-      takes its number before it locks the row. So two REPLACEs would deadlock, and a REPLACE that
-      overlaps with a batch (an UPDATE that takes several numbers) would move the counter back.
+      MariaDB, Aria, which also survives a crash. InnoDB is not suitable, because on InnoDB a
+      REPLACE takes its number before it locks the row. So two REPLACEs would deadlock, and a
+      REPLACE that overlaps with a batch (an UPDATE that takes several numbers) would move the
+      counter back.
     """
 
     forms = ("update", "replace")
@@ -43,9 +44,9 @@ class MySQLSession(TicketSession):
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # These time limits of the driver end the wait for the rest of an answer that stops half
-        # way. The driver accepts only whole seconds, so _send() itself limits the wait for the
-        # beginning of an answer.
+        # If an answer of the server stops half way, these time limits of the driver end the wait.
+        # The driver accepts only whole seconds, so _send() itself limits the wait for the beginning
+        # of an answer.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
         # Connect with utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
@@ -111,7 +112,8 @@ class MySQLSession(TicketSession):
         if statement is None:
             counter = _verbatim(self._counter(row.name))
             # A condition for the WHERE clause. With it, the statement gives an id only if the
-            # sequence's row in the catalog table is still the same as when it was checked.
+            # sequence's row in the catalog table, which lists the sequences, is still the same as
+            # when it was checked.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
                 f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
@@ -193,7 +195,7 @@ class MySQLSession(TicketSession):
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
         # The insert id is 0 if the counter table has lost its row. In this case, return the value
-        # in the catalog table, because nothing else is known.
+        # in the catalog table, because no better value is known.
         return int(self.connection.insert_id()) or row.value
 
     def create_catalog(self, deadline: float) -> None:

@@ -121,8 +121,9 @@ class TicketServer:
         """Take and return ``count`` new ids of sequence ``name``, ascending.
 
         Costs one round trip. The first call for a sequence on a connection, and one call in every
-        ten seconds after that, cost more. Such a call also reads the server's high-water mark from
-        the partner, and the sequence's row and position from the server.
+        ten seconds after that, cost more. Such a call also reads two things: the server's
+        high-water mark (the highest id that it is known to have handed out) from the partner server
+        that stores it, and the sequence's row and position from this server.
         """
         state = self._current()
         deadline = time.monotonic() + self.patience
@@ -227,13 +228,13 @@ class TicketServer:
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        # A high-water mark of 0 means that no mark is known. Do not compare with it, because the
-        # position of a new sequence may be below 0.
+        # A high-water mark of 0 means that no mark is known. Do not compare the position with 0,
+        # because the position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
-            # The position is below the mark, so the server has forgotten ids. Refuse the server
-            # before an id is taken: each id taken would raise the position. A position above the
-            # mark would pass this check, but the server might still repeat ids that only other
-            # processes know of.
+            # The position is below the high-water mark (the highest id that the server is known to
+            # have handed out), so the server has forgotten ids. Refuse the server before an id is
+            # taken: each id taken would raise the position. A position above the mark would pass
+            # this check, but the server might still repeat ids that only other processes know of.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
@@ -268,8 +269,8 @@ class TicketServer:
     ) -> Exception:
         """Return the error to raise for a sequence that gave no id: its counter is gone or used up.
 
-        :raises UnknownSequence: the sequence has no row in the catalog.
-        :raises TicketServerMisconfigured: the row was made for another server's slot.
+        :raises UnknownSequence: the sequence has no row in the catalog, the table of sequences.
+        :raises TicketServerMisconfigured: the row was made for another server.
         """
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
@@ -300,6 +301,9 @@ class TicketServer:
     def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
         """Read this server's high-water mark from the partner: other processes may have raised it.
 
+        The high-water mark is the highest id that this server is known to have handed out. The
+        partner, the next server in ``TICKETS``, stores it.
+
         :param new_connection: True if the sequence ``name`` was not checked on this connection yet;
             False if its check is only repeated.
         :returns: True if the mark was read or there is no partner; False if it could not be read.
@@ -310,8 +314,8 @@ class TicketServer:
             return True
         try:
             # If this server and its partner both failed lately, ask the partner nevertheless: with
-            # PARTNER_DOWN "refuse", this server may hand out no id before its mark was read from
-            # the partner.
+            # PARTNER_DOWN "refuse", this server may hand out no id before its high-water mark was
+            # read from the partner.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -339,7 +343,8 @@ class TicketServer:
     def predecessor_mark(self, name: str, *, even_if_left_alone: bool = False) -> int:
         """Read the high-water mark of :attr:`predecessor` from this server, which stores it.
 
-        Costs one round trip.
+        The mark is the highest id that the predecessor, the server before this one in ``TICKETS``,
+        is known to have handed out. Costs one round trip.
 
         :param even_if_left_alone: whether to ask this server even if it failed within the last
             ``backoff`` seconds. If False (the default), a call within these seconds raises
@@ -396,8 +401,8 @@ class TicketServer:
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
-            # If one session fails, the server's idle sessions are most likely dead, too, so they
-            # are closed.
+            # If one session fails, the server's idle sessions are most likely dead as well. So
+            # close them.
             state.pool.close()
         if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING

@@ -45,7 +45,10 @@ class SequenceSlot:
         return (number - self.position) % self.step == 0
 
     def at_or_below(self, number: int) -> int:
-        """Return the largest number that belongs to this slot and is at most ``number``."""
+        """Return the largest number of this slot that is at most ``number``.
+
+        The numbers of a slot are those that its ticket server may hand out.
+        """
         return number - (number - self.position) % self.step
 
 
@@ -62,9 +65,9 @@ class SequenceRow:
     form: str
     step: int
     position: int
-    #: If this row is the sequence's counter: the last id that was handed out. Otherwise, a separate
-    #: table or ``SEQUENCE`` is the counter, and this is the number after which the sequence began,
-    #: which never changes.
+    #: The last id that was handed out, if this row is the sequence's counter. If a separate table
+    #: or ``SEQUENCE`` is the counter, ``value`` is the number above which the sequence began, and
+    #: it never changes.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -77,7 +80,7 @@ class SequenceRow:
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """A row of the catalog table whose values were checked and are right.
+    """A sequence whose row in the catalog table (the table of sequences) was checked and is right.
 
     ``until`` is the time (``time.monotonic()``) after which the row must be checked again.
     """
@@ -134,8 +137,8 @@ class TicketSession(ABC):
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
-        #: The sequences whose catalog rows were checked on this connection, keyed by name. The
-        #: :class:`TicketServer` fills and reads this dict.
+        #: The sequences whose rows in the catalog table were checked on this connection, keyed by
+        #: name. The :class:`TicketServer` fills and reads this dict.
         self.checked: dict[str, CheckedSequence] = {}
         # Turn errors of the driver into errors of Django, because the generator goes on to the next
         # server only after Django's errors.
@@ -232,7 +235,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def create_catalog(self, deadline: float) -> None:
-        """Create the catalog table if it is missing."""
+        """Create the catalog, the table with one row per sequence, if it is missing."""
 
     def create(self, name: str, form: str, value: int, deadline: float) -> SequenceRow:
         """Create a sequence whose first id is above ``value``, and return its row in the catalog table.
@@ -260,8 +263,8 @@ class TicketSession(ABC):
     def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
         """Create the sequence's separate counter: a table or ``SEQUENCE``.
 
-        Does nothing if ``form`` needs none, because the sequence's row in the catalog table is the
-        counter.
+        Does nothing if ``form`` needs no separate counter, because the sequence's row in the
+        catalog table is the counter.
         """
         return
 

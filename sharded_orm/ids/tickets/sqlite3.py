@@ -95,8 +95,8 @@ class SQLiteSession(TicketSession):
                 if not _is_busy(exc) or left <= 0:
                     raise OperationalError(*exc.args) from exc
             # Wait for a locked file here and not in SQLite. SQLite's own waiting (busy_timeout)
-            # retries at growing intervals, up to 100 ms. With it, one of four processes that never
-            # paused got no turn for over 5 seconds.
+            # retries at growing intervals, up to 100 ms. With busy_timeout, one of four processes
+            # that wrote without pauses got no turn for over 5 seconds.
             time.sleep(min(left, random.uniform(*_SECONDS_BETWEEN_ATTEMPTS)))
 
     def is_missing_table(self, exc: Exception) -> bool:

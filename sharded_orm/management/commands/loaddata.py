@@ -168,7 +168,7 @@ class Command(loaddata.Command):
             self._transaction.check_constraints()
             self._transaction.check_keys()
         except (IntegrityError, CrossKeyRelation) as exc:
-            # Django's command begins its messages with the same words.
+            # Begin the message with the same words as the messages of Django's command.
             exc.args = (f"Problem installing fixtures: {exc}",)
             raise
         super().reset_sequences(connection, models)

@@ -77,9 +77,11 @@ class Command(CommandOfActions):
 
 
 def _groups(name: str | None) -> Iterator[ShardGroup]:
-    """Yield the shard groups whose prepared branches are to be ended: the group ``name``, or every
-    group that can commit in two phases if ``name`` is None.
+    """Yield the shard groups whose prepared branches are to be ended.
 
+    A prepared branch is the part on one shard of a transaction that is committed in two phases.
+
+    :param name: the name of the only group; None for every group that can commit in two phases.
     :raises TwoPhaseUnavailable: the site does not use commits in two phases, or group ``name``
         cannot commit in this way.
     """

@@ -23,7 +23,7 @@ from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.plans.batch import batch_rows, ids_by_shard
 
 
-class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stubs only
+class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """Yields the alias of each row, and the row as the driver returns it, which the cache stores."""
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:

@@ -140,7 +140,7 @@ class CachedModel:
 
     @property
     def isolate(self) -> Any:
-        """The field of the isolate key; None if the model has no isolate key."""
+        """The field of the isolate key, which divides the cached lists of a shard key; or None."""
         return None if self.isolate_field is None else self.isolate_field.field
 
     @property
@@ -166,7 +166,7 @@ class CachedModel:
         try:
             version = strategy.version(self.key.get_prep_value(value))
         except InvalidShardKey:
-            return plain  # No row has such a key.
+            return plain  # No row can have such a key, so the key has not moved.
         return f"{plain}+{version}" if version else plain
 
     def isolate_token(self, value: Any) -> str | None:

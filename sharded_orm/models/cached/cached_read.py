@@ -124,7 +124,8 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             try:
                 related = objects[identity(instance)]
             except KeyError:
-                # The instance may lack the field: it may come from the other queryset in qs1 | qs2.
+                # No object is known for this instance: it may come from the other queryset in qs1 |
+                # qs2.
                 continue
             setattr(instance, field.name, related)
 
@@ -258,8 +259,8 @@ def to_fill(
         if pk is None:
             return None
         # The database may consider the row's shard key equal to the shard key in the conditions,
-        # although their tokens differ. Then the request has the wrong entry names for the row, so
-        # store nothing.
+        # although their tokens (their forms in names of cache entries) differ. Then the request has
+        # the wrong entry names for the row, so store nothing.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
             return None
         pks.append(pk)

@@ -95,7 +95,7 @@ def connection_state(alias: str) -> ConnectionState | None:
     """Return the :class:`ConnectionState` of this thread's connection to ``alias``.
 
     Return None if the database backend is not one of this library. Such a connection does not use
-    the cache, because its backend does not tell the cache of writes before COMMIT.
+    the cache, because its backend does not inform the cache of writes before they are committed.
     """
     connection = connections[alias]
     state: ConnectionState | None = connection.__dict__.get("_for_cache")

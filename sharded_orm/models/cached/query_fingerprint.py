@@ -53,7 +53,7 @@ _READ_HERE = frozenset(
         "used_aliases", "where", "annotations", "extra", "_filtered_relations", "base_table",
         "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "filter_is_sticky",
         "order_by", "default_ordering", "standard_ordering", "low_mark", "high_mark",
-        "bound_key",  # The condition that the bound shard key adds to the query is in "where" by now.
+        "bound_key",  # Not read: the condition on the bound key is in "where" by now.
     }
 )  # fmt: skip
 
@@ -88,7 +88,7 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
         for name in state.keys() - _READ_HERE:
             if state[name] != getattr(Query, name, None):
                 return name
-    if query.annotations or query.extra or query._filtered_relations or query.external_aliases:  # type: ignore[attr-defined]  # not in the stubs
+    if query.annotations or query.extra or query._filtered_relations or query.external_aliases:  # type: ignore[attr-defined]  # missing in Django's type stubs
         return "annotations"
     if len(query.alias_map) > 1 and _joins(query):
         return "joins"

@@ -90,7 +90,7 @@ class CachedQuerySet(QuerySet[M]):
         return clone
 
     def _clone(self) -> Self:
-        clone: Self = super()._clone()  # type: ignore[misc]  # not in the stubs
+        clone: Self = super()._clone()  # type: ignore[misc]  # missing in Django's type stubs
         if self._uncached:
             clone._uncached = True
         return clone
@@ -161,7 +161,7 @@ class CachedQuerySet(QuerySet[M]):
         return None if plan is None else prepare(self, plan, ROWS)
 
     def _get_by_key(self, named: dict[str, Any]) -> M | None:
-        """Answer ``get(user_id=…, pk=…)`` quickly, without building a query.
+        """Execute ``get(user_id=…, pk=…)`` quickly, without building a query.
 
         This works only if the queryset has no conditions, and the arguments are exactly the shard
         key and the primary key.
@@ -328,8 +328,8 @@ def fetch_together(*querysets: Any) -> None:
         fetch_together(photos, tags)
 
     After the call, the rows of each queryset are loaded, as after ``list()``. Querysets of cached
-    models are looked up together: all commands for one cache server are sent in one packet. Then
-    the other querysets, and those whose rows the cache lacks, query the database one after the
+    models are looked up together: all commands for one cache server are sent in one round trip.
+    Then the other querysets, and those whose rows the cache lacks, query the database one after the
     other.
     """
     with recorded_uses(PlacementUses()) as uses:

@@ -59,7 +59,8 @@ class KeyColumns(NamedTuple):
     """The fields of a model that determine the names of its cache entries.
 
     :param fixed: names of the fields that identify a row in the cache: primary key and shard key.
-    :param isolate: the name of the isolate key's field; None if the model has no isolate key.
+    :param isolate: the name of the field of the isolate key, which divides the cached lists of a
+        shard key; None if the model has no isolate key.
     :param columns: the columns of the primary key, the shard key and the isolate key, in this
         order. None stands for a key that the model does not have, and for a composite primary key.
     """
@@ -349,8 +350,8 @@ class TrackedWrite:
     def _rows_by_conditions(self) -> AffectedRows:
         """Return the keys of the affected rows, as far as the conditions of the query contain them.
 
-        If the conditions do not determine the keys of one kind, that attribute of the result is
-        None.
+        If the conditions do not determine the keys of one kind, the attribute of the result for
+        this kind is None.
         """
         cached = self._cached
         pk, key, isolate = columns = _key_columns(self._query.model).columns
@@ -365,7 +366,7 @@ class TrackedWrite:
             if values is None or len(values) > MAX_LISTED:
                 return None
             tokens = tuple(map(token_of, values))
-            return None if None in tokens else tokens  # type: ignore[return-value]  # the test before excludes None
+            return None if None in tokens else tokens  # type: ignore[return-value]  # an earlier test excludes None
 
         return AffectedRows(
             tokens(key, cached.key_token),
@@ -411,8 +412,8 @@ class TrackedWrite:
             self._touch_rows(
                 AffectedRows(
                     None if key is None else (key,),
-                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # the test before excludes None
-                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # the test before excludes None
+                    None if None in pks else tuple(pks),  # type: ignore[arg-type]  # an earlier test excludes None
+                    None if None in isolates else tuple(isolates),  # type: ignore[arg-type]  # an earlier test excludes None
                 ),
                 new_isolates,
             )

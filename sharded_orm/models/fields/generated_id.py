@@ -47,7 +47,7 @@ class EmbeddedShardMixin:
         return self.layout.shard_shift, self.layout.shard_bits
 
     def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
-        super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]  # a method of Field
+        super().contribute_to_class(cls, name, *args, **kwargs)  # type: ignore[misc]  # Field has this method
         key = getattr(getattr(cls, "ShardMeta", None), "shard_key", None)
         if key == name and not hasattr(cls, "near"):
             # Define ``near`` as a property: Model.__init__(), create() and get_or_create() accept

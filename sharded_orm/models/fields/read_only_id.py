@@ -15,10 +15,10 @@ class ReadOnlyIDMixin:
     editable: bool
 
     def __init__(self, *args: Any, editable: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, editable=editable, **kwargs)  # type: ignore[call-arg]  # a method of Field
+        super().__init__(*args, editable=editable, **kwargs)  # type: ignore[call-arg]  # Field has this method
 
     def deconstruct(self) -> Any:
-        name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # a method of Field
+        name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # Field has this method
         # Django leaves out the default of its own Field, which is True. Leave out False instead.
         kwargs.pop("editable", None)
         if self.editable:

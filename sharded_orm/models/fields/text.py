@@ -19,7 +19,7 @@ def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
     return features_of(connection).collations.exact_collation(connection)
 
 
-class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not generic at run time
+class ExactCharField(models.CharField):  # type: ignore[type-arg]  # the class is not generic at run time
     """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` differ on every database.
 
     The field is meant for shard keys. ``db_collation`` of a plain ``CharField`` can have the same

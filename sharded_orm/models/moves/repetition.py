@@ -23,11 +23,12 @@ from sharded_orm.routing.placement_uses import PlacementUses, current_uses, reco
 
 R = TypeVar("R")
 
-# The longest pause before the next attempt, in seconds.
+# The longest pause before the next attempt to write, in seconds.
 _PAUSE = 0.02
 # A waiting writer queries again and again which keys are being moved. _LOOK is the shortest
 # interval between two of these queries, in seconds. The interval grows to the fraction _PART of the
-# time that the writer has waited, so that a long switch causes few queries.
+# time that the writer has waited, so that few queries are sent if it takes long to switch a key to
+# its new shard.
 _LOOK, _PART = 0.003, 0.125
 
 
@@ -112,7 +113,7 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # Do not return the error of the write yet: a key may have moved, so that, for example,
+            # Do not raise the error of the write yet: a key may have moved, so that, for example,
             # an UPDATE of an instance has found no row. After an OperationalError that is no
             # deadlock, such as a lost connection, it is unknown whether the row was written.
             if is_deadlock(cause):
@@ -133,7 +134,7 @@ def repeated(
 
 
 def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
-    """Wait until no key of ``attempt`` is being switched, or until :data:`_PAUSE` is over.
+    """Wait at most :data:`_PAUSE` seconds, until no key of ``attempt`` is being switched to a new shard.
 
     Sends at least one query. It renews the lease, the period for which known placements are valid,
     so the next attempt looks its keys up again.
@@ -142,7 +143,8 @@ def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
     """
     until = time.monotonic() + _PAUSE
     while True:
-        # No event reports the end of a switch, so query the moves from time to time.
+        # No event reports that a key has been switched to its new shard, so query the moves from
+        # time to time.
         time.sleep(min(max((time.monotonic() - began) * _PART, _LOOK), _PAUSE))
         poll = runtime.placement_lease().renew()
         if (

@@ -82,12 +82,19 @@ class MovingKeys:
         :param keys: shard keys in the form in which the database stores them. Values that cannot be
             keys are ignored.
         """
+        moving = self.entries()
+        return {key for key in keys if moving and self._entry(key) in moving}
+
+    def entries(self) -> set[str]:
+        """Return the keys that are moving or have moved since this object was made.
+
+        As the directory writes them. One query.
+        """
         if self._strategy is None or self._before is None or not self._strategy.moves_keys:
             return set()
         now = self._strategy.store.moves(since=self._before.last)
         moves = [*self._before.in_flight, *(() if now is None else (*now.in_flight, *now.ended))]
-        moving = {move.key for move in moves if move.group == self._strategy.group.name}
-        return {key for key in keys if moving and self._entry(key) in moving}
+        return {move.key for move in moves if move.group == self._strategy.group.name}
 
     def _entry(self, key: Any) -> str | None:
         assert self._strategy is not None

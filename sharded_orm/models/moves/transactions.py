@@ -45,10 +45,11 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
             (move.group, move.target) == (shard.group, shard.number) and not has_switched(move)
             for move in poll.moves.in_flight
         ):
-            # Query the moves again, because the key may have switched to this shard meanwhile.
+            # A key is moving to this shard. Query the moves again, because the key may have been
+            # switched to this shard since the last query.
             poll = lease.renew()
-    # Catch the exceptions of every driver. Raw SQL needs no directory; a look-up of a key fails
-    # later.
+    # Ignore the exceptions of every driver: the transaction may send only raw SQL, which needs no
+    # directory. If it looks up a key, that look-up raises the error.
     except Exception:
         return None
     return poll
@@ -63,7 +64,7 @@ def moves_keys_now(group: str) -> bool:
 
 
 def check_use(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) -> None:
-    """Raise an error if a transaction of this thread must not use ``key`` at ``placement``.
+    """Raise an error if a transaction of this thread must not use ``key`` on the shard of ``placement``.
 
     Does nothing outside of transactions. Sends no query.
 
@@ -125,8 +126,7 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots that this thread's open transactions have of shards of the group.
 
-    Also add the keys that the transactions have used to the keys that the current operation
-    confirms.
+    Also make the current operation check, at its end, the keys that the transactions have used.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """
@@ -152,7 +152,7 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """If a transaction is open, store the moves that its first statement for several shards knew."""
+    """If a transaction is open, store the moves known to its first statement for several shards."""
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():
         wrapper.transaction_memory.setdefault(_FIRST_SCATTER, Snapshot(poll))

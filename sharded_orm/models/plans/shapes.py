@@ -259,13 +259,13 @@ _shapes = 0
 
 
 def forget() -> None:
-    """Reset the number of shapes to 0, because all shapes were dropped."""
+    """Reset the number of kept shapes of queries to 0, because all shapes were dropped."""
     global _shapes
     _shapes = 0
 
 
 def _has_room() -> bool:
-    """Count a new shape, and return whether it may be kept: False if there are too many shapes."""
+    """Count a new shape of queries, and return whether it may be kept: False if there are too many."""
     global _shapes
     if _shapes >= MAX_SHAPES:
         if _shapes == MAX_SHAPES:

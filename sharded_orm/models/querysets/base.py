@@ -252,11 +252,11 @@ class RoutedQuerySet(CachedQuerySet[M]):
 
     def __xor__(self, other: Any) -> Any:
         self._refuse_other_alias(other)
-        return self._without_hints(other, super().__xor__(other))  # type: ignore[misc,unused-ignore]  # not in the stubs
+        return self._without_hints(other, super().__xor__(other))  # type: ignore[misc,unused-ignore]  # missing in Django's type stubs
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
         self._refuse_other_alias(*others)
-        combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
+        combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
             # The routing hints of the first queryset may be wrong for the others.
             combined._hints = {}

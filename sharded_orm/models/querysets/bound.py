@@ -64,7 +64,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     ) -> None:
         super().__init__(model, query, using, hints)
         if is_any_bound():
-            self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
+            self.query.take_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
 
     def _with_bound_key(self) -> Self:
         """Return the queryset to be run: this one, or a copy that is filtered by the bound key.
@@ -82,7 +82,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         keyed = self._chain()
         # Set _query instead of query, because Django's setter of ``query`` also changes the class
         # of the rows.
-        keyed._query = keyed.query.with_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
+        keyed._query = keyed.query.with_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
         keyed._has_bound_key = True
         keyed._result_cache = self._result_cache
         return keyed
@@ -130,7 +130,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if keyed is not self:
             # Store the bound key in this queryset, too. The queryset keeps the rows that are read
             # now, so it must not be usable under another key.
-            self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
+            self.query.take_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
             return
@@ -285,8 +285,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         self._result_cache = None
         return deleted
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
-    delete.queryset_only = True  # type: ignore[attr-defined]  # as on Django's method
+    delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
+    delete.queryset_only = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def explain_routing(self) -> Route:
         keyed = self._with_bound_key()

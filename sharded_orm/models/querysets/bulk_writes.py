@@ -132,7 +132,7 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         # that generates ids with a shard number has a method insert_rows(), which runs the insert
         # and checks the ids.
         def insert(returning: Any) -> Any:
-            return super(BulkWritingQuerySet, self)._insert(  # type: ignore[misc]  # not in the stubs
+            return super(BulkWritingQuerySet, self)._insert(  # type: ignore[misc]  # missing in Django's type stubs
                 objs, fields, returning, raw, using, **conflict
             )
 

@@ -26,6 +26,7 @@ from sharded_orm.routing.where_clause import compares_as
 def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
     """Return the guess for a query of the form ``column = value AND …``; None for any other query.
 
+    A guess is the shard key that the row with the value had when a source of keys last saw the row.
     Each row that matches such a query has the value, and the query reads no other rows. Sends
     nothing.
     """

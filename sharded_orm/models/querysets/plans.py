@@ -109,7 +109,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
     def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
         # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``.
         self._end_recording()
-        super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]  # not in the stubs
+        super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]  # missing in Django's type stubs
 
     def __getstate__(self) -> Any:
         self._end_recording()
@@ -126,12 +126,12 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             recording is None
             or self._db is not None
             or self._hints
-            or self._known_related_objects  # type: ignore[attr-defined]  # not in the stubs
+            or self._known_related_objects  # type: ignore[attr-defined]  # missing in Django's type stubs
             or self._iterable_class is not ModelIterable
             or not getattr(self, "_cloning_enabled", True)  # of Django 6.1
-            or self._sticky_filter  # type: ignore[attr-defined]  # not in the stubs
-            or self._defer_next_filter  # type: ignore[attr-defined]  # not in the stubs
-            or self._deferred_filter is not None  # type: ignore[attr-defined]  # not in the stubs
+            or self._sticky_filter  # type: ignore[attr-defined]  # missing in Django's type stubs
+            or self._defer_next_filter  # type: ignore[attr-defined]  # missing in Django's type stubs
+            or self._deferred_filter is not None  # type: ignore[attr-defined]  # missing in Django's type stubs
             or is_any_bound()
             or not _are_plans_on.get()
         ):
@@ -313,8 +313,8 @@ def _learn(kind: str, recording: Recording, connection: Any) -> None:
     try:
         plan = _plan_of_example(kind, recording, connection)
     except Exception:
-        # A field or the backend refuses the values of the example. The read itself has succeeded,
-        # so it is enough to do without a plan.
+        # A field or the backend refuses the values of the example query. The read itself has
+        # succeeded, so ignore the error and use no plan for such reads.
         logger.debug("%s has no plan", shape, exc_info=True)
     logger.debug("%s of %s: %s", kind, shape, "left to Django" if plan is None else "planned")
     shape.plans[kind] = plan
@@ -352,7 +352,7 @@ runtime.on_reset(_forget)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return the recording for a new queryset; None if querysets of this class are not recorded."""
+    """Return an empty recording for a new queryset; None if calls on this class are not recorded."""
     try:
         return _new_recordings[queryset_class, model]
     except KeyError:

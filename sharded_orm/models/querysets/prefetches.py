@@ -28,7 +28,7 @@ def alias_of(instance: Any) -> str | None:
     """
     options = shard_options(type(instance))
     if options is None:
-        return instance._state.db  # type: ignore[no-any-return]  # not in the stubs
+        return instance._state.db  # type: ignore[no-any-return]  # missing in Django's type stubs
     return colocated_alias(options, instance)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sharded_orm.models.querysets.base import RoutedQuerySet
 
 
-class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # not generic at run time
+class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # the class is not generic at run time
     """Raw SQL that runs on the shard of a key. The shard is looked up when the rows are read.
 
     After the read, it is checked that the key was on this shard all the time, as for other reads by
@@ -25,14 +25,14 @@ class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # not generic at r
     _result_cache: list[Any] | None
 
     def _clone(self) -> RawKeyQuerySet:
-        clone: RawKeyQuerySet = super()._clone()  # type: ignore[misc]  # not in the stubs
+        clone: RawKeyQuerySet = super()._clone()  # type: ignore[misc]  # missing in Django's type stubs
         clone.of_key = self.of_key
         return clone
 
     def _fetch_all(self) -> None:
         if self._result_cache is None:
             self._result_cache = confirmed(self._group, lambda: list(self._rows()))
-        super()._fetch_all()  # type: ignore[misc]  # not in the stubs
+        super()._fetch_all()  # type: ignore[misc]  # missing in Django's type stubs
 
     def iterator(self) -> Iterator[Any]:
         return confirmed_stream(self._group, self._rows, several=lambda: False)

@@ -89,7 +89,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guess of the read that has ended, and reset it for the next read."""
+        """Return the guess that the ended read has used, if any, and reset it for the next read."""
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 
@@ -120,7 +120,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         rows: list[Any] = self._result_cache or []
         if rows and not isinstance(rows[0], Model):
             # Rows of values() are no instances. Django ignores the prefetch for them.
-            super()._prefetch_related_objects()  # type: ignore[misc]  # not in the stubs
+            super()._prefetch_related_objects()  # type: ignore[misc]  # missing in Django's type stubs
             return
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
         if other_group:
@@ -137,7 +137,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             targets = self._targets()
             is_scattered = targets is not None
             if targets is None:
-                return super(ReadingQuerySet, self)._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]  # not in the stubs
+                return super(ReadingQuerySet, self)._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]  # missing in Django's type stubs
             return self._scattered_iterator(targets, chunk_size)
 
         return confirmed_stream(self._options.group, open_rows, several=lambda: is_scattered)

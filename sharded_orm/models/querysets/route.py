@@ -125,7 +125,7 @@ def find_route(
     scatter: bool,
     ordered: bool = True,
 ) -> tuple[Route, ShardGroup]:
-    """Return the :class:`Route` of ``query`` (the shards to which it is sent), and their group.
+    """Return the :class:`Route` of ``query`` (the shards to which it is sent), and the shard group.
 
     Sends nothing if the group's strategy computes shards. With the directory strategy, sends at
     most one query to the directory for each condition on the key. If no condition contains a key,

@@ -52,7 +52,7 @@ def refuse_upserts_without_key(
 
 
 def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[Any]]:
-    """Return the constraints by which a conflict may be found: field names and expressions of each."""
+    """Return the fields and expressions of each constraint by which an upsert may find a conflict."""
     if unique_fields:
         return [list(unique_fields)]
     meta = model._meta

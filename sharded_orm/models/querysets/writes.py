@@ -127,7 +127,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         ``new`` are the other values of a row to be created. If ``using()`` was not called,
         ``values`` must contain the shard key, or other conditions that determine one shard. A key
         in ``new`` is not enough, because a row on another shard could match ``values`` and would be
-        missed. It is enough only if it is known that no shard has a matching row.
+        missed. A key in ``new`` is enough only if it is known that no shard has a matching row.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
         # Check the instances among ``values`` even if using() chooses the shard, because a new row
@@ -164,7 +164,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
-            return super().update(**kwargs)  # Let Django raise its error for such a query.
+            return super().update(**kwargs)  # Django refuses a slice and a union().
         self._refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
@@ -246,7 +246,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Let Django raise its error for such a query.
+            return super().delete()  # Django refuses a slice and a union().
         return repeated(
             self._options.group,
             self._delete_rows,
@@ -269,5 +269,5 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         self._result_cache = None
         return total, per_model
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
-    delete.queryset_only = True  # type: ignore[attr-defined]  # as on Django's method
+    delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
+    delete.queryset_only = True  # type: ignore[attr-defined]  # Django's method has this attribute, too

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from django.db.models import Model, QuerySet
-from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
+from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,
@@ -59,7 +59,7 @@ class _PerShard:
         return group_of(model) == group_of(related_model)
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
+        fetch = super().get_prefetch_querysets  # type: ignore[misc]  # missing in Django's type stubs
         # Copy the caller's querysets. Django adds an instance to the hints of a queryset, and the
         # hints route the queryset. The caller's querysets must not keep such a hint.
         querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
@@ -146,7 +146,7 @@ class _Forward(_ByConditions):
             self._refuse_change_of_key(instance, value)
         if isinstance(value, Model):
             refuse_two_keys(self.field, instance, value)
-        super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
+        super().__set__(instance, value)  # type: ignore[misc]  # missing in Django's type stubs
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
         # Refuse a change of the shard key in memory already. save() would refuse it, too, but
@@ -164,21 +164,21 @@ class _Forward(_ByConditions):
             raise key_of_row_changed(instance, name, instance.__dict__[name], key)
 
 
-class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
+class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """The descriptor of a foreign key, such as ``photo.album``.
 
     It can prefetch for instances on several shards.
     """
 
 
-class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
+class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """The descriptor of a one-to-one field, such as ``profile.user``.
 
     It can prefetch for instances on several shards.
     """
 
 
-class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
+class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """The descriptor of the other side of a one-to-one field, such as ``user.profile``."""
 
     def _sides(self) -> tuple[Any, Any]:
@@ -207,7 +207,7 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         super().__set__(instance, value)
 
 
-class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
+class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """The descriptor of the other side of a foreign key, such as ``album.photos``.
 
     It can prefetch for instances on several shards.
@@ -219,7 +219,7 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
         return make_related_manager(manager, self.rel, _mixins_of(self.rel), reverse=True)
 
 
-class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
+class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """The descriptor of both sides of a many-to-many field, such as ``photo.tags`` and ``tag.photos``.
 
     It can prefetch for instances on several shards.
@@ -250,12 +250,12 @@ class _RelatedManager(_PerShard):
     def __init__(self, instance: Any = None) -> None:
         if instance is not None:
             refuse_other_key(instance)
-        super().__init__(instance)  # type: ignore[call-arg]  # a method of Django's manager
+        super().__init__(instance)  # type: ignore[call-arg]  # Django's manager class has this method
 
     def __call__(self, *, manager: str) -> Any:
         # Overrides __call__() of Django's managers, which returns a manager of Django's class,
         # without the methods of this module.
-        other = super().__call__(manager=manager)  # type: ignore[misc]  # a method of Django's manager
+        other = super().__call__(manager=manager)  # type: ignore[misc]  # Django's manager class has this method
         own = make_related_manager(type(other), self._rel, self._mixins, reverse=self._reverse)
         return own(self.instance)
 
@@ -267,7 +267,7 @@ class _RelatedManager(_PerShard):
         rows = queryset._chain()
         if key := key_for_related(queryset.model, self._rel.field, self.instance):
             rows = rows.filter(**key)
-        return super()._apply_rel_filters(rows)  # type: ignore[misc]  # a method of Django's manager
+        return super()._apply_rel_filters(rows)  # type: ignore[misc]  # Django's manager class has this method
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         # Related rows have the shard key of their instance, as in _apply_rel_filters(). Other rows

@@ -22,7 +22,7 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, nam
 
 
 def install_relations_in_forms(model: type[Model]) -> None:
-    """Make forms of ``model`` offer only related rows with the row's shard key, and report other rows.
+    """Make forms of ``model`` offer and accept only related rows with the row's own shard key.
 
     Without this, a choice of a row with another key would raise :exc:`CrossShardRelation`, which a
     visitor should not see.
@@ -38,10 +38,10 @@ def install_relations_in_forms(model: type[Model]) -> None:
             field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
 
 
-# -- What a form offers: related rows with the shard key of its own row
+# -- What a form offers: related rows with the shard key of the form's row
 
 
-class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic in the stubs only
+class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class is generic only in the type stubs
     """A mixin for form fields of a relation: it offers only rows with the shard key of the form's row.
 
     The rows come from the field's queryset. If the form does not determine the key of its row, all
@@ -57,7 +57,8 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
         # Offer the rows of a slice as they are, because a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
             bound_key = key_in_force(rows.model)
-            # If another key is bound, offer nothing: a query for this key would raise an error.
+            # If another key is bound than that of the form's row, offer nothing: a query for the
+            # row's key would raise an error.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
         elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
@@ -171,7 +172,7 @@ def _formfield(field: Any, **kwargs: Any) -> Any:
     return form_field
 
 
-# -- What a form sets: the chosen rows, on the form's own row
+# -- What a form sets on its row: the relations that the visitor has chosen
 
 
 def _save_relation(field: Any, row: Any, value: Any) -> None:

@@ -48,10 +48,10 @@ from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_key
 
 
 class ShardedGenericForeignKey(GenericForeignKey):
-    """A generic foreign key that looks up the other row in the right database.
+    """A generic foreign key that looks up the row to which it refers in the right database.
 
-    If both rows are of one group, this is the shard of the instance. Otherwise it is the global
-    database, or the shard that the other row's id determines.
+    If both rows are of one group, this is the shard of the referring row. Otherwise it is the
+    global database, or the shard that the id of the referenced row determines.
     """
 
     #: Tells ``Colocation`` that subqueries along this field are allowed: if both rows of the
@@ -253,8 +253,8 @@ def generic_foreign_key(model: Any, ct_field: str, fk_field: str) -> GenericFore
 class ShardedGenericRelation(GenericRelation):
     """A generic relation whose joins find rows on the same shard.
 
-    If the other row is deleted, the related rows are either deleted, too, or they prevent the
-    deletion.
+    If the row that has this relation is deleted, its related rows of the same group are deleted,
+    too. Related rows of another group prevent the deletion.
     """
 
     #: Tells ``Colocation`` that a join along this field finds all rows on the same shard.
@@ -353,9 +353,9 @@ class GenericBeside(GenericRows, NullableBeside):
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         # All ``instances`` are on one shard, because the descriptor calls this once for each shard.
-        rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # a method of the model's own manager
+        rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # the model's own manager has this method
         rows = [self._on_shard(queryset, instances[0]) for queryset in rows]
-        return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # a method of Django's manager
+        return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # Django's manager class has this method
 
     def _on_shard(self, queryset: Any, instance: Any) -> Any:
         # Add a condition on the shard of ``instance``. Otherwise other conditions could select
@@ -373,7 +373,7 @@ class GenericBeside(GenericRows, NullableBeside):
             kwargs[field.name] = self.instance
         return super().create(**kwargs)
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides add() of Django's manager, which does not check whether the update changes the
@@ -381,7 +381,7 @@ class GenericBeside(GenericRows, NullableBeside):
         self._refuse_key_change(objs)
         super().add(*objs, bulk=bulk)
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides set() of Django's manager, to refuse rows before a transaction begins.
@@ -389,7 +389,7 @@ class GenericBeside(GenericRows, NullableBeside):
         self._refuse_key_change(objs)
         super().set(objs, bulk=bulk, clear=clear)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    set.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
 
 class GenericFromOutside(GenericRows, NullableFromOutside):
@@ -404,12 +404,12 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
             self._pks_by_alias(objs)  # Raise an error first if a row is not stored, as Django does.
         super().add(*objs, bulk=bulk)
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         raise self._unbounded("set()")
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    set.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         by_alias: dict[str, set[Any]] = defaultdict(set)
@@ -420,14 +420,14 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
         self._begin_change()
         with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
-                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # a method of Django's manager
+                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # Django's manager class has this method
                 if bulk:
                     rows.delete()
                     continue
                 for row in rows:
                     row.delete()
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _check_fk_val(self) -> None:
         pass  # Django makes no such check for generic relations.

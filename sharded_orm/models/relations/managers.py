@@ -109,7 +109,7 @@ class Beside(RelatedRows):
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add, to refuse rows of other shards before a transaction begins.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        add = super().add  # type: ignore[misc]  # a method of Django's manager
+        add = super().add  # type: ignore[misc]  # Django's manager class has this method
 
         def change() -> None:
             for obj in objs:
@@ -121,7 +121,7 @@ class Beside(RelatedRows):
 
         self._repeated(change)
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set (create_reverse_many_to_one_manager), to refuse rows of other
@@ -131,32 +131,32 @@ class Beside(RelatedRows):
         set_rows = super().set  # type: ignore[misc]  # the base class is chosen at run time
         self._repeated(lambda: set_rows(objs, bulk=bulk, clear=clear))
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    set.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create(), to set the shard key of the instance on the new row.
-        create = super().create  # type: ignore[misc]  # a method of Django's manager
+        create = super().create  # type: ignore[misc]  # Django's manager class has this method
         values = self._values_with_key(kwargs)
         return self._created(lambda: create(**values))
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def get_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.get_or_create(), to give a new row the shard key of the instance.
-        get_or_create = super().get_or_create  # type: ignore[misc]  # a method of Django's manager
+        get_or_create = super().get_or_create  # type: ignore[misc]  # Django's manager class has this method
         values = self._values_with_key(kwargs)
         return self._found_or_created(lambda: get_or_create(**values))
 
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def update_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.update_or_create(), to give a new row the shard key of the
         # instance.
-        update_or_create = super().update_or_create  # type: ignore[misc]  # a method of Django's manager
+        update_or_create = super().update_or_create  # type: ignore[misc]  # Django's manager class has this method
         values = self._values_with_key(kwargs)
         return self._found_or_created(lambda: update_or_create(**values))
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
 
 class NullableBeside(Beside):
@@ -165,18 +165,18 @@ class NullableBeside(Beside):
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove, to refuse rows of other shards.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        remove = super().remove  # type: ignore[misc]  # a method of Django's manager
+        remove = super().remove  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(lambda: remove(*objs, bulk=bulk))
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self, *, bulk: bool = True) -> None:
         # Overrides RelatedManager.clear, which fails if a shard key moves after the shard was
         # chosen and before the write. Then repeat the call.
-        clear = super().clear  # type: ignore[misc]  # a method of Django's manager
+        clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(lambda: clear(bulk=bulk))
 
-    clear.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    clear.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
 
 class ManyBeside(RelatedRows):
@@ -197,11 +197,11 @@ class ManyBeside(RelatedRows):
         # key. add_q() changes the queryset in place, which is safe: _RelatedManager passes a copy
         # of the caller's queryset.
         if key_for_related(self.model, self._rel.field, self.instance):
-            return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # a method of Django's manager
+            return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # Django's manager class has this method
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(on_shard_of(self._options, [self.instance])))
-        return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # a method of Django's manager
+        return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # Django's manager class has this method
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
         # Overrides ManyRelatedManager.add(), which inserts rows of the many-to-many table by INSERT
@@ -213,11 +213,11 @@ class ManyBeside(RelatedRows):
         # is rolled back as a whole.
         if not in_transaction(self._options.group):
             write_in_part()
-        add = super().add  # type: ignore[misc]  # a method of Django's manager
+        add = super().add  # type: ignore[misc]  # Django's manager class has this method
         defaults = self._through_with_key(through_defaults)
         self._repeated(lambda: add(*objs, through_defaults=defaults))
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
@@ -226,7 +226,7 @@ class ManyBeside(RelatedRows):
         # set_base() checks the new rows first.
         self.set_base(objs, clear=clear, through_defaults=through_defaults)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    set.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def set_base(
         self,
@@ -248,65 +248,65 @@ class ManyBeside(RelatedRows):
             )
         )
 
-    set_base.alters_data = True  # type: ignore[attr-defined]  # as on Django's set()
+    set_base.alters_data = True  # type: ignore[attr-defined]  # Django's set() has this attribute, too
 
     def remove(self, *objs: Any) -> None:
         # Overrides ManyRelatedManager.remove(), which compares only primary keys. Refuse rows of
         # other shards, because they may have the same primary keys as rows of this shard.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        remove = super().remove  # type: ignore[misc]  # a method of Django's manager
+        remove = super().remove  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(lambda: remove(*objs))
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self) -> None:
         # Overrides ManyRelatedManager.clear(), which fails if a shard key moves after the shard was
         # chosen and before the write. Then repeat the call.
-        clear = super().clear  # type: ignore[misc]  # a method of Django's manager
+        clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(clear)
 
-    clear.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    clear.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
         # Overrides ManyRelatedManager.create(), to set the shard key of the instance on the related
         # row and on the row of an explicit many-to-many table.
         through_defaults = self._through_with_key(through_defaults)
-        create = super().create  # type: ignore[misc]  # a method of Django's manager
+        create = super().create  # type: ignore[misc]  # Django's manager class has this method
         values = self._values_with_key(kwargs)
         return self._created(lambda: create(through_defaults=through_defaults, **values))
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def get_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
         # Overrides ManyRelatedManager.get_or_create(), to set the shard key of the instance on new
         # rows.
         through_defaults = self._through_with_key(through_defaults)
         values = self._values_with_key(kwargs)
-        get_or_create = super().get_or_create  # type: ignore[misc]  # a method of Django's manager
+        get_or_create = super().get_or_create  # type: ignore[misc]  # Django's manager class has this method
         return self._found_or_created(
             lambda: get_or_create(through_defaults=through_defaults, **values)
         )
 
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def update_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
         # Overrides ManyRelatedManager.update_or_create(), to set the shard key of the instance on
         # new rows.
         through_defaults = self._through_with_key(through_defaults)
         values = self._values_with_key(kwargs)
-        update_or_create = super().update_or_create  # type: ignore[misc]  # a method of Django's manager
+        update_or_create = super().update_or_create  # type: ignore[misc]  # Django's manager class has this method
         return self._found_or_created(
             lambda: update_or_create(through_defaults=through_defaults, **values)
         )
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _add_items(self, *args: Any, **kwargs: Any) -> None:
         # Overrides ManyRelatedManager._add_items(), which inserts rows of the many-to-many table by
         # ids. Skip the check of these rows: _check_targets() has compared the shard keys of the two
         # rows that each of them relates.
         with related_rows_checked():
-            super()._add_items(*args, **kwargs)  # type: ignore[misc]  # a method of Django's manager
+            super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 
     def _through_with_key(self, values: Any) -> Any:
         # ``values`` is the argument through_defaults. Its values may be callables, which Django
@@ -318,7 +318,7 @@ class ManyBeside(RelatedRows):
         # Check ``objs`` before Django opens a transaction, because an error inside the transaction
         # would make it unusable.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # a method of Django's manager
+        self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # Django's manager class has this method
         self._refuse_absent(objs)
 
     def _refuse_absent(self, objs: Any) -> None:

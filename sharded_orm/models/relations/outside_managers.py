@@ -52,7 +52,7 @@ class FromOutside(RelatedRows):
             self._check_type(obj)
         self._repeated(lambda: self._add_rows(objs, bulk=bulk))
 
-    add.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _add_rows(self, objs: Iterable[Any], *, bulk: bool) -> None:
         if bulk:
@@ -66,7 +66,7 @@ class FromOutside(RelatedRows):
                 for obj in objs:
                     obj.save()
             return
-        # Leave out the shard key. It is unchanged, because a change of the key is refused before.
+        # Leave the shard key out of the UPDATE. It is unchanged: any change was refused above.
         key = self._options.key
         changes = {name: value for name, value in values.items() if not key or name != key.name}
         if changes:
@@ -83,7 +83,7 @@ class FromOutside(RelatedRows):
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    set.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create(), which gets the alias from the router. Here the key of
@@ -91,7 +91,7 @@ class FromOutside(RelatedRows):
         self._begin_change()
         return self._plain_manager_method("create")(**self._related(kwargs))
 
-    create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def get_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.get_or_create(), which gets the alias from the router. Here the
@@ -99,7 +99,7 @@ class FromOutside(RelatedRows):
         self._check_fk_val()
         return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def update_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.update_or_create(), which gets the alias from the router. Here
@@ -107,14 +107,14 @@ class FromOutside(RelatedRows):
         self._check_fk_val()
         return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _check_fk_val(self) -> None:
-        super()._check_fk_val()  # type: ignore[misc]  # a method of Django's manager
+        super()._check_fk_val()  # type: ignore[misc]  # Django's manager class has this method
 
     def _begin_change(self) -> None:
         self._check_fk_val()
-        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # a method of Django's manager
+        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # Django's manager class has this method
 
     def _related(self, values: dict[str, Any]) -> dict[str, Any]:
         return {**values, self.field.name: self.instance}
@@ -179,7 +179,7 @@ class NullableFromOutside(FromOutside):
             return
         self._repeated(lambda: self._remove_rows(objs, bulk=bulk))
 
-    remove.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _remove_rows(self, objs: Iterable[Any], *, bulk: bool) -> None:
         self._check_fk_val()
@@ -196,7 +196,7 @@ class NullableFromOutside(FromOutside):
         self._begin_change()
         with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
             for alias, pks in by_alias.items():
-                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # a method of Django's manager
+                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # Django's manager class has this method
                 if bulk:
                     rows.update(**{self.field.name: None})
                     continue
@@ -210,7 +210,7 @@ class NullableFromOutside(FromOutside):
         self._check_fk_val()
         raise self._unbounded("clear()")
 
-    clear.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+    clear.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _alias_of(self, row: Any) -> str:
         # Accept a row that was not read from a database if its values determine its shard. Django

@@ -69,7 +69,7 @@ def _delete(
     return Model.delete(self, using, keep_parents)
 
 
-_delete.alters_data = True  # type: ignore[attr-defined]  # as on Django's method
+_delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
@@ -94,7 +94,7 @@ def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
     # Overrides Model._perform_unique_checks(). Values must be unique on this row's shard only, so
     # Django's queries are sent to that shard.
     with scoped(router.db_for_write(type(self), instance=self)), unbound():
-        return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined,operator,unused-ignore]  # not in the stubs
+        return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined,operator,unused-ignore]  # missing in Django's type stubs
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:

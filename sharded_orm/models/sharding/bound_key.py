@@ -88,7 +88,7 @@ class _Binding:
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
-        """Return the key that rows of ``model`` must have; None if the block does not bind it."""
+        """Return the key that rows of ``model`` must have; None if the block binds no such key."""
         if not self.values:
             return None
         try:
@@ -293,7 +293,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run each step of ``generator`` inside ``block``, but the code that uses its items outside."""
+    """Run ``generator`` inside ``block``, and the code that uses the yielded items outside of it."""
     step, argument = generator.send, None
     while True:
         with block:

@@ -81,7 +81,7 @@ class BoundKeyQuery(Query):
         where: Any = self.where
         self.where = where.replace_expressions(replacements)
         self.annotations = {
-            name: annotation.replace_expressions(replacements)  # type: ignore[attr-defined,arg-type,unused-ignore]  # not in the stubs
+            name: annotation.replace_expressions(replacements)  # type: ignore[attr-defined,arg-type,unused-ignore]  # missing in Django's type stubs
             for name, annotation in self.annotations.items()
         }
         if replacements.keys() & {nested.query for nested in nested_queries(self, trusted=True)}:
@@ -101,12 +101,12 @@ class BoundKeyQuery(Query):
             parts = [_filtered(part) for part in self.combined_queries]
             if all(map(_is_same, parts, self.combined_queries)):
                 return self
-            copy: Self = self.clone()  # type: ignore[assignment]  # a query of this class
+            copy: Self = self.clone()  # type: ignore[assignment]  # the copy is of this class
             copy.combined_queries = tuple(parts)
             return copy
         if not self.lacks(key):
             return self
-        copy = self.clone()  # type: ignore[assignment]  # a query of this class
+        copy = self.clone()  # type: ignore[assignment]  # the copy is of this class
         copy.add_q(Q((key.name, key.value)))
         return copy
 

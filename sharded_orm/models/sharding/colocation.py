@@ -185,7 +185,7 @@ class Colocation:
         self._check_named_relations(query, meta, relations)
         # Django adds the joins of filtered relations only when it compiles the query, in
         # SQLCompiler.get_related_selections(). Add them here in the same way.
-        filtered = query._filtered_relations.keys() & relations.keys()  # type: ignore[attr-defined]  # not in the stubs
+        filtered = query._filtered_relations.keys() & relations.keys()  # type: ignore[attr-defined]  # missing in Django's type stubs
         if filtered:
             query = query.chain()
             for name in filtered:

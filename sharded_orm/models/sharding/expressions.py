@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db.models import Field, Model, QuerySet
-from django.db.models.expressions import (  # type: ignore[attr-defined,unused-ignore]  # not all in the stubs
+from django.db.models.expressions import (  # type: ignore[attr-defined,unused-ignore]  # some names are missing in the type stubs
     BaseExpression,
     Col,
     ColPairs,

@@ -43,4 +43,4 @@ class _OnShardOf(OnShard):
 
     @alias.setter
     def alias(self, alias: str) -> None:
-        pass  # Ignore the value, because the shard must be looked up for each query.
+        pass  # Ignore the assigned alias, because the shard must be looked up for each query.

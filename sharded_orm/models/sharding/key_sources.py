@@ -44,7 +44,7 @@ class KeySource(Protocol):
         """
 
     def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
-        """Return the guess for the row with ``value``. Sends nothing.
+        """Return the guess which shard key the row with ``value`` has. Sends nothing.
 
         :returns: None if the source remembers nothing, or if two rows of any shards may have the
             value at the same time.

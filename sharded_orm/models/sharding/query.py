@@ -67,7 +67,7 @@ class ShardedQuery(BoundKeyQuery):
                 self._lookup_joins = [alias]
                 if can_reuse is not None:
                     can_reuse.add(alias)
-                column = self._get_col(field, field, alias)  # type: ignore[attr-defined]  # not in the stubs
+                column = self._get_col(field, field, alias)  # type: ignore[attr-defined]  # missing in Django's type stubs
                 condition: Any = self.build_lookup(["exact"], column, value)
                 return WhereNode([condition], connector=AND), {alias}
         return super().build_filter(
@@ -115,8 +115,8 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     name = condition[0]
     lookup = name.rpartition(LOOKUP_SEP)[2]
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
-        # For other comparisons, add nothing, because rows before or after the instance may be on
-        # any shard.
+        # To a comparison by order, such as ``album__gt``, add no condition, because rows before or
+        # after the instance may be on any shard.
         return condition
     if _names_shard(options, name):
         # Add no condition on the instance's shard, because the compared value already determines

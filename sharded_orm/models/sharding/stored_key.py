@@ -123,8 +123,8 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
         else:
             alias = str(current_alias(options, row))
             if runtime.topology().resolve(alias) is None:
-                # The alias is not a shard, but a template schema, or the database that had the rows
-                # before sharding.
+                # The alias is not a shard, but a template schema (from which test shards are
+                # cloned), or the database that had the rows before sharding.
                 return
             shard = options.locate(row)
             changed = shard is None or shard.alias != alias

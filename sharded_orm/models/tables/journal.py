@@ -15,7 +15,7 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation, with the lease of the process that executes the run.
+    """One run of a long operation. The process that executes the run has a lease on it.
 
     ``unfinished`` is either true or NULL. The unique constraint on kind, subject and ``unfinished``
     ignores rows with NULL. So there is at most one unfinished run for each kind and subject, but
@@ -32,8 +32,8 @@ class OperationRun(models.Model):
     finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    # The fields from ``token`` to ``pid`` are the lease: they identify the process that executes
-    # the run. If the token is empty, no process executes the run.
+    # The fields from ``token`` to ``pid`` are the lease, a right that expires unless it is renewed.
+    # They identify the process that executes the run. If the token is empty, no process does.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     #: When the process that executes the run last reported that it was alive, in UTC, by the clock
@@ -77,8 +77,10 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: Used only if several processes share the steps: the id of the run that is the lease of the
-    #: process which executes this step. See ``operations/runs/work_units.py``.
+    #: Used only if several processes share the steps of a run; see
+    #: ``operations/runs/work_units.py``. Each of these processes has a run of its own, whose lease
+    #: shows that the process is alive. The field contains the id of that run for the process that
+    #: executes the step.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

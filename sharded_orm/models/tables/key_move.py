@@ -18,7 +18,7 @@ class KeyMove(models.Model):
     While a key is in flight, no process remembers its shard.
 
     One row is not a move: its group is empty, and ``in_flight`` is false. A process that announces
-    moves locks this row. It exists because an empty table has no row to lock.
+    moves locks this row, which exists because an empty table would have no row to lock.
 
     The table is in the database of the directory. So one transaction can change the key's shard and
     record the new phase.

@@ -1,4 +1,7 @@
-"""A snapshot of shards on nodes, and the problem of balancing them. Sends no queries."""
+"""A snapshot that says which shards are on which nodes, and the problem of balancing these shards.
+
+This module sends no queries.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ class FleetSnapshot:
 
     :param topology: the topology. It has the capacities of nodes, and says which shards are pinned,
         so that they must not move.
-    :param sizes: the size of each shard, by the shard's alias: bytes, rows, keys or load, whichever
-        is to be balanced. A shard that is missing counts as 0.
+    :param sizes: the size of each shard, keyed by the shard's alias: bytes, rows, keys or load,
+        whichever is to be balanced. A shard that is missing counts as 0.
     :param recent: aliases of shards that have moved a short time ago, so they must not move again.
     """
 
@@ -35,10 +38,10 @@ def balance_problem(
 
     The items of the problem are shards, and its bins are nodes.
 
-    The nodes are the primaries of ranges, and all nodes that have a ``CAPACITY``. A shard may move
-    to a primary of its own group, and to any node with a ``CAPACITY`` above 0. A shard must stay if
-    its range is pinned, if it has moved a short time ago, or if it belongs to another group. The
-    sizes of shards that stay count, too. A pure function.
+    The bins are the nodes that are the primary of a range, and all nodes that have a ``CAPACITY``.
+    A shard may move to a primary of its own group, and to any node with a ``CAPACITY`` above 0. A
+    shard must stay if its range is pinned, if it has moved a short time ago, or if it belongs to
+    another group. The sizes of shards that stay count, too. A pure function.
 
     :param threshold: as in :class:`BalanceProblem`.
     :param goal: as in :class:`BalanceProblem`.
@@ -87,10 +90,10 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
 
 
 def _replication(topology: Topology) -> dict[str, frozenset[str]]:
-    """Return a dict from the name of each node to the names of its replicas and of its primaries.
+    """Return the nodes that replicate from or to each node, as sets of names keyed by node name.
 
-    A replica repeats the writes of its primary. All nodes on the same servers as these are
-    included.
+    Replication copies the writes of a primary to its replica. A server may have several node names.
+    The sets contain all names of the other server.
     """
     servers: dict[object, set[str]] = {}
     for name, node in topology.nodes.items():

@@ -1,4 +1,7 @@
-"""Balancing keys between the shards of a group with a directory: measuring, and planning."""
+"""Measure the keys of a group's shards, and plan moves that balance these keys.
+
+The group needs a directory, the table that records the shard of each key.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from sharded_orm.operations.moves.request import keys_text
 from sharded_orm.operations.relations import batched
 from sharded_orm.topology.model import ShardGroup
 
-#: The largest number of keys of one shard that a plan may move. Those with the most rows are taken.
+#: A plan moves at most this many keys of one shard. If the shard has more keys, only those with the
+#: largest sizes may move.
 MOST_KEYS: Final = 20_000
 _LOOK_UPS: Final = 500
 
@@ -35,9 +39,8 @@ _LOOK_UPS: Final = 500
 class KeyBalance:
     """A plan to move keys between the shards of a group.
 
-    The bins of ``plan`` have the aliases of the shards as names.
-
-    :param keys: the keys that move, each by the name of its item in ``plan``.
+    :param plan: the moves. Its bins are the shards, named by their aliases. Its items are the keys.
+    :param keys: the values of the keys that move, keyed by the name of the key's item in ``plan``.
     :param notes: sentences for an operator.
     """
 
@@ -60,16 +63,17 @@ class KeyBalance:
 def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
     """Plan moves of keys between shards of ``group``. Changes nothing.
 
-    The share of a shard is proportional to the weight of its range. Keys move only to shards that
-    are open for new keys.
+    The plan intends for each shard a share of the keys or rows, in proportion to the weight of the
+    shard's range. Keys move only to shards that are open for new keys.
 
     :raises MoveRefused: keys of the group cannot be moved.
     :raises BalanceRefused: there is no plan; every reason is listed.
     :raises TopologyError: the source of the topology does not answer.
 
-    The cost depends on ``options.by``. "keys" costs one query of the directory. For each shard
-    above the threshold it also costs one query per model, which reads the keys of all rows. "rows"
-    costs one query per model and shard in addition. "load" costs only look-ups in the directory.
+    The cost depends on ``options.by``. The value "keys" costs one query of the directory. For each
+    shard above the threshold, it also costs one query per model, which reads the keys of all rows.
+    The value "rows" costs one query per model and shard in addition. The value "load" costs only
+    look-ups in the directory, the table that records the shard of each key.
     """
     options = options or BalanceOptions(by=measure.KEYS)
     runtime.refresh()
@@ -112,7 +116,10 @@ def _problem(
     recent: frozenset[str],
     options: BalanceOptions,
 ) -> tuple[BalanceProblem, dict[str, Any]]:
-    """Return the problem of balancing keys, and a dict from the name of each item to its key."""
+    """Return the problem of balancing keys, and a dict from the name of each item to its key.
+
+    The items of the problem are keys, and its bins are shards.
+    """
     open_shards = frozenset(
         group.shard(number).alias
         for part in group.open_ranges
@@ -160,14 +167,21 @@ def _sums(sizes: _KeySizes) -> dict[int, float]:
 def _shards_above(
     group: ShardGroup, totals: Mapping[int, float], threshold: float
 ) -> Iterator[int]:
-    """Yield the numbers of shards that exceed their share by more than ``threshold``, a fraction."""
+    """Yield the numbers of the shards that have clearly more than their share of all keys or rows.
+
+    The share of a shard is proportional to the weight of its range.
+
+    :param totals: the number of keys or rows of each shard, keyed by shard number.
+    :param threshold: a shard is returned if it exceeds its share by more than this fraction of the
+        share.
+    """
     weights = {n: group.range_of(n).weight or 1.0 for n in range(group.count)}
     mean = sum(totals.values()) / sum(weights.values())
     return (n for n, total in totals.items() if total > (1 + threshold) * mean * weights[n])
 
 
 def _models(group: str) -> list[Any]:
-    """Return the models of the group whose tables have the shard key."""
+    """Return the models of the group whose tables have a column for the shard key."""
     return [
         model
         for model in apps.get_models()
@@ -180,10 +194,12 @@ def _models(group: str) -> list[Any]:
 
 
 def _keys_on(keys: GroupKeys, number: int, *, by_rows: bool) -> dict[Any, float]:
-    """Return a dict of the shard keys that have rows on a shard.
+    """Return the sizes of the shard keys that have rows on one shard, keyed by shard key.
 
-    The values are the numbers of rows, or 1 if ``by_rows`` is false. Keys that the directory places
-    on another shard are left out.
+    The size of a key is its number of rows, or 1 if ``by_rows`` is False. Keys that the directory
+    (the table of the shard of each key) places on another shard are left out.
+
+    :param number: the number of the shard.
     """
     shard = runtime.shard(keys.group, number)
     counts: dict[Any, float] = {}
@@ -217,7 +233,7 @@ def _largest(sizes: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
-    """Read the loads of keys from the operator's file. Return them by shard number and key."""
+    """Return the loads of keys that the operator's file names, by shard number and then by key."""
     loads = measure.read_load(options.load or "")
     try:
         values = {name: keys.value(name) for name in loads}
@@ -232,7 +248,8 @@ def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
     sizes: _KeySizes = {}
     for name, value in values.items():
         on_shard = sizes.setdefault(placed[keys.text(value)], {})
-        # Several names, such as "7" and "07", may mean the same key.
+        # Add up the loads, because several names in the file, such as "7" and "07", may mean the
+        # same key.
         on_shard[value] = on_shard.get(value, 0) + loads[name]
     return sizes
 

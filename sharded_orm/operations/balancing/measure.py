@@ -24,12 +24,12 @@ LOAD: Final = "load"
 
 #: Seconds to wait for the answer of a node. Reading thousands of table sizes takes a while.
 PATIENCE: Final = 60.0
-#: The largest load that a file may give. Sums of larger numbers might be infinite.
+#: The largest load that is accepted in a file of loads. Sums of larger numbers might be infinite.
 MOST_LOAD: Final = 1e18
 
 
 def shard_sizes(topology: Topology) -> dict[str, ShardSize]:
-    """Return the sizes of all shards, by alias. One query per node, on all nodes in parallel.
+    """Return the sizes of all shards, keyed by alias. One query per node, on all nodes in parallel.
 
     :raises BalanceRefused: a node does not answer, so the sizes of its shards are unknown.
     """
@@ -57,7 +57,7 @@ def shard_sizes(topology: Topology) -> dict[str, ShardSize]:
 
 
 def rows_of(sizes: Mapping[str, ShardSize]) -> dict[str, float]:
-    """Return the estimated number of rows of each shard, by alias.
+    """Return the estimated number of rows of each shard, keyed by alias.
 
     :raises BalanceRefused: the database keeps no estimates.
     """
@@ -72,7 +72,7 @@ def rows_of(sizes: Mapping[str, ShardSize]) -> dict[str, float]:
 
 
 def key_counts(groups: Iterable[str]) -> dict[str, float]:
-    """Return how many keys the directory has placed on each shard, by alias. One query.
+    """Return how many keys the directory has placed on each shard, keyed by alias. One query.
 
     :param groups: the groups to be balanced. Each needs a directory.
     :raises BalanceRefused: a group has no directory.
@@ -96,7 +96,7 @@ def key_counts(groups: Iterable[str]) -> dict[str, float]:
 
 
 def shard_loads(topology: Topology, path: str) -> dict[str, float]:
-    """Return the loads of shards from a file, by alias; see :func:`read_load`.
+    """Return the loads of shards from a file, keyed by alias; see :func:`read_load`.
 
     :raises BalanceRefused: the file has a name that is not the alias of a shard.
     """

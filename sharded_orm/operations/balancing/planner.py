@@ -22,17 +22,21 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: A move that does not bring its source bin down to the goal must be worth its cost: the load of
-#: the fuller of the two bins, relative to its capacity, must fall by at least this fraction.
+#: A move that leaves its source bin above the goal must be worth its cost. So it is made only if,
+#: afterwards, the fuller of the two bins is less full than the source was before, by at least this
+#: fraction.
 _LEAST_GAIN: Final = 0.01
 #: A bin that is to be emptied has the capacity 0. The planner divides by capacities, so it uses
 #: this small number instead of 0.
 _NO_CAPACITY: Final = 1e-9
-#: The largest number of items of one bin that are considered at once. These are the largest items.
+#: When the planner looks for moves out of a bin, it considers at most this many of the bin's items:
+#: the largest ones.
 _CANDIDATES: Final = 1000
-#: The largest number of bins that are considered as the target of an item. These are the emptiest.
+#: When the planner looks for a move of a single item, it considers at most this many bins as the
+#: target: the emptiest ones.
 _TARGETS: Final = 16
-#: If there are at most this many items and the first plan misses the goal, more plans are tried.
+#: If there are at most this many items, and the first plan leaves a bin too full, the planner tries
+#: more plans.
 _FEW: Final = 100
 _ATTEMPTS: Final = 50
 
@@ -42,10 +46,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
     A pure function; the same problem gives the same plan.
 
-    Only bins above the threshold give items away, until they are at the goal. Each single move is
-    an improvement: afterwards, the fuller of its two bins is less full than the source was before.
-    So it is safe to stop after any move. If a bin stays above the goal, the plan says which item
-    prevents more. If the planner is called again after all moves, the new plan has no moves.
+    Items are moved only out of bins that exceed their share by more than the threshold, until these
+    bins are at the goal (see :class:`BalanceProblem`). Each single move is an improvement:
+    afterwards, the fuller of its two bins is less full than the source was before. So it is safe to
+    stop after any move. If a bin stays too full, the plan says which item prevents further moves.
+    If the planner is called again after all moves were made, the new plan has no moves.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -65,8 +70,8 @@ def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProbl
     """Balance ``bins``, and return the pool of bins with its moves.
 
     Items cannot move between these bins and other bins. If there are few and large items, the first
-    moves decide whether later moves can reach the goal. So, if there are few items, plans with
-    other orders of moves are tried, too.
+    moves decide whether later moves can reach the goal. So, if there are few items, the planner
+    also tries plans with other orders of moves, and returns the best plan.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -117,13 +122,13 @@ class _BinState:
 
     :param fixed: the size of everything that must stay in the bin.
     :param load: the size of everything in the bin.
-    :param share: the size that the bin is to have: ``part``, or the size that the bin must keep if
-        that is larger.
-    :param part: the size that the bin gets if the sum of all sizes is divided in proportion to the
+    :param part: the size that this bin gets if the items are divided evenly, in proportion to the
         capacities of the bins.
-    :param is_aside: whether the bin must keep more than ``part``, so that it gets no items.
-    :param is_emptied: whether all items leave the bin, even one that is too large for every other
-        bin.
+    :param share: the size that the bin is to have. This is ``part``, or the size that the bin must
+        keep if that is larger.
+    :param is_aside: whether the bin must keep more than ``part``. Such a bin gets no other items.
+    :param is_emptied: whether all items are to leave the bin, even an item that is too large for
+        every other bin.
     """
 
     name: str
@@ -148,7 +153,10 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the load at which the bin exceeds its share by ``excess``, a fraction of ``part``."""
+        """Return the load at which the bin exceeds its share by ``excess``.
+
+        :param excess: a fraction of :attr:`part`, such as 0.1.
+        """
         return self.share + excess * self.part
 
     @property
@@ -189,8 +197,8 @@ class _Pool:
         self.before = {name: one.load for name, one in self.bins.items()}
         capacity = sum(one.capacity for one in self.bins.values())
         self._mean = sum(self.before.values()) / capacity
-        #: The load that a bin of the capacity 1 is to have. It is below the mean load if some bin
-        #: must keep more than its part of the whole.
+        #: The load that a bin of the capacity 1 is to have. This is the mean load, or less if some
+        #: bin must keep more than an even division would give it.
         self._level = self._mean
         #: A heap of bins, with the emptiest first. If the load of a bin changes, a new entry is
         #: added, and the old entry is skipped when it is reached.
@@ -214,12 +222,13 @@ class _Pool:
             self._set_shares()
             giving = self._giving()
         while giving and self._relieve(giving):
-            # A large item may have moved, which can change the shares of the bins.
+            # Compute the shares of the bins again, because they may change if a large item has
+            # moved.
             self._set_shares()
             giving = self._giving()
 
     def _giving(self) -> list[_BinState]:
-        """Return the bins above the threshold, the fullest first."""
+        """Return the bins that exceed their share by more than the threshold, the fullest first."""
         above = [one for one in self.bins.values() if one.load > one.limit(self._threshold)]
         return sorted(above, key=lambda one: (-one.fullness, one.name))
 
@@ -228,9 +237,10 @@ class _Pool:
     def _set_shares(self) -> None:
         """Compute the share of each bin, which is the load that the bin is to have.
 
-        A bin may have to keep more than its part of the whole, because of items that stay, or of an
-        item that is too large for every bin. Such a bin is set aside, and the other bins share the
-        rest.
+        An even division gives each bin a part of all items, in proportion to its capacity. But a
+        bin may have to keep more than this part, because of items that must stay, or of one item
+        that is too large for every bin. The share of such a bin is the load that it must keep. The
+        rest is divided among the other bins.
         """
         kept: dict[str, float] = {}
         while True:
@@ -254,8 +264,8 @@ class _Pool:
     def _least_load(self, one: _BinState) -> float:
         """Return the load that the bin must keep.
 
-        This is the size of everything that stays in the bin, and of an item that is too large for
-        every bin.
+        This is the size of everything that must stay in the bin. If the bin's largest item is too
+        large for every bin, its size is added.
         """
         largest = one.largest
         if largest is None or one.is_emptied or not self._is_too_large(largest, one):
@@ -263,9 +273,7 @@ class _Pool:
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Return whether ``item`` alone exceeds the goals of its bin and of every bin to which it
-        may move.
-        """
+        """Return whether ``item`` alone is above the goal of every bin in which it may be."""
         limit = (1 + self._goal) * self._level
         return all(
             item.size > limit * self.bins[name].capacity for name in {*item.targets, one.name}
@@ -274,7 +282,7 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items out of the bins ``giving`` until these are at the goal.
+        """Move items out of the bins ``giving``, until they are at the goal or no move helps.
 
         Return whether an item was moved.
         """
@@ -286,10 +294,12 @@ class _Pool:
         return len(self._batches) > count
 
     def _reach_goal(self, source: _BinState) -> bool:
-        """Move items away from ``source`` until it is at the goal. Return whether an item was
-        moved.
+        """Move items out of ``source`` to bring it down to the goal.
 
-        As little as possible is moved, and the other bins stay below the goal.
+        As little as possible is moved, and only to bins that then are not above their goal. If
+        these bins have too little room, ``source`` stays above the goal.
+
+        :return: whether an item was moved.
         """
         rooms = {
             targets: max(
@@ -323,7 +333,10 @@ class _Pool:
         return 0.0 if one.is_aside else one.limit(self._goal) - one.load
 
     def _target(self, source: _BinState, item: Item) -> _BinState | None:
-        """Return the emptiest bin that may have ``item`` and does not exceed the goal with it."""
+        """Return the emptiest target of ``item`` that can take it without exceeding the goal.
+
+        Return None if there is no such bin.
+        """
         visited: list[tuple[float, str]] = []
         target = None
         while self._heap and target is None:
@@ -341,10 +354,11 @@ class _Pool:
         return target
 
     def _move_one(self, source: _BinState) -> bool:
-        """Make the best move of one item out of ``source``, if a move is an improvement.
+        """Make the best of the moves that :meth:`_improving_moves` yields for ``source``, if any.
 
-        Return whether an item was moved. The best move is the one after which the fuller of the two
-        bins is least full.
+        The best move is the one after which the fuller of the two bins is least full.
+
+        :return: whether an item was moved.
         """
         best = min(self._improving_moves(source), key=lambda move: move[3], default=None)
         if best is not None:
@@ -366,7 +380,7 @@ class _Pool:
                     yield item, source, target, fullness
 
     def _emptiest(self, source: _BinState) -> list[_BinState]:
-        """Return the emptiest bins to which an item of the source may move."""
+        """Return the emptiest bins to which an item of ``source`` may move, at most 16 bins."""
         names = {name for targets in {i.targets for i in source.items.values()} for name in targets}
         others = (self.bins[name] for name in names - {source.name})
         return heapq.nsmallest(_TARGETS, others, key=lambda one: (one.fullness, one.name))
@@ -385,7 +399,8 @@ class _Pool:
     def may_be_better(self) -> bool:
         """Return whether another plan might be better.
 
-        This is so if a bin is too full, although no bin must keep more than its part.
+        This is so if a bin stays too full, although no bin must keep more than an even division
+        would give it.
         """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 
@@ -411,7 +426,7 @@ class _Pool:
                 )  # fmt: skip
 
     def obstacles(self) -> Iterator[Obstacle]:
-        """Yield the reason for each bin that stays above the threshold."""
+        """Yield, for each bin that stays too full, the reason for this."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
             if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)

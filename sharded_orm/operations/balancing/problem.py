@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: A larger ratio is shown as words, not as a percentage. Such ratios occur if a bin is to be
-#: emptied, because the share of such a bin is nearly 0.
+#: A ratio of at least this number is shown in words, not as a percentage. Such ratios occur if a
+#: bin is to be emptied, because the share of such a bin is nearly 0.
 _MOST: Final = 1000
 
 
@@ -19,7 +19,7 @@ _MOST: Final = 1000
 class Bin:
     """A node that has shards, or a shard that has keys.
 
-    :param capacity: how large the share of this bin is, relative to the other bins. A bin with the
+    :param capacity: how much this bin is to have, relative to the other bins. A bin with the
         capacity 0 is emptied.
     :param other: the size of everything in the bin that is not an item of the problem, and so stays
         there.
@@ -49,9 +49,9 @@ class Item:
 class BalanceProblem:
     """Items in bins, to be distributed evenly.
 
-    :param threshold: a bin gives items away if it exceeds its share by more than this fraction,
-        such as 0.1.
-    :param goal: a bin gives items away until it exceeds its share by at most this fraction.
+    :param threshold: items move out of a bin only if its load exceeds its share by more than this
+        fraction, such as 0.1. The share of a bin is the load that it is to have.
+    :param goal: items move out of such a bin until it exceeds its share by at most this fraction.
     """
 
     bins: tuple[Bin, ...]
@@ -96,7 +96,7 @@ class Obstacle:
 class BalancePlan:
     """Moves in their order, and what they achieve.
 
-    :param before: the load of each bin now, by the name of the bin.
+    :param before: the load of each bin now, keyed by the name of the bin.
     :param after: the load of each bin after all moves.
     :param shares: the load that each bin is to have.
     :param obstacles: one entry for each bin that stays too full.

@@ -1,4 +1,4 @@
-"""Balancing shards between nodes: reading a snapshot of them, and planning."""
+"""Read a snapshot of the shards on their nodes, and plan moves that balance the shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard, Topology
 class ShardBalance:
     """A plan to move shards between nodes.
 
-    :param bytes: the bytes of each shard, by alias.
+    :param bytes: the bytes of each shard, keyed by alias.
     :param recent: aliases of shards that stay because they have moved a short time ago.
     """
 

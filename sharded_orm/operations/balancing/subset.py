@@ -11,7 +11,7 @@ _SLACK = 16
 
 
 def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
-    """Return the indexes of items whose sum is at least ``limit``, but hardly more.
+    """Return the indexes of items whose sizes have a sum of at least ``limit``, but hardly more.
 
     None of these items can be left out: the sum of the others is below ``limit``. Of choices with
     the same sum, the one with the fewest items is returned. If the sum of all items is too small,
@@ -50,9 +50,9 @@ def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list
 
 
 def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]:
-    """Yield choices of items whose rounded sizes have a sum near ``limit``.
+    """Yield lists of the indexes of items whose rounded sizes have a sum near ``limit``.
 
-    The last choice certainly reaches the limit.
+    The sizes of the last list certainly reach the limit.
     """
     small = [index for index, size in enumerate(sizes) if size < limit][::-1]
     steps = {index: int(sizes[index] / limit * _STEPS) for index in small}
@@ -67,14 +67,14 @@ def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]
             yield _choice(small, steps, possible, total)
             if total >= _STEPS:
                 return
-    # No other choice is certain to reach the limit, so take all items.
+    # Yield all items as the last choice, because no other choice is certain to reach the limit.
     yield list(range(len(sizes)))
 
 
 def _choice(
     small: Sequence[int], steps: Mapping[int, int], possible: Sequence[int], total: int
 ) -> list[int]:
-    """Return items whose rounded sizes have the sum ``total``, the largest item first."""
+    """Return the indexes of items whose rounded sizes have the sum ``total``, largest first."""
     choice = []
     for count in range(len(small), 0, -1):
         index = small[count - 1]

@@ -236,8 +236,8 @@ class GrowthRun:
     def _wait_until_used(self) -> bool:
         """Wait until every connected process uses a topology with the new range.
 
-        Return True if all processes do so within :data:`PATIENCE`. Otherwise add a problem to the
-        report and return False.
+        Return True if all processes use it within :data:`PATIENCE` seconds. Otherwise add a problem
+        to the report and return False.
         """
         reach = topology.wait_until_used(topology.current().version, PATIENCE)
         if reach is None or not reach.behind:

@@ -1,8 +1,9 @@
 """Importing the rows of unsharded tables into the shards of a group (P12).
 
 The unsharded tables, called the source, keep their rows. An import only reads them. An import that
-follows the source also adds triggers there. The work is cut into ranges of primary keys, which
-several processes share (:mod:`~sharded_orm.operations.runs.farm`).
+also copies later changes of the source (it *follows* the source) adds triggers there. The work is
+cut into ranges of primary keys, which several processes share
+(:mod:`~sharded_orm.operations.runs.farm`).
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class ChangeApplication:
         return changed
 
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
-        """Return the changed rows of ``table`` as they are on the source now, by primary key.
+        """Return the changed rows of ``table`` as they are on the source now, keyed by primary key.
 
         Rows of other tables that get their shard key from these rows are added to ``changed``.
         """
@@ -112,9 +112,10 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Skip a row whose shard key is not found. Either the shards have no such row, or
-                # its parent row with the key is gone, too, and this row is deleted together with
-                # the parent.
+                # Skip this row if no shard key is found for its anchor. There are two possible
+                # causes. Either no shard has the row, or its parent row, which has the shard key,
+                # was deleted from the source, too. In the second case, the row is deleted from the
+                # shard together with the parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )
@@ -162,13 +163,13 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the anchors that rows no longer have, by primary key.
+    """Return the anchors that rows no longer have, keyed by the primary key of the row.
 
     The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key to
     the parent row with the key.
 
-    :param changed: by primary key, the anchors that a row had before.
-    :param rows: by primary key, the rows as they are now.
+    :param changed: the anchors that each row had before, keyed by primary key.
+    :param rows: the rows as they are now, keyed by primary key.
     """
     names = [column.name for column in table.columns]
     place = names.index(table.anchor_field.attname)

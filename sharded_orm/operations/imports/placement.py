@@ -11,9 +11,9 @@ from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 
 
 def rows_by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, list[SourceRow]]:
-    """Return lists of ``rows`` by the alias of the shard to which their shard key belongs.
+    """Return lists of ``rows``, keyed by the alias of the shard to which their shard key belongs.
 
-    A key that has no shard yet is placed on one, and this is recorded.
+    If a key has no shard yet, a shard is chosen for the key and recorded.
     """
     for row in rows:
         if row.key is None:

@@ -23,7 +23,8 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# A round has made progress if one of these numbers of rows in its report is above 0.
+# Names of numbers in the report of a round. If one of these numbers of rows is above 0, the round
+# has made progress.
 _NEWS = ("copied", "updated")
 
 

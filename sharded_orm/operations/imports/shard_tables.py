@@ -80,8 +80,8 @@ class ShardTable:
             try:
                 self._insert(missing)
             except IntegrityError:
-                # Another worker may have inserted some of these rows meanwhile, so look which rows
-                # exist now.
+                # The insertion failed. Another worker may have inserted some of these rows, so look
+                # which of them exist now.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
                 # If none of the rows is there, nobody has inserted them, and the error has another
                 # cause: for example, the shard has the key "a", and the collation of the column
@@ -173,7 +173,7 @@ class ShardTable:
 
         All deletes are in one transaction.
 
-        :param anchors: by primary key, the anchors that the row had. An anchor
+        :param anchors: the anchors that each row had, keyed by primary key. An anchor
             (:attr:`SourceTable.anchor_field`) is the shard key of a row, or its foreign key to the
             parent row with the key. A row that has another anchor now is not deleted.
         :param dependents: tables that may get their shard key from this table, directly or through
@@ -206,7 +206,8 @@ class ShardTable:
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
         """A context manager for a transaction that does not check foreign keys. Yields a cursor."""
-        # Switch off the check before the transaction begins, because SQLite cannot do so inside.
+        # Switch off the check before the transaction begins, because SQLite cannot switch it off
+        # inside a transaction.
         with self._connection.constraint_checks_disabled():
             with transaction.atomic(using=self._alias), self._connection.cursor() as cursor:
                 if statement := features_of(self._connection).foreign_keys_off:
@@ -266,9 +267,9 @@ class ShardTable:
         table, updated = self._table, 0
         with self._transaction() as cursor:
             for batch in batched(rows, LOOK_UPS):
-                # Lock the rows of the shard before reading the source again. If two workers do so
-                # at once, the second worker then reads the source later, so it does not overwrite
-                # newer values with older ones.
+                # Lock the rows of the shard before reading the source again. If two workers
+                # overwrite the same row, the one that gets the lock later also reads the source
+                # later. So it does not overwrite newer values with older ones.
                 self._lock(cursor, [row.pk for row in batch])
                 pks = [row.pk for row in batch]
                 there = table.stored(self._alias, pks)

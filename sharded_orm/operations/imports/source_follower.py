@@ -31,14 +31,15 @@ from sharded_orm.operations.runs.rollout import Stopping
 KIND: Final = "import follow"
 #: The largest number of changes that are applied at once.
 BATCH: Final = 1000
-#: Seconds between two looks at an empty journal.
+#: If the journal of changes is empty, it is read again after this number of seconds.
 INTERVAL: Final = 0.3
-#: The source is closed, so that it refuses writes, once the journal has at most this many changes.
+#: The source is closed (made to refuse writes) once its journal has at most this many changes that
+#: were not applied yet.
 FEW_CHANGES: Final = 100
 #: Default number of seconds to wait for transactions that are open when the source is closed.
 PATIENCE: Final = 10.0
 # The largest number of attempts to copy the rows. A copy fails if the shard key of a row changes
-# meanwhile.
+# during the copy.
 _COPIES = 3
 # The largest number of attempts to apply changes that a constraint of a shard refuses.
 _ATTEMPTS = 5
@@ -261,7 +262,7 @@ class _Follower:
             self._run.note(copied=True)
 
     def _copy(self, threads: int, progress: FarmProgress) -> ImportReport:
-        # One round is enough, because the journal records all later changes.
+        # Copy the rows in a single round, because the journal records all later changes.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
             # If the shard key of a row changed after the row was copied, the copy reports a
@@ -279,7 +280,8 @@ class _Follower:
     def follow(self, *, until_current: bool, few: int = 0) -> None:
         """Apply changes of the source until the work is stopped.
 
-        :param until_current: whether to end as soon as the journal has at most ``few`` changes.
+        :param until_current: whether to end as soon as the source's journal of changes has at most
+            ``few`` entries.
         """
         was_current = False
         while not self._stopping():
@@ -306,8 +308,9 @@ class _Follower:
                 break
             except IntegrityError:
                 # The shard may refuse the change because two rows have exchanged unique values, or
-                # because a key changed while the row was read. The changes of the other rows may
-                # come later in the journal, so read more entries and try again.
+                # because the shard key of a row changed while the row was read. The changes of the
+                # other rows may come later in the source's journal of changes, so read more entries
+                # and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)

@@ -144,7 +144,7 @@ class SourceTable:
         return read
 
     def stored(self, alias: str, pks: Iterable[Any]) -> dict[Any, tuple[Any, ...]]:
-        """Return the stored values of rows on the shard ``alias``, by primary key.
+        """Return the stored values of rows on the shard ``alias``, keyed by primary key.
 
         Rows that do not exist are left out.
         """
@@ -157,10 +157,10 @@ class SourceTable:
         return rows
 
     def anchors(self, alias: str, pks: Iterable[Any]) -> dict[Any, Any]:
-        """Return the anchors of rows in the database ``alias``, by primary key.
+        """Return the anchors of rows in the database ``alias``, keyed by primary key.
 
-        The anchor of a row is its value of :attr:`anchor_field`. Rows that do not exist are left
-        out.
+        The anchor of a row is its value of :attr:`anchor_field`, which is the shard key or a
+        foreign key to the row that has it. Rows that do not exist are left out.
         """
         anchors = {}
         names = (*self.pk_names, self.anchor_field.attname)

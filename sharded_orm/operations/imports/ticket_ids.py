@@ -1,4 +1,4 @@
-"""Making ticket servers skip the ids of imported rows."""
+"""Making ticket servers, which hand out new ids, skip the ids of imported rows."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ class AppliedState:
     behind: list[Shard] = field(default_factory=list)
     #: Shards whose database (MySQL schema or SQLite file) does not exist.
     missing: list[Shard] = field(default_factory=list)
-    #: Alias of each shard whose state could not be read -> the error.
+    #: The errors of the shards whose state could not be read, keyed by the alias of the shard.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: Digest of the applied migrations -> the migrations to run, each as (app, migration name,
-    #: whether backwards).
+    #: The migrations to run, keyed by the digest of the migrations that are applied. Each migration
+    #: is a tuple: app, migration name, and whether it runs backwards.
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: Digest of the applied migrations -> number of shards with this digest. Shards whose database
-    #: does not exist are counted under the digest "".
+    #: The number of shards with each digest, keyed by the digest. Shards whose database does not
+    #: exist are counted under the digest "".
     count: dict[str, int] = field(default_factory=dict)
 
 
@@ -113,8 +113,8 @@ def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> M
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        # The migration history of this shard is inconsistent. Other shards may be in order, so
-        # count only this one as unreachable.
+        # The migration history of this shard is inconsistent. Count only this shard as unreachable,
+        # because the history of other shards may be consistent.
         state.unreachable[shard.alias] = exc
         return None
     finally:

@@ -48,7 +48,8 @@ class ScriptExecutor:
         # The shard's schema; None if it may have changed since it was read.
         self._schema = schema
         self._editor: Any = None
-        #: Table name -> its next AUTO_INCREMENT value. Tables without a known value are left out.
+        #: The next AUTO_INCREMENT value of each table, keyed by the table's name. Tables without a
+        #: known value are left out.
         self.counters: Mapping[str, int] = {}
 
     def run(self) -> None:
@@ -115,8 +116,8 @@ class ScriptExecutor:
                 statements = enumerate(script.statements)
                 self._run_statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
-                    # The tables existed (--fake-initial), so the script only recorded the
-                    # migration.
+                    # Nothing is left to compare: the tables existed before (--fake-initial), so the
+                    # script has only recorded the migration.
                     return
                 self._compare(script, key, self._session.step.run.id, unit, before)
                 self._schema = script.promise
@@ -221,7 +222,7 @@ class ScriptExecutor:
             session.check()
             if statement.records and index == len(script.statements) - 1:
                 # This statement records the script's last migration. Before it runs, compare the
-                # shard's schema with the promised one.
+                # shard's schema with the schema to which the script must lead.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -320,7 +321,8 @@ class ScriptExecutor:
             done = self._recovery_check().statements(checkpoint, script)
             return self._continue_script(script, checkpoint, checkpoint.index + done)
         if checkpoint.raised or checkpoint.settled or not script.statements[end - 1].records:
-            # Another command, such as "migrate --fake", has recorded the migration.
+            # Nothing is left to finish, because another command, such as "migrate --fake", has
+            # recorded the migration.
             return 0, 0
         return self._continue_script(script, checkpoint, end)
 
@@ -381,7 +383,7 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # No statement was left, so the plan begins with later migrations.
+            return 0, 0  # No statement was left to run, so continue at the beginning of the plan.
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)

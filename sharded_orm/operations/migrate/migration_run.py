@@ -198,8 +198,8 @@ class PendingShards:
             elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
                 # A shard whose migrations are all recorded as applied may still have an unfinished
-                # step in the journal: its last operation was interrupted. Such a shard does not
-                # count as current.
+                # step in the journal: its last operation was interrupted. Do not count such a shard
+                # as current.
                 report.current -= _looks_current(alias, behind, missing)
 
     def report_failures(self, progress: Progress) -> None:
@@ -250,8 +250,8 @@ class _Worker:
         try:
             self._migrate(shard, step)
         except LeaseLost:
-            # The shard has not failed. But this process has lost the run, so it must not change
-            # anything more.
+            # Do not record a failure of the shard. The error means that this process has lost the
+            # run, so it must not change anything more.
             raise
         except OperationStopped:
             step.mark_stopped()
@@ -361,16 +361,17 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: State of a step -> number of the group's unfinished steps in this state, from the journal.
+    #: The number of the group's unfinished steps in each state, keyed by the state; read from the
+    #: journal.
     left: dict[str, int]
     #: The failed and unclear steps of all shards of the group.
     failures: list[Failure]
     #: The latest run; None if there was none.
     run: journal.RunStatus | None
-    #: State of a step -> number of the latest run's steps in this state.
+    #: The number of the latest run's steps in each state, keyed by the state.
     steps: dict[str, int]
-    #: For each set of migrations to run: (number of shards that need this set, names of its
-    #: migrations).
+    #: A pair for each distinct list of migrations to run: the number of shards that need these
+    #: migrations, and the names of the migrations.
     plans: list[tuple[int, list[str]]]
 
     @property

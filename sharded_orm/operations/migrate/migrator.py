@@ -83,9 +83,7 @@ class Migrator:
         session.check()
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
-            session.checkpoint = (
-                None  # The shard's database is empty, so earlier steps have left nothing in it.
-            )
+            session.checkpoint = None  # Earlier steps left nothing: the database is empty.
         else:
             snapshot = session.ensure_records(snapshot)
         applied = session.records.applied() if TABLE in snapshot.definitions else frozenset()

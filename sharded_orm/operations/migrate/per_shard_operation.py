@@ -137,9 +137,9 @@ class PerShardOperation:
     def _observe_statements(self) -> Iterator[None]:
         """A context manager that watches for DDL statements in its block.
 
-        On some databases, such as MySQL, a DDL statement commits implicitly. Before the first one
-        runs there, the journal gets a note: a rollback does not undo the whole operation. On a
-        database that can roll back DDL, nothing is watched.
+        On some databases, such as MySQL, a DDL statement commits implicitly. On such a database, a
+        note is written into the journal before the first DDL statement runs: a rollback does not
+        undo the whole operation. On a database that can roll back DDL, nothing is watched.
         """
         if self._editor.connection.features.can_rollback_ddl:
             yield

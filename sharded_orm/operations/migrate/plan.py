@@ -105,7 +105,7 @@ class Unit:
         if type(operation) in (RunPython, RunSQL):
             # RunPython and RunSQL do nothing if the router refuses the app. Most such operations
             # belong to apps without tables on shards, and so need not run on each shard.
-            hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # Both have it
+            hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # RunPython and RunSQL have ``hints``
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         kind = type(operation)
         return kind.__module__ not in _SCHEMA_OPERATIONS and (
@@ -181,7 +181,7 @@ class Unit:
 def _content(operation: Operation) -> str:
     try:
         return OperationWriter(operation, indentation=0).serialize()[0]
-    except ValueError:  # An argument cannot be serialized, such as a lambda as a default.
+    except ValueError:  # An argument, such as a lambda, cannot be serialized: omit all of them.
         return f"{type(operation).__qualname__}: {operation.describe()}"
 
 
@@ -306,7 +306,7 @@ class MigrationPlan:
         plan = []
         for unit in self.units:
             migration = copy.copy(unit.migration)
-            migration.operations = list(migration.operations)  # type: ignore[misc]  # Django itself does so
+            migration.operations = list(migration.operations)  # type: ignore[misc]  # Django, too, replaces the list of operations
             plan.append((migration, unit.backwards))
         return plan
 

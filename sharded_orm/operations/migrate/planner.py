@@ -95,7 +95,7 @@ class Planner:
             replacements=_replacements(loader, applied, units),
             # _create_project_state() is private to Django, but Django's migrate command calls it
             # too.
-            _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
+            _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # the type stubs lack this method
             _full=[migration for migration, _ in full],
         )
 

@@ -113,7 +113,7 @@ class RecoveryCheck:
             # The step failed with an error and was not interrupted. Run it again, as Django would.
             return False
         if checkpoint.marker and checkpoint.reverts:
-            return False  # The marker is missing, so the transaction was rolled back.
+            return False  # No marker proves the commit, so the transaction was rolled back.
         raise self._unclear(
             checkpoint, label, sql,
             "it is not in one transaction, so a part of it may have taken effect"

@@ -31,7 +31,7 @@ class GroupKeys:
 
     def __init__(self, group: str) -> None:
         self.group = group
-        #: The field of the shard key in each model of the group, by the label of the model.
+        #: The field of the shard key in each model of the group, keyed by the label of the model.
         self.fields: dict[str, Any] = {}
         for model in apps.get_models():
             options = shard_options(model)

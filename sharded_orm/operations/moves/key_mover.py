@@ -40,16 +40,20 @@ FEW_CHANGES = 50
 #: The mover gives up if, after this many reads of the journal, the number of changes to copy has
 #: not become smaller. The source then changes faster than the mover copies.
 MOST_ROUNDS = 100
-#: The largest number of attempts to switch before the move is given up.
+#: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
-#: The largest number of changes to read, if all are to be read. A journal never has so many.
+#: The limit that is passed to read all changes at once. A journal of changes never has so many
+#: entries.
 ALL_CHANGES = 10**9
 #: The largest number of seconds that one attempt to create triggers may take, for all tables.
 TRIGGER_PATIENCE = 30.0
 
 
 class _TooLong(Exception):
-    """An attempt to switch would make writes of the key wait longer than the options allow."""
+    """Raised if an attempt to switch the key to the target would make writes wait for too long.
+
+    The options of the move set the limit.
+    """
 
 
 class KeyMover:
@@ -108,8 +112,8 @@ class KeyMover:
         self.catch_up(move)
 
     def _require_no_rows(self, move: MoveRecord) -> None:
-        """Check that the target has no rows of the key. An undo of the move would delete them as
-        copies.
+        """Check that the target has no rows of the key. If the move were undone, they would be
+        taken for copies and deleted.
         """
         copy = self._sessions.copy(move.target)
         for table in self._tables:
@@ -297,15 +301,16 @@ class KeyMover:
         """Reopen the fence on the source, so that it accepts writes, after this process has lost
         the lease.
 
-        The move is aborted first, so that no process can switch the key any more. Only the fence
-        with this move's number is reopened. If another process has removed that fence, or a later
-        move has taken it over, then no fence has the number, and nothing is reopened.
+        The move is aborted first, so that no process can switch the key to the target any more.
+        Only the fence with this move's number is reopened. If another process has removed that
+        fence, or a later move has taken it over, then no fence has the number, and nothing is
+        reopened.
         """
         try:
             if move.abort(one_line(cause)):
                 self._sessions.capture(move.source).reopen(move.number)
         except MoveFailed:
-            pass  # The process that now has the lease has already ended the move.
+            pass  # Another process, which has taken over the run, has already ended the move.
         except Error as exc:
             logger.warning("the %s was broken off, and its fence stays closed: %s", move, exc)
 
@@ -371,13 +376,14 @@ class KeyMover:
         """Let the target accept writes of the key, and set the old rows aside in side tables of the
         source.
 
-        Can be repeated after the switch. The triggers stay:
-        :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers` drops them when no fence is
-        left.
+        Call this after the switch, which has made the target the owner of the key. Can be repeated.
+        The triggers stay: :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers` drops
+        them when no fence is left.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # If an error came after the commit of the switch, writes have waited until now.
+        # If an error came after the commit that made the target the owner of the key, writes have
+        # waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
@@ -388,13 +394,13 @@ class KeyMover:
         move.settle(sessions)
 
     def undo(self, move: MoveRecord, why: str) -> bool:
-        """Abort a move that was not switched, and remove its copied rows and its fences.
+        """Abort a move and remove its copies and fences, unless the target owns the key already.
 
-        Can be repeated.
+        A fence consists of the triggers that refuse writes of the key. Can be repeated.
 
         :param why: the cause, for the record of the move.
-        :return: whether the move is undone. False means that it was switched before, so nothing was
-            removed.
+        :return: whether the move is undone. False means that the target owns the key already, so
+            nothing was removed.
         """
         if not move.abort(why):
             return False

@@ -28,7 +28,7 @@ from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
 #: If the database cannot list its open sessions, the fence on the old shard stays for this long
-#: after the switch.
+#: after the switch, which makes another shard the owner of the key.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
@@ -120,7 +120,8 @@ def _clean_node(
                 _clean(row, row.pk in needed, sessions, report)
         except Error as exc:
             unreachable[runtime.shard(group, shard).alias] = one_line(exc)
-        # Close the session to this shard, so that not all shards have one at the same time.
+        # Close the sessions on this shard before the next shard's sessions are opened. Otherwise,
+        # in the end, sessions on all shards would be open at the same time.
         sessions.close()
     return len(needed or ())
 
@@ -149,7 +150,8 @@ def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: Cle
 def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
     """Return the numbers of the moves whose fences, which refuse writes of a moved key, must stay.
 
-    A fence must stay while a session from before the switch may still write to the old shard.
+    A fence must stay while a database session that was open before the key moved may still write to
+    the old shard.
 
     :param rows: the records of moves whose old shards are on one node.
     """
@@ -170,8 +172,9 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
 def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
     """Remove copies and fences that ended moves have left on ``shard``.
 
-    If no fence is left then, the triggers are removed, too. A copy or a fence stays if the record
-    of its move says that it is still needed.
+    A fence consists of the triggers that refuse writes of a moved key. If no fence is left then,
+    the triggers are removed, too. A copy or a fence stays if the record of its move says that it is
+    still needed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
     # Read the shard before the records, so that each move which has left something here has a

@@ -124,7 +124,7 @@ def _draw(strategy: DirectoryStrategy, source: int) -> int | None:
 
 
 def shards_of(keys: Sequence[KeyToMove]) -> dict[tuple[int, int], int]:
-    """Return the number of keys that move, by the numbers of the source and the target shard."""
+    """Return how many keys move, keyed by pairs of the source's and the target's shard number."""
     counts: dict[tuple[int, int], int] = {}
     for key in keys:
         counts[key.source, key.target] = counts.get((key.source, key.target), 0) + 1

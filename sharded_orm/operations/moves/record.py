@@ -29,7 +29,8 @@ ABORTED: Final = "aborted"
 #: The phase of one row that records no move. Before processes announce moves, they lock this row,
 #: so that announcements come one after the other.
 QUEUE: Final = "queue"
-# The key in a move's ``position`` whose value is the number of seconds for which old rows are kept.
+# The name of the entry in a move's JSON column ``position`` that has the number of seconds for
+# which old rows are kept.
 _KEPT_FOR: Final = "kept_for"
 #: The phases of a move in which the source still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
@@ -198,9 +199,9 @@ class MoveRecord:
     def settle(self, sessions: Any) -> None:
         """Record that the old rows are set aside, so the move is finished.
 
-        :param sessions: a value that identifies the sessions on the source that were open at the
-            switch, and may still send writes to the source. None if the database cannot list its
-            sessions.
+        :param sessions: a value that identifies the database sessions on the source that were open
+            when the target became the owner, and may still send writes to the source. None if the
+            database cannot list its sessions.
         """
         keep = timedelta(seconds=self.position[_KEPT_FOR])
         position = {
@@ -220,9 +221,10 @@ class MoveRecord:
         return True
 
     def abort(self, why: str) -> bool:
-        """Abort the move, unless it was switched before. Return whether it is aborted.
+        """Abort the move, unless the target owns the key already. Return whether it is aborted.
 
-        A move that was switched cannot be aborted, and must be completed.
+        If the target owns the key (the move was *switched*), the move cannot be aborted, and must
+        be completed.
 
         :param why: the cause, for the record.
         """

@@ -15,7 +15,7 @@ class MoveOptions:
     """How keys are moved.
 
     :param max_pause: the number of seconds for which writes of a key may wait before its last
-        changes are stored. If this time is over, the writes continue, and the switch is tried again
+        changes are stored. After this time, the writes continue, and the last step is tried again
         later. Storing the last changes and comparing the rows take additional time.
     :param rate: the largest number of rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.

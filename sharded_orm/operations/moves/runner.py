@@ -101,7 +101,8 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
     :param key: the shard key, as a value, as text, or as the model instance to which it belongs.
     :raises MoveFailed: the key was not moved. The message says why.
 
-    If the key was moved, but old rows or fences could not be removed, a warning is logged.
+    If the key was moved, but old rows or fences (triggers that refuse writes of the key on its old
+    shard) could not be removed, a warning is logged.
     """
     name = str(preflight.check_group(group).value(key))
     report = move_keys(group, [name], to, options=options)
@@ -116,8 +117,9 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
     """End every unfinished move of ``group``, and remove old rows and fences that are not needed
     any more.
 
-    A key that was not switched stays on its old shard, and a switched key stays on its new shard.
-    Of the options, only ``kill`` has an effect.
+    Each key stays on the shard that owns it now: the new shard if the move was switched, otherwise
+    the old shard. A fence consists of the triggers that refuse writes of a key. Of the options,
+    only ``kill`` has an effect.
 
     :raises OperationHeld: another process moves keys of the group now.
     """
@@ -131,11 +133,11 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
 
 
 def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
-    """Abort moves that are not switched yet. The keys stay where they are.
+    """Abort moves whose keys are still owned by their old shards. The keys stay where they are.
 
     If another process works on such a move, that process notices the abort within a batch, and
-    removes what it has copied. Otherwise this call removes the copied rows. Moves that are switched
-    are not changed.
+    removes what it has copied. Otherwise this call removes the copied rows. Moves whose keys are
+    owned by the new shard already are not changed.
 
     :param keys: shard keys, as values or as text; by default all keys with an unfinished move.
     :raises OperationHeld: another operation is under way on the group, so the copied rows cannot be
@@ -195,9 +197,9 @@ class _Run:
         self.recover(record.moves_in_flight(self._group))
 
     def mark_aborted(self, keys: set[str]) -> list[MoveRecord]:
-        """Abort the unfinished moves that were not switched, and return them.
+        """Abort the unfinished moves whose keys are still owned by the old shard, and return them.
 
-        :param keys: the keys' texts in the directory; if empty, all moves are aborted.
+        :param keys: the keys' texts in the directory; if empty, all such moves are aborted.
         """
         aborted = [
             move
@@ -210,7 +212,7 @@ class _Run:
     def recover(self, moves: Sequence[MoveRecord]) -> None:
         """End moves that an earlier process has left unfinished.
 
-        A move that was switched is completed. All others are undone.
+        A move is completed if the target owns the key already. All other moves are undone.
         """
         if not moves:
             return
@@ -224,7 +226,7 @@ class _Run:
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
         """End the database sessions of the process that has left ``moves`` unfinished.
 
-        That process has lost the run.
+        That process has lost the run, so it must not write any more.
         """
         ended = 0
         with ShardSessions(self._group) as sessions:
@@ -341,7 +343,7 @@ class _Run:
         """Call ``work`` for each move, in several threads. Return the moves for which it succeeded.
 
         :param on_error: called for a move whose ``work`` raised an error. By default, the move is
-            undone, or completed if it was switched.
+            completed if the target owns the key already; otherwise it is undone.
         """
         queue, succeeded = deque(moves), list[MoveRecord]()
 
@@ -400,7 +402,7 @@ class _Run:
         return True
 
     def _end(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
-        """Undo a move that has failed, or complete it if it was switched before."""
+        """Undo a move that has failed, or complete it if the target owns the key already."""
         why = journal.one_line(cause).rstrip(".")
         try:
             if mover.undo(move, why):

@@ -25,9 +25,9 @@ _LOOK_UPS = 500
 class MoveStatus:
     """A move of a key.
 
-    :param phase: "announced", "copying", "switching" (the source owns the key), "switched",
-        "settled" (the target owns it) or "aborted".
-    :param fenced: whether triggers of the source still refuse writes of the key.
+    :param phase: "announced", "copying" or "switching" while the source owns the key; "switched" or
+        "settled" when the target owns the key; or "aborted".
+    :param fenced: whether triggers on the source (the old shard) still refuse writes of the key.
     :param kept_until: the time until which the old rows are kept; None if there are none.
     """
 
@@ -80,9 +80,9 @@ class KeyRows:
 
     :param shard: the number of the shard on which the directory places the key.
     :param rows: number of rows on that shard.
-    :param elsewhere: number of rows on other shards of the group, by the number of the shard.
-    :param examples: some of the rows on other shards, as table and primary key, by the number of
-        the shard.
+    :param elsewhere: number of rows on other shards of the group, keyed by the number of the shard.
+    :param examples: some of the rows on other shards, as table and primary key, keyed by the number
+        of the shard.
     """
 
     key: str
@@ -131,7 +131,8 @@ def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
                         if digest.count
                         for name in row_names(copy.key_rows(table, stored))
                     ][:NAMED]
-            # Close the session to this shard, so that not all shards have one at the same time.
+            # Close the sessions on this shard before the next shard's sessions are opened.
+            # Otherwise, in the end, sessions on all shards would be open at the same time.
             sessions.close()
     return [
         KeyRows(

@@ -18,7 +18,8 @@ from sharded_orm.operations.runs import journal
 class Promotion:
     """Executes one promotion, whose checks have passed.
 
-    :param run: the promotion's run in the journal. This process must hold the run's lease.
+    :param run: the promotion's run in the journal. This process must hold the run's lease, the
+        right to work on the run.
     :param tell: called with a line for the operator in each phase.
     """
 

@@ -41,7 +41,7 @@ class Pause:
     def of(cls, run: JournalRun, *, earliest: str, latest: str) -> Self | None:
         """Return the pause of the promotion ``run``.
 
-        Return None if the promotion has fenced no server.
+        Return None if the promotion has fenced no server (made none refuse writes).
 
         :param earliest: the earliest moment at which the pause may have ended, in ISO format.
         :param latest: the latest such moment.
@@ -60,7 +60,7 @@ class Pause:
 
 
 #: The values that a report shows in place of :meth:`Pause.to_json` if the promotion has fenced no
-#: server.
+#: server, which means that it has made no server refuse writes.
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 

@@ -46,8 +46,8 @@ from sharded_orm.operations.promotion.record import PromotionRecord
 #: The largest number of seconds to wait for open statements and transactions on the old primary.
 #: The server cannot be fenced (made to refuse writes) before they have ended.
 FENCE_PATIENCE: Final = 5.0
-# Seconds of one wait for the replica. Between two waits, the lease of the journal run and the time
-# limit are checked.
+# Seconds of one wait for the replica. Between two waits, two things are checked: the time limit,
+# and whether this process still has the lease of the journal run (the right to work on it).
 _SLICE = 1.0
 
 
@@ -63,7 +63,8 @@ class ForwardPhases:
         self._plan = record.plan
         self._timeout = record.options.timeout
         self._new = stack.enter_context(preflight.operator(record.plan.new, record.plan))
-        #: The connection to the old primary; None in a forced promotion, which does without it.
+        #: The connection to the old primary; None in a forced promotion, which does not use the old
+        #: primary.
         self._old: ReplicationServer | None = None
         if not record.options.force:
             self._old = stack.enter_context(preflight.operator(record.plan.node, record.plan))
@@ -111,9 +112,9 @@ class ForwardPhases:
     def _catch_up(self) -> str:
         """Fence the old primary, then wait until the replica has caught up.
 
-        Return the last position that the old primary's log has reached. In a forced
-        promotion, which does without the old primary, fence nothing, and return the last position
-        that the replica has received.
+        To fence a server is to make it refuse writes. Return the last position that the old
+        primary's log has reached. In a forced promotion, which does without the old primary, fence
+        nothing, and return the last position that the replica has received.
         """
         record = self._record
         # Query the source of the topology now, while writes are still accepted. If the source is
@@ -149,8 +150,8 @@ class ForwardPhases:
             if not old.written_since(position):
                 record.report.position = position
                 return position
-            # The log has grown although the server is fenced, so somebody has written there. Wait
-            # until the replica has executed these writes, too.
+            # The log has grown although the server is fenced (refuses writes of the application),
+            # so somebody has written to it. Wait until the replica has executed these writes, too.
             position = self._fence(old).logged
         raise PromotionFailed(
             f"{old.name!r} is written in spite of the fence ({old.texts.intruder}): stop that."
@@ -322,8 +323,8 @@ def promote_published(record: PromotionRecord) -> None:
                 raise PromotionFailed(f"it did not get to {position}")
             if not new.promote(record.options.timeout):
                 raise PromotionFailed("it does not become a primary")
-            # Check the lease, because another process may have taken over the run and fenced the
-            # server since.
+            # Check that this process still holds the run, because another process may have taken
+            # over the run since, and fenced the server (made it refuse writes).
             record.run.check()
             new.unfence()
             if new.status().read_only:

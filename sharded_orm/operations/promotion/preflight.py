@@ -126,7 +126,8 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            # Stop here, because the next checks need the results of the checks above.
+            # Stop here, because the next checks need results of the checks above, which have
+            # failed.
             return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)
@@ -337,7 +338,7 @@ def _check_other_names(
         if not is_listed and not is_primary:
             continue
         if is_listed and findings.old.closed:
-            continue  # The server is fenced already, so nobody can log in to be checked.
+            continue  # Its databases are closed (fenced), so no account can log in for a check.
         account = f"the application's account {node.get('USER')!r}"
         try:
             with type(old)(name, node) as application:
@@ -442,7 +443,8 @@ def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) 
     """Add problems if the application's account cannot see the moved shards on the new primary."""
     if findings.new is not None and findings.new.closed:
         # An earlier promotion has fenced the old primary, and replication has copied the fence to
-        # the new primary. So the account cannot log in there, and its view cannot be checked.
+        # the new primary. So the account cannot log in there, and it cannot be checked which shards
+        # the account sees.
         findings.warnings.append(
             f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
             " its shards there is not known"

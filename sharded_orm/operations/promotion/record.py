@@ -22,7 +22,8 @@ Tell = Callable[[str], None]
 class PromotionRecord:
     """The state of a promotion whose checks have passed, as it is recorded in the journal.
 
-    :param run: the promotion's run in the journal. This process must hold the run's lease.
+    :param run: the promotion's run in the journal. This process must hold the run's lease, the
+        right to work on the run.
     :param tell: called with a line for the operator in each phase.
     """
 

@@ -81,7 +81,8 @@ def _check_servers(
 ) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
     """Log in to the old and to the new primary.
 
-    Return the error of each login (None if it succeeded), and whether the old primary is fenced.
+    Return the error of each login (None if it succeeded), and whether the old primary is fenced
+    (refuses writes).
     """
     errors: list[PromotionRefused | None] = []
     is_fenced = False

@@ -72,7 +72,7 @@ class PromotionUndo:
             )
 
     def _restore_old(self, *, lenient: bool) -> bool:
-        """Let the old primary accept writes again, unless it was fenced before the promotion.
+        """Let the old primary accept writes again, unless it refused writes before the promotion.
 
         Do nothing after a forced promotion, which has not fenced the old primary.
 
@@ -84,8 +84,8 @@ class PromotionUndo:
         was_fenced = False
         try:
             with preflight.operator(record.plan.node, record.plan) as old:
-                # Check the lease again, because the login may have taken longer than the lease
-                # lasts.
+                # Check again that this process still holds the run. The login may have taken so
+                # long that another process has taken over the run.
                 record.run.check()
                 was_fenced = old.status().read_only
                 old.unfence()

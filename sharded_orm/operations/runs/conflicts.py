@@ -14,7 +14,7 @@ from sharded_orm.operations.runs.journal import JournalRun
 
 #: The subject that the journal stores for operations on all groups.
 EVERYTHING: Final = "primaries"
-#: For each kind of operation, the command that ends an interrupted run. It is named in messages.
+#: For each kind of operation, the command that ends an interrupted run. Messages name this command.
 _COMMANDS: Final = {
     "migrate": "'manage.py migrate_shards'",
     "promote": "'manage.py shards promote'",

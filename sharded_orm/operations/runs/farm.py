@@ -29,12 +29,13 @@ from sharded_orm.operations.runs.work_units import Worker, WorkUnit, WorkUnits
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: The interval, in seconds, at which a process looks for free units while others work on all units.
+#: The interval, in seconds, at which a process looks for free work units while other processes work
+#: on all of them.
 INTERVAL: Final = 0.3
-#: A process takes no more units after this many of its own units have failed.
+#: A process takes no more work units after this many of its own work units have failed.
 MAX_FAILURES: Final = 20
 
-#: A unit's name, a description of it for people, and its content as JSON values.
+#: The name of a work unit, a description of the unit for people, and its content as JSON values.
 PlannedUnit = tuple[str, str, Mapping[str, Any]]
 
 
@@ -59,18 +60,18 @@ class Job(ABC):
 
     @abstractmethod
     def plan(self, number: int) -> Iterable[PlannedUnit]:
-        """Yield the units of a round, in the order of their names.
+        """Yield the work units of a round, in the order of their names.
 
-        :param number: the number of the round, from 1. The names of its units must begin with this
+        :param number: the number of the round, from 1. The names of the units must begin with this
             number.
         """
 
     @abstractmethod
     def work(self, unit: WorkUnit, stopping: Stopping) -> Mapping[str, Any]:
-        """Do the work of a unit, and return the result as JSON values. Called by several threads.
+        """Do one work unit, and return the result as JSON values. Called by several threads.
 
-        It must work even if another process does the same unit at the same time, or was killed
-        while it did the unit.
+        The method must work even if another process does the same unit at the same time, or was
+        killed while doing the unit.
 
         :raises OperationStopped: ``stopping`` was set.
         """
@@ -79,7 +80,7 @@ class Job(ABC):
     def end_round(self, rounds: list[dict[str, Any]], units: Iterable[Mapping[str, Any]]) -> bool:
         """Append the results of a round to ``rounds``. Return whether another round is needed.
 
-        :param units: the contents of the round's units, with their results.
+        :param units: the contents of the round's work units, with their results.
         """
 
     @abstractmethod
@@ -92,7 +93,7 @@ class Job(ABC):
 
 
 class FarmProgress(Protocol):
-    """Receives reports on the units of this process. Its methods are called by one thread at a
+    """Receives reports on the work units of this process. Its methods are called by one thread at a
     time.
     """
 
@@ -141,7 +142,7 @@ class Farm:
     def execute(self) -> FarmReport:
         """Work until the run is finished, or until nothing is left to do for this process.
 
-        An earlier run that was interrupted is resumed. Units that failed in that run are tried
+        An earlier run that was interrupted is resumed. Work units that failed in that run are tried
         again.
 
         :raises OperationDiffers: other processes execute the run with other arguments.
@@ -159,7 +160,7 @@ class Farm:
     # ##### Working #####
 
     def _work(self, worker: Worker) -> bool:
-        """Work on units until no unit is free. Return whether any unit was free."""
+        """Do work units until no unit is free. Return whether any unit was free."""
         assert self._run_id is not None
         units = WorkUnits(self._run_id)
         if self._threads == 1:
@@ -197,8 +198,8 @@ class Farm:
         except OperationStopped:
             unit.give_back()
         except Exception as exc:
-            # Any exception counts as a failure of this unit only. The other units are still worked
-            # on.
+            # Any exception counts as a failure of this work unit only. The other units are still
+            # done.
             logger.info("unit %s was not done", unit.name, exc_info=exc)
             unit.mark_failed(exc)
             with self._lock:
@@ -216,7 +217,7 @@ class Farm:
     def _advance(self) -> FarmReport | None:
         """Return the report if this process has nothing left to do, otherwise None.
 
-        If no unit is left, plan the next round or finish the run.
+        If no work unit of the round is left, plan the next round or finish the run.
         """
         if self._run_id is not None:
             report = self._finished_report()
@@ -241,8 +242,8 @@ class Farm:
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
             # The run of this process was finished a moment ago, so ``run`` is a later run. If
-            # ``run`` is new, this process has begun it by mistake, so delete it. Otherwise, another
-            # process has begun it.
+            # ``run`` is new, this process has begun it by mistake, so delete ``run``. Otherwise,
+            # another process has begun ``run``, so leave it alone.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None
@@ -288,8 +289,8 @@ class Farm:
         self._plan(run, 1)
 
     def _plan(self, run: journal.JournalRun, number: int) -> None:
-        # A process that was killed while it planned may have left some units of this round. Delete
-        # them: tables may have grown since, so this process may divide the work differently.
+        # A process that was killed while it planned may have left some work units of this round.
+        # Delete them: tables may have grown since, so this process may divide the work differently.
         units = WorkUnits(run.id)
         units.delete(run)
         total = units.create(run, self._checked(run, self._job.plan(number)))

@@ -223,8 +223,8 @@ class JournalRun:
         :raises LeaseLost: another process has the run.
         """
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
-            # Begin with this write, which also checks the lease. If the transaction began with a
-            # read, SQLite might refuse the first write.
+            # Begin the transaction with this write, which fails if another process has taken over
+            # the run. If the transaction began with a read, SQLite might refuse the first write.
             self._write(signs=F("signs") + 1)
             yield
 
@@ -331,7 +331,9 @@ def hold_run(
 
 
 def take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
-    """Take the lease of a run, as :func:`~sharded_orm.operations.runs.lease.take` does.
+    """Take the lease of a run (the right to work on it) for this process.
+
+    Returns the same as :func:`~sharded_orm.operations.runs.lease.take`.
 
     :raises OperationHeld: another process holds the run.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
@@ -373,8 +375,8 @@ class Scripts:
     """A store for large contents, such as recorded SQL, that the steps of a run share. Thread-safe.
 
     A run stores each content once, under a key. Each read is a query; nothing is kept in memory.
-    The contents are deleted when a run finishes, and no unfinished step of the same kind and
-    subject is left.
+    The contents are deleted when a run finishes, if no unfinished step of the same kind and subject
+    is left then.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
@@ -433,13 +435,14 @@ class RunStatus:
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
         # If several processes share a run, each of them holds the run only for short times. But
-        # their workers give signs of life all the time, so these are checked, too.
+        # their workers give signs of life all the time, so check the signs of the workers, too.
         self.held = leases.is_held(row) or (
             bool(row.unfinished)
             and any(leases.is_held(worker) for worker in leases.workers(row.kind, row.subject))
         )
-        #: "running" while a process holds the run or works on its units; "broken off" if the run is
-        #: unfinished and no process holds it; otherwise the state with which the run was finished.
+        #: "running" while a process holds the run or does its work units; "broken off" if the run
+        #: is unfinished and no process holds it; otherwise the state with which the run was
+        #: finished.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
         self.holder: str = f"{row.user}@{row.host} (process {row.pid})"

@@ -133,7 +133,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
                         kind=kind, subject=subject, arguments=arguments, unfinished=True, **holder
                     )
             except IntegrityError:
-                continue  # Another process has begun the run at the same moment.
+                continue  # Read again: another process has begun the run at the same moment.
             return Lease(row.pk, token), False
         if not _is_free(row):
             raise _held_error(row)
@@ -203,7 +203,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # The process exists, but it belongs to another user.
+        pass  # The process exists, but belongs to another user, so signals to it are refused.
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The first field after the process's name is its state. Z is a zombie: the process has
@@ -218,7 +218,7 @@ def _holder_columns() -> dict[str, Any]:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # The user's account has no name, for example in a container.
+        user = str(os.getuid())  # The account has no name, as in some containers: use its number.
     return {
         "user": user[:64],
         "host": socket.gethostname()[:255],

@@ -18,7 +18,7 @@ from django.db import connections
 from sharded_orm.operations.exceptions import InvalidWaves
 from sharded_orm.topology.model import Shard
 
-# A pause checks at this interval, in seconds, whether the work was stopped.
+# During a pause, the flag that stops the work is checked at this interval, in seconds.
 _CHECK_INTERVAL = 0.1
 
 
@@ -78,7 +78,7 @@ class Stopping:
     def stop(self, cause: str) -> None:
         """Set the flag, so that all work stops. If it was set before, the first cause is kept.
 
-        :param cause: a few words, such as "stopped by SIGTERM".
+        :param cause: a text, such as "stopped by SIGTERM".
         """
         self.cause = self.cause or cause
 
@@ -102,7 +102,7 @@ def work_through(
         exception after the other threads have ended. If several calls raise an exception, this
         function raises one of these.
     :param stopping: after this flag is set, no other shard is begun, and ``work`` should end soon.
-        The flag is set here if the canary fails or too many shards fail.
+        The flag is set here if the canary (the first wave) fails or too many shards fail.
 
     At the end of each wave, the connections of the worker threads are closed.
     """

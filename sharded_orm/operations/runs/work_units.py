@@ -34,20 +34,24 @@ from sharded_orm.operations.runs.journal import (
     JournalRun,
 )
 
-# The number of free units that a worker reads at once. Other workers may take some of them
-# meanwhile.
+# The number of free work units that a worker reads at once. Other workers may take some of these
+# units before this worker does.
 _CANDIDATES = 16
 
 
 class Worker:
-    """This process as a worker, with its lease. Thread-safe. :func:`join` creates instances."""
+    """This process as a worker, which is a process that takes work units. Thread-safe.
+
+    A worker has a lease, which shows other processes that it is alive. :func:`join` creates
+    instances.
+    """
 
     def __init__(self, lease: leases.Lease) -> None:
         self.id = lease.run_id
         self.lease = lease
 
     def check(self) -> None:
-        """Check that no other process has taken the units of this worker. Sends no query.
+        """Check that no other process has taken the work units of this worker. Sends no query.
 
         :raises LeaseLost: another process may have taken the units.
         """
@@ -61,8 +65,8 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
 
     :param kind: the kind of the operation.
     :param subject: what the operation works on.
-    :param arguments: the arguments of the operation. They are stored, for
-        :func:`has_living_workers`.
+    :param arguments: the arguments of the operation. They are stored, so that
+        :func:`has_living_workers` can compare them.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     # The name is unique, so no other process can hold a run of this name.
@@ -77,7 +81,7 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
 
 
 class WorkUnit:
-    """A unit that a worker has taken. To be used by one thread at a time.
+    """A work unit that a worker has taken. To be used by one thread at a time.
 
     :param row: the unit's step in the journal.
     :param is_repeated: whether the unit was begun before, by another worker or in an earlier
@@ -93,14 +97,14 @@ class WorkUnit:
         self._worker = worker
 
     def check(self) -> None:
-        """Check that the unit still belongs to this process. Sends no query.
+        """Check that this work unit still belongs to this process. Sends no query.
 
         :raises LeaseLost: another process may have taken the unit.
         """
         self._worker.check()
 
     def mark_done(self, result: Mapping[str, Any]) -> None:
-        """Record that the unit is done.
+        """Record that this work unit is done.
 
         :param result: JSON values that are added to the unit's content.
         :raises LeaseLost: another process has taken the unit.
@@ -111,11 +115,11 @@ class WorkUnit:
         self._write(state=FAILED, error=journal.one_line(exc))
 
     def give_back(self) -> None:
-        """Record that this worker has left the unit unfinished, so that any worker may take it at
+        """Record that this worker has left the work unit unfinished, so any worker may take it at
         once.
         """
-        # The state does not become "pending" again, because the record must show that a worker has
-        # begun the unit.
+        # Do not set the state to "pending" again, because the record must show that a worker has
+        # begun the work unit.
         self._write(state=journal.STOPPED)
 
     def _write(self, **changes: Any) -> None:
@@ -125,7 +129,7 @@ class WorkUnit:
 
 
 class WorkUnits:
-    """The units of one run. Each process that works on the run has its own instance.
+    """The work units of one run. Each process that works on the run has its own instance.
 
     :param run_id: the id of the run in the journal.
     """
@@ -164,7 +168,7 @@ class WorkUnits:
         OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
 
     def take(self, worker: Worker) -> WorkUnit | None:
-        """Assign to ``worker`` a unit on which nobody works, and return the unit.
+        """Assign to ``worker`` a work unit on which nobody works, and return the unit.
 
         None if there is no such unit. Units are taken in the order of their names. Costs two
         statements, or more if other workers take units at the same time.
@@ -183,7 +187,7 @@ class WorkUnits:
         return free or self._abandoned()
 
     def _abandoned(self) -> list[OperationStep]:
-        """Return units that were left unfinished by workers which are dead or give no sign of life."""
+        """Return the work units of workers that are dead or have been silent for too long."""
         running = list(self.rows().filter(state=RUNNING).order_by("alias"))
         workers = {row.worker for row in running}
         rows = leases.with_silence(leases.runs().filter(pk__in=workers))
@@ -191,7 +195,7 @@ class WorkUnits:
         return [row for row in running if row.worker not in alive][:_CANDIDATES]
 
     def retry_failed(self) -> None:
-        """Make the failed units free, so that workers take them again."""
+        """Make the failed work units free, so that workers take these units again."""
         self.rows().filter(state=FAILED).update(state=journal.STOPPED)
 
     def by_state(self) -> dict[str, int]:
@@ -201,7 +205,7 @@ class WorkUnits:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.run_id)
 
     def delete(self, run: JournalRun) -> None:
-        """Delete all units of the run.
+        """Delete all work units of the run.
 
         :param run: the run of the units. This process must hold it.
         :raises LeaseLost: another process holds the run.
@@ -213,7 +217,7 @@ class WorkUnits:
 def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
     """Return whether a worker that has joined with these arguments is alive, or may be alive.
 
-    It does not matter whether that worker has a unit at the moment.
+    It does not matter whether that worker has a work unit at the moment.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)
@@ -226,6 +230,6 @@ def delete_dead_workers(kind: str, subject: str) -> None:
 
 
 def _own_units(worker: Worker) -> QuerySet[OperationStep]:
-    """Return a query set of all units, which is empty if ``worker`` has lost its lease."""
+    """Return a query set of all work units; an empty one if ``worker`` has lost its lease."""
     table: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
     return table.filter(Exists(worker.lease.own_row()))

@@ -22,7 +22,8 @@ def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
     """Drop old tables that were kept for long enough. Return sentences about them for the operator.
 
     :param run: the run that moves shards of the group. This process holds it.
-    :param at_once: whether to drop even the tables whose time is not over.
+    :param at_once: whether to drop all old tables, even those that were not kept for long enough
+        yet.
     """
     notes: list[str] = []
     now = run.now()
@@ -77,8 +78,9 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         )
     with node_connection(old["node"]) as wrapper:
         if shard.schema not in wrapper.schemas_present():
-            # An earlier process has dropped the schema, but was killed before it could record that.
-            # Or the copy of an undone move was removed at once.
+            # There is nothing to drop, because the schema does not exist. Either an earlier process
+            # has dropped it, but was killed before it could record this, or the copy of an undone
+            # move was removed at once.
             return False
     with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
         if sessions.schema.hidden():

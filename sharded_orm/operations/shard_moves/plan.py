@@ -41,7 +41,7 @@ class ShardToMove:
         return cls(**data)
 
     def on(self, node: str) -> Shard:
-        """Return the shard with the node ``node`` instead of its present node."""
+        """Return the shard as if it were on the node ``node``, not on its present node."""
         return replace(runtime.shard(self.group, self.number), node=node)
 
     # ##### The topology document #####

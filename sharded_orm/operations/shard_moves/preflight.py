@@ -19,10 +19,10 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 
 def check_plan(plan: ShardMovePlan, seconds: float) -> None:
-    """Check that the shards of ``plan`` can be moved. Afterwards, nothing is changed.
+    """Check that the shards of ``plan`` can be moved. The check leaves everything unchanged.
 
-    :param seconds: the number of seconds that a replica may be behind its source. Matters only if
-        shards move by replication.
+    :param seconds: the number of seconds that a replica may be behind its source. It matters only
+        if shards move by replication.
 
     Costs about ten statements for each shard, and a round trip to the source of the topology.
 
@@ -119,7 +119,7 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
 
 
 def _why(exc: Error) -> str:
-    """Return a text about the error of a refused account, and the privileges to grant."""
+    """Return a text that names the error of a refused account, and the privileges that it needs."""
     return (
         f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"
         " schemas of shards"

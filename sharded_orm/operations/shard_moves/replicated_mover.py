@@ -20,7 +20,7 @@ class ReplicatedShardMover(ShardMover):
 
     The mover compares the rows on the replica with those on the source while the site writes.
     Differing rows may have been changed just then. So the mover compares these rows again while the
-    tables are hidden.
+    tables are hidden (renamed), so that the site cannot change them.
     """
 
     _pair: Pair

@@ -36,8 +36,9 @@ FOLLOWERS_PATIENCE: Final = 10.0
 #: The number of seconds for which a query is repeated if the source of the topology does not
 #: answer.
 SOURCE_PATIENCE: Final = 15.0
-#: The time after which a later run looks whether the process that began a move has created the
-#: schema on the target after all, because the process was paused when its move was ended.
+#: When another process ends a move, the process that began the move may be paused. It may wake up
+#: later, and create the schema on the target after all. So a later run looks for this schema after
+#: this time.
 LATE_SCHEMA: Final = timedelta(hours=1)
 # Seconds between two questions.
 _INTERVAL: Final = 0.5
@@ -121,7 +122,8 @@ def repair(
 
     If the move was published, the shard stays on its new node. Otherwise it stays on its old node.
 
-    :param discard: whether to drop even the old tables whose time is not over.
+    :param discard: whether to drop all old tables, even those that were not kept for long enough
+        yet.
     :param kill: whether to end the database sessions of an earlier process that has begun the move,
         then was paused or hung, and so holds locks.
     :raises OperationHeld: a process moves shards of the group at this time.
@@ -146,8 +148,9 @@ class _Work:
         self.report = ShardMoveReport(run.subject, run.id)
 
     def begin(self, *, repairs: bool = False, discard: bool = False, kill: bool = False) -> None:
-        """End the move that an earlier process has left unfinished, and drop old tables whose time
-        is over.
+        """End the move that an earlier process has left unfinished, and drop old tables.
+
+        Old tables are dropped if they were kept for long enough.
 
         :param repairs: whether the caller only repairs, and moves nothing. Then other operations
             that were broken off do not matter.
@@ -166,14 +169,15 @@ class _Work:
     def _end_sessions(self, record: ShardMoveRecord) -> None:
         """End the database sessions of the process that has left the move unfinished.
 
-        That process has lost the run.
+        That process has lost the run, so it must not write any more.
         """
         with self._sessions(record) as both:
             for sessions in both:
                 try:
                     ended = sessions.capture.end_sessions(record.number)
                 except Error as exc:
-                    # The cause may be harmless: the schema of the target may not exist yet.
+                    # Report the error, and continue, because the cause may be harmless: the schema
+                    # of the target may not exist yet.
                     self._tell(
                         f"no session on {sessions.shard.node} was ended: {journal.one_line(exc)}"
                     )
@@ -255,7 +259,8 @@ class _Work:
             return
         runtime.refresh()
         # Use the node that the topology names now, because the shard's replica may have been
-        # promoted since. Its tables are hidden if those of its primary were.
+        # promoted to primary since the move began. If the mover had hidden (renamed) the tables on
+        # the former primary, replication has hidden them on this node, too.
         node = runtime.shard(move.group, move.number).node
         with self._sessions(record, source=node) as (source, target):
             left = self._mover(record, source, target).undo()
@@ -284,7 +289,7 @@ class _Work:
         """Ensure that the move will never be published. Return False if it is published already.
 
         If the source of the topology does not answer, the query is repeated for some seconds,
-        because nobody can use the shard meanwhile.
+        because nobody can use the shard until the answer is known.
         """
         deadline = time.monotonic() + SOURCE_PATIENCE
         while True:

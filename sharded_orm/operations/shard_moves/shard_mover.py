@@ -37,10 +37,11 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 BATCH: Final = 2000
 #: The number of changes that are applied at once.
 CHANGES: Final = 1000
-#: The largest number of changes to read, if all are to be read. A journal never has so many.
+#: The limit that is passed to read all changes at once. A journal of changes never has so many
+#: entries.
 ALL_CHANGES: Final = 10**9
-#: The tables are hidden once the journal, the table of changed rows on the source, has at most this
-#: many entries.
+#: The tables are hidden (renamed) once the journal, the table of changed rows on the source, has at
+#: most this many entries.
 FEW_CHANGES: Final = 50
 #: The mover gives up after this many rounds in which the number of changes has not become smaller.
 #: The source then changes faster than the mover copies.
@@ -50,8 +51,8 @@ MOST_ROUNDS: Final = 20
 ATTEMPTS: Final = 10
 #: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
-#: The largest number of seconds of one attempt to hide the tables. After it, the mover copies
-#: changes again before the next attempt.
+#: The largest number of seconds that one attempt to hide (rename) the tables may take. After it,
+#: the mover copies changes again before the next attempt.
 HIDE_PATIENCE: Final = 0.5
 
 
@@ -248,7 +249,7 @@ class ShardMover:
                 )
 
     def _follow_to_the_end(self) -> None:
-        """Copy all remaining changes of the source, whose tables are hidden by now."""
+        """Copy all remaining changes of the source, whose tables are hidden (renamed) by now."""
         # The journal gets no more entries, so it is read only once, and the entries need not be
         # deleted.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)

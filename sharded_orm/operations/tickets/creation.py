@@ -199,8 +199,8 @@ def _last_used(
         return existing if start is None else start - 1
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
-        # The other servers have not used the sequence either, because an earlier creation was
-        # interrupted. So begin as they do.
+        # The servers that have the sequence have handed out no id of it yet, because an earlier
+        # creation was interrupted. So let the sequence begin here at the same place.
         return after
     # Other servers have used the sequence, so this server was replaced or has lost the sequence.
     # The last ids that it handed out may be in no row and above its high-water mark (which the next

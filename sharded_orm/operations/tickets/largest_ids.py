@@ -149,7 +149,7 @@ def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
         return str(field.column)
     if not field.primary_key:
         return None
-    return introspection.get_primary_key_column(cursor, table)  # type: ignore[no-any-return]  # introspection is Any
+    return introspection.get_primary_key_column(cursor, table)  # type: ignore[no-any-return]  # ``introspection`` has the type Any
 
 
 def _is_missing(exc: BaseException) -> bool:

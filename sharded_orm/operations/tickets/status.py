@@ -130,7 +130,7 @@ def _missing_problems(
 def missing_sequences(server: TicketServer) -> list[str]:
     """Return the names of the sequences from which models draw ids, but which ``server`` lacks.
 
-    :raises django.db.Error: the server does not answer. An :exc:`OSError` is possible, too.
+    :raises django.db.Error: the server does not answer. Or an :exc:`OSError` is raised.
     :raises TicketError: the server does not match the settings.
     """
     answer = ask(server, PATIENCE)

@@ -96,7 +96,8 @@ def parsed_time(text: Any) -> datetime | None:
 def version_of(text: str | bytes) -> int | None:
     """Return the version of the document in ``text``; None if ``text`` is not a document.
 
-    In the second case, any publication may replace ``text``, no matter which version it expects.
+    If ``text`` is not a document, any publication may replace it, no matter which version the
+    publication expects.
     """
     try:
         return Document.from_json(text).version
@@ -186,7 +187,7 @@ class TopologySource(ABC):
         :raises InvalidTopology: the source's content is not a document.
         """
 
-    def start(self, on_change: OnChange) -> None:  # noqa: B027  # a source that never changes need not
+    def start(self, on_change: OnChange) -> None:  # noqa: B027  # not needed for a constant source
         """Call ``on_change`` with the current document, and from now on with each later document.
 
         Returns at once. If the connection to the source is lost, the instance tries to reconnect in
@@ -230,7 +231,7 @@ class TopologySource(ABC):
         """
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
-    def using(self, version: int) -> None:  # noqa: B027  # most sources do not record it
+    def using(self, version: int) -> None:  # noqa: B027  # most sources do not record the version
         """Inform the source that this process now uses ``version``. Returns at once."""
 
     def processes(self) -> list[Process] | None:

@@ -68,8 +68,9 @@ from sharded_orm.topology.sources.database_tables import (
 logger = logging.getLogger("sharded_orm.topology")
 T = TypeVar("T")
 
-#: The minimum number of versions to keep. A process that publishes may have read the current row
-#: some publications ago. It must still find that the id of the next row is taken.
+#: The minimum number of versions to keep. A process that publishes reads the current row, and then
+#: inserts a row with the next id. If other processes have published in between, a row with this id
+#: must still exist, so that the insert fails.
 _KEPT_AT_LEAST = 20
 # Every process gives this many signs of life in TIMEOUT seconds. Without a sign of life for TIMEOUT
 # seconds, it counts as ended.
@@ -366,7 +367,8 @@ class DatabaseSource(TopologySource):
                 self._remove_ended(connection)
                 insert(connection, PROCESSES, values, seen=clock)
         except Error as exc:
-            # The account may not be allowed to write, or another process has locked the row or the
+            # Continue after this error, because the process can use the topology all the same. The
+            # account may not be allowed to write, or another process may have locked the row or the
             # file.
             if announced is not None or self._announced[1] == 0.0:
                 logger.info("This process cannot tell %s its version: %s", self.describe(), exc)
@@ -383,7 +385,7 @@ class DatabaseSource(TopologySource):
 
 
 def _own_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``entry`` of ``DATABASES`` for connections in autocommit, outside of Django's pools."""
+    """Return a copy of ``entry`` of ``DATABASES`` with autocommit, and without a connection pool."""
     database = {**complete(entry), "AUTOCOMMIT": True, "ATOMIC_REQUESTS": False}
     database["OPTIONS"].pop("pool", None)
     return database

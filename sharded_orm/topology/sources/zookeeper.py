@@ -261,8 +261,9 @@ class ZooKeeperSource(TopologySource):
             try:
                 data, stat = self._ask(client.get_async(path, watch=watch))
             except NoNodeError:
-                # Reading a missing znode sets no watch, so the first document would not be noticed.
-                # So call exists(), which sets a watch on a missing znode, too.
+                # A watch is a request to be notified of a change. Reading a missing znode sets no
+                # watch, so the first document would not be noticed. So call exists(), which sets a
+                # watch even on a missing znode.
                 if self._ask(client.exists_async(path, watch=watch)) is None:
                     return None
                 continue

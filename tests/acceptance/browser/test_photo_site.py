@@ -54,6 +54,14 @@ def test_comment(stranger: Browser, site: Site) -> None:
     assert text in stranger.texts(".comments > li")[-1]
     stranger.picture("commented")
 
+    # What was done just now is the newest activity of the user, and around the owner of the photo.
+    owner = photo.split("/")[2]
+    for page in (f"/photos/{site.user}/activity/", f"/photos/{owner}/activity/around/"):
+        stranger.open(page)
+        assert text in stranger.texts(".events > li")[0]
+    stranger.wait_for_pictures(".events img")
+    stranger.picture("activity")
+
 
 def test_on_a_phone(stranger: Browser) -> None:
     with stranger.phone():

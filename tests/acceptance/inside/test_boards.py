@@ -10,11 +10,20 @@ from django.test import Client
 
 from testproject.boards.models import Board, BoardPins, Pin, member_of, new_board, pin_photo
 from testproject.boards.views import PER_PAGE
-from testproject.photos.models import Photo, PhotoOwner
+from testproject.photos.models import Photo
 from tests.acceptance.inside.pages import token
 
 pytestmark = pytest.mark.django_db(
-    databases=["default", "directory", "tickets_1", "tickets_2", "photos", "boards", "ratings"]
+    databases=[
+        "default",
+        "directory",
+        "tickets_1",
+        "tickets_2",
+        "photos",
+        "addresses",
+        "boards",
+        "ratings",
+    ]
 )
 
 
@@ -54,7 +63,7 @@ def test_pages_of_pins(browser: Client, board: Board, dunes: Photo) -> None:
 def test_a_photo_that_is_gone(browser: Client, board: Board, dunes: Photo) -> None:
     pin_photo(board, dunes.photo_id, "sand")
     assert "sand" in browser.get(board.get_absolute_url()).content.decode()
-    PhotoOwner.objects.filter(pk=dunes.photo_id).delete()
+    dunes.delete()
     assert "This photo is gone" in browser.get(board.get_absolute_url()).content.decode()
 
 

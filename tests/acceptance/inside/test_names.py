@@ -100,7 +100,8 @@ def test_its_pages(browser: Client, bela: Any, name: str) -> None:
         assert who == owner, address
         waiting += links(page)
     kinds = {browser.get(address).resolver_match.url_name for address in seen}
-    assert kinds == {"user", "album", "user_tag", "user_comments", "photo"}
+    photos = {"user", "album", "user_tag", "user_comments", "photo"}
+    assert kinds == {*photos, "of_user", "around_user"}
 
 
 def test_who_has_such_a_name_can_comment_and_delete(bela: Any) -> None:

@@ -1,15 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.integration.imports.site import site_fixture
+from tests.integration.moves.site import Site
 
-import pytest
-
-from tests.integration.imports.site import BACKENDS
-from tests.integration.moves.site import Site, site_on
-
-
-@pytest.fixture(params=BACKENDS)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    with site_on(request.param, request, tmp_path) as site:
-        yield site
+site = site_fixture(Site, everywhere=True)

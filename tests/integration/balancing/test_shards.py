@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.imports.site import BACKENDS
-from tests.integration.shard_moves.site import Site, site_on
+from tests.integration.imports.site import BACKENDS, site_on
+from tests.integration.shard_moves.site import Site
 
 MODELS = ("Account", "Order")
 
@@ -17,7 +17,7 @@ MODELS = ("Account", "Order")
 @pytest.fixture(params=BACKENDS)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     """All the load is on the two shards of ``db1``."""
-    with site_on(request.param, request, tmp_path) as site:
+    with site_on(request.param, request, tmp_path, Site) as site:
         load = {"accounts_00000": 10, "accounts_00001": 9}
         (site.folder / "load.json").write_text(json.dumps(load))
         yield site

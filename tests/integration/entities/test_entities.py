@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from tests.integration.entities.outages import mortal_site
 from tests.integration.entities.site import Site
 
 
@@ -150,20 +155,35 @@ print(len(feed.get(e.id)["text"]), len(by_user.get_all(user_id=1)))
     assert out == "4000000 1"
 
 
+@pytest.mark.long
+def test_a_body_above_the_packet_size_is_an_error_and_nothing_is_stored(tmp_path: Path) -> None:
+    """max_body is to be half of it at most."""
+    with mortal_site("mariadb", tmp_path, max_allowed_packet="1M") as (site, _):
+        out = site.run("""
+from django.db import OperationalError
+feed.max_body = 10**7
+large = entry(1, "a", text=random.randbytes(2_000_000).hex())
+try:
+    feed.put(large)
+except OperationalError:
+    print(large.version)
+connections.close_all()  # As at the end of a request.
+print(feed.get_many([large.id]), titles(by_user.get_all(user_id=1)))
+del large["text"]
+print(feed.put(large).version, len(by_user.get_all(user_id=1)))
+""")
+    assert out.splitlines() == ["0", "{} []", "1 1"]
+
+
 def test_a_unique_value_has_one_owner(site_everywhere: Site) -> None:
     out = site_everywhere.run("""
 from concurrent.futures import ThreadPoolExecutor
-from django.db import OperationalError
 def claim(n):
     try:
         feed.put(entry(n, slug="wanted", title=n))
         return 1
     except UniqueValueTaken:
         return 0
-    except OperationalError as exc:
-        if exc.args[0] != 1213:
-            raise
-        return 0  # MariaDB's deadlock of two that look whether an owner has died.
     finally:
         connections.close_all()
 with ThreadPoolExecutor(4) as threads:

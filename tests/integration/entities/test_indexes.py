@@ -114,18 +114,3 @@ cleaner.clean_marked(report, min_age=0)
 print(titles(by_user.get_all(user_id=1)), differences(), marks())
 """)
     assert out.splitlines() == ["['t'] ['t']", "no page", "0 1 1", "['t'] [] 0"]
-
-
-def test_keys_move_with_their_entities(site: Site) -> None:
-    site.run("""
-for n in range(10):
-    posts.put(Entity(user_id=n % 2 + 1, topic="t", title=n))
-    feed.put(entry(n % 2 + 1, "l", n, rank=n, slug=str(n)))
-""")
-    here = site.run("print(runtime.locate('books', 1).number)")
-    target = "3" if here != "3" else "0"
-    site.manage("keys", "move", "books", "1", "--to", target)
-    out = site.run("""
-print(runtime.locate("books", 1).number, len(every(by_topic, topic="t")), len(every(by_rank, user_id=1)), differences())
-""")
-    assert out == f"{target} 10 5 []"

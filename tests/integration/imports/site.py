@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
 from tests.integration.imports import project
+from tests.integration.imports.stored_sites import set_up_once
 from tests.patience import PATIENCE
 from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess
@@ -57,12 +59,12 @@ def raw(alias, model):
     rows = execute(alias, f"SELECT {columns} FROM {model._meta.db_table}")
     return sorted(map(repr, rows))
 """
-_CREATE = """
+_CREATE = f"""
 from django.db import connection
 with connection.schema_editor() as editor:
     for model in (Book, Topic, Review, Novel, Counted, Account, Order, Board, Pin):
         editor.create_model(model)
-Writer.objects.bulk_create(Writer(id=n, name=f"w{n}") for n in range(1, %d))
+Writer.objects.bulk_create(Writer(id=n, name=f"w{{n}}") for n in range(1, {WRITERS + 1}))
 """
 DEFINITIONS = f"""
 moment = datetime.datetime(2020, 3, 4, 5, 6, 7, 890123, tzinfo=datetime.UTC)
@@ -98,8 +100,16 @@ class Done:
 class Site:
     """Groups ``books`` (directory), ``accounts`` (modulo) and ``pins`` (embedded) have four shards on two nodes.
 
-    A third node has none at first.
+    A third node has none at first. A subclass has the site of another project.
+
+    :cvar project: the module of the processes, with a function ``prepare()``.
+    :cvar preamble: runs before the code that a test gives to a process.
+    :cvar first_rows: code that runs when the shards have their tables.
     """
+
+    project: ClassVar[ModuleType] = project
+    preamble: ClassVar[str] = PREAMBLE
+    first_rows: ClassVar[str] = _CREATE
 
     def __init__(
         self,
@@ -206,11 +216,21 @@ class Site:
             self.manage("migrate", "--database", alias, "--verbosity", "0")
         self.manage("tickets", "create")
         self.manage("migrate_shards", "--create", "--verbosity", "0")
-        self.run(_CREATE % (WRITERS + 1))
+        if self.first_rows:
+            self.run(self.first_rows)
 
-    def prepare_and_fill(self) -> None:
+    def initialize(self) -> None:
+        """Do what each site of this class begins with. Done once in a test run, and then copied."""
         self.prepare()
-        self.fill()
+
+    def lock_early(self, *aliases: str) -> None:
+        """On SQLite, let each transaction on shards, and on ``aliases``, lock its file when it begins.
+
+        One that has read must not begin to write later, while others write.
+        """
+        if self.backend == "sqlite3":
+            for entry in (*self.nodes.values(), *(self.content["databases"][a] for a in aliases)):
+                entry["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
 
     @property
     def _settings_file(self) -> Path:
@@ -218,16 +238,11 @@ class Site:
 
     def start(self, *arguments: str, **environment: str) -> PythonProcess:
         return PythonProcess(
-            [
-                "-m",
-                "tests.integration.imports.project",
-                str(self._settings_file),
-                *arguments,
-            ],
+            ["-m", self.project.__name__, str(self._settings_file), *arguments],
             cwd=ROOT,
             env={**os.environ, **environment},
             stderr=PIPE,
-            prepared=prepared_by(project.prepare, *self.content.get("apps", ())),
+            prepared=prepared_by(self.project.prepare, *self.content.get("apps", ())),
         )
 
     def python(self, *arguments: str, **environment: str) -> Done:
@@ -243,9 +258,9 @@ class Site:
         assert "Traceback" not in done.err, done.err
         return done
 
-    def run(self, code: str) -> str:
+    def run(self, code: str, **environment: str) -> str:
         """Run code in a process of the site, and return what it prints."""
-        done = self.python("run", PREAMBLE + code)
+        done = self.python("run", self.preamble + code, **environment)
         assert done.code == 0, done.err
         return done.out.strip()
 
@@ -291,10 +306,41 @@ def administrator(settings: dict[str, Any]) -> Iterator[Callable[[str], list[tup
         yield run
 
 
+S = TypeVar("S", bound=Site)
+
+
+def site_fixture(kind: type[S], *, everywhere: bool = False) -> Any:
+    """Return a fixture that gives a site of the class ``kind``, on SQLite or, in long runs, on each backend.
+
+    :param everywhere: whether it is on each backend in every run.
+    """
+    servers = [
+        backend if everywhere else pytest.param(backend, marks=pytest.mark.long)
+        for backend in BACKENDS[1:]
+    ]
+
+    @pytest.fixture(params=[BACKENDS[0], *servers])
+    def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[S]:
+        with site_on(request.param, request, tmp_path, kind) as site:
+            yield site
+
+    return site
+
+
 @contextmanager
 def site_on(
-    backend: str, request: pytest.FixtureRequest, folder: Path, kind: type[Site] = Site
-) -> Iterator[Site]:
+    backend: str, request: pytest.FixtureRequest, folder: Path, kind: type[S]
+) -> Iterator[S]:
+    """Give a site of the class ``kind`` that is initialized. In the end, its schemas are dropped."""
+    with _empty_site_on(backend, request, folder, kind) as site:
+        set_up_once(site, site.initialize)
+        yield site
+
+
+@contextmanager
+def _empty_site_on(
+    backend: str, request: pytest.FixtureRequest, folder: Path, kind: type[S]
+) -> Iterator[S]:
     if backend == "sqlite":
         yield kind(folder)
         return

@@ -1,25 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.integration.imports.site import site_fixture
+from tests.integration.mirrors.site import Site
 
-import pytest
-
-from tests.integration.imports.site import BACKENDS
-from tests.integration.mirrors.site import Site, site_on
-
-_IN_LONG_RUNS = [pytest.param(backend, marks=pytest.mark.long) for backend in BACKENDS[1:]]
-
-
-@pytest.fixture(params=[BACKENDS[0], *_IN_LONG_RUNS])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """A site on SQLite; in long runs, also on servers."""
-    with site_on(request.param, request, tmp_path) as site:
-        yield site
-
-
-@pytest.fixture(params=BACKENDS)
-def site_everywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """A site on each kind of database, in each run."""
-    with site_on(request.param, request, tmp_path) as site:
-        yield site
+site = site_fixture(Site)
+site_everywhere = site_fixture(Site, everywhere=True)

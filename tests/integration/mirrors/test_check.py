@@ -113,6 +113,9 @@ note(3, 4)
 """)
     done = site.manage("mirrors", "check", "notes.WrittenNote")
     assert "0 differ, 2 not delivered yet" in done.out
+    status = site.manage("mirrors", "status", "--json").json
+    assert (status["rows"], status["dead"]) == (3, [])
+    assert status["lag"] > 0
 
 
 def test_a_source_from_a_backup_counts_from_an_earlier_number(site: Site) -> None:
@@ -175,9 +178,9 @@ def write():
     connections.close_all()
 def record():
     locked.wait()
-    _record(source, WrittenRow(n.pk, 1, {}))
+    _record(source, WrittenRow(n.pk, 1, {}, 0))
     order.append("repair")
-    print(_record(source, WrittenRow(n.pk + 1, 1, {})))
+    print(_record(source, WrittenRow(n.pk + 1, 1, {}, 0)))
     connections.close_all()
 writer, repair = threading.Thread(target=write), threading.Thread(target=record)
 repair.start(), writer.start()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.mirrors.site import Site, site_on
+from tests.integration.imports.site import site_on
+from tests.integration.mirrors.site import Site
 
 _DECLARE = """
 from django.db import models
@@ -52,7 +53,7 @@ WRONG = {
 def small_site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    with site_on("sqlite", request, tmp_path_factory.mktemp("declarations")) as site:
+    with site_on("sqlite", request, tmp_path_factory.mktemp("declarations"), Site) as site:
         yield site
 
 

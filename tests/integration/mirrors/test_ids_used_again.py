@@ -40,8 +40,8 @@ def test_both_keys_are_on_one_shard_and_one_of_them_has_moved(site: Site) -> Non
     """Its versions are higher, although its numbers are lower."""
     site.run(
         """
-from sharded_orm.contrib.mirrors import outbox as outboxes
-outboxes._epoch = lambda source, key: 2 if key == 1 else 0
+from sharded_orm.contrib.mirrors.declaration import Source
+Source.epoch_of = lambda source, key: 2 if key == 1 else 0
 """
         + _LATE.format(owner=1)
         + """

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import random
 import signal
+from functools import partial
 
 import pytest
 
+from tests.integration.imports.kill_points import die_at_each_point
 from tests.integration.mirrors.site import PREAMBLE, Site
 from tests.patience import PATIENCE
 
-#: The process dies at a point with this number: before or after a statement or commit.
-_POINTS = """
-import os, signal
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
+_PREPARE = """
 from sharded_orm.contrib.mirrors import relay, removal
-point = 0
-def pass_point():
-    global point
-    point += 1
-    if point == {dies_at}:
-        os.kill(os.getpid(), signal.SIGKILL)
-def around(owner, name):
-    method = getattr(owner, name)
-    def wrapper(self, *args, **kwargs):
-        pass_point()
-        result = method(self, *args, **kwargs)
-        pass_point()
-        return result
-    setattr(owner, name, wrapper)
-around(CursorWrapper, "execute")
-around(CursorWrapper, "executemany")
-around(BaseDatabaseWrapper, "_commit")
 removal.REMOVED_AT_ONCE = 1  # Each delivery also removes its row from the outbox.
 """
 _WRITER = """
@@ -43,18 +24,19 @@ with sharded_orm.atomic(Note, owner_id=4):
     m = note(4, 5, "third")
     Note.objects.filter(owner_id=4).update(text="fourth")
 n.delete()
-print(point)
 """
-_LEFT_TO_RELAYS = """
+_LEFT_TO_RELAYS = (
+    """
 from sharded_orm.contrib.mirrors import capture
 for alias in aliases("books"):
     QuerySet(Note, using=alias)._raw_delete(alias)
 capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
-""" + _WRITER.replace("print(point)", "")
+"""
+    + _WRITER
+)
 _RELAY = """
 point = 0
 relay.relay(min_age=0)
-print(point)
 """
 _STATE = """
 from sharded_orm.contrib.mirrors import relay
@@ -64,39 +46,23 @@ print(differences(), outbox())
 """
 
 
-def _points(site: Site, program: str) -> int:
-    """Return how many points the program has. The first run places keys and gets ids, so it has more."""
-    for _ in range(2):
-        points = int(site.run(_POINTS.format(dies_at=0) + program))
-    return points
+def _both_sides_are_equal(site: Site, where: int) -> None:
+    assert site.run(_STATE) == "[] 0", where
 
 
 @pytest.mark.long
 def test_a_writer_dies_around_each_statement_and_commit(site: Site) -> None:
-    points = _points(site, _WRITER)
-    assert points > 60
-    killed = 0
-    for dies_at in range(1, points + 1):
-        done = site.python("run", PREAMBLE + _POINTS.format(dies_at=dies_at) + _WRITER)
-        killed += done.code == -signal.SIGKILL
-        assert site.run(_STATE) == "[] 0", dies_at
-    assert (
-        killed > points * 0.9
-    )  # Where a key or block of ids is known already, there are fewer points.
+    die_at_each_point(site, _PREPARE + _WRITER, partial(_both_sides_are_equal, site))
 
 
 @pytest.mark.long
 def test_a_relay_dies_around_each_statement_and_commit(site: Site) -> None:
-    site.run(_LEFT_TO_RELAYS)
-    points = int(site.run(_POINTS.format(dies_at=0) + _RELAY))
-    assert points > 60
-    killed = 0
-    for dies_at in range(1, points + 1):
-        site.run(_LEFT_TO_RELAYS)
-        done = site.python("run", PREAMBLE + _POINTS.format(dies_at=dies_at) + _RELAY)
-        killed += done.code == -signal.SIGKILL
-        assert site.run(_STATE) == "[] 0", dies_at
-    assert killed > points * 0.9
+    die_at_each_point(
+        site,
+        _PREPARE + _RELAY,
+        partial(_both_sides_are_equal, site),
+        before=lambda: site.run(_LEFT_TO_RELAYS),
+    )
 
 
 #: Works until the alarm ends the process, without a chance to clean up.
@@ -162,5 +128,5 @@ def test_writers_and_relays_die_at_any_time(site: Site, kills: int) -> None:
             _, err = process.communicate(timeout=PATIENCE)
             assert process.returncode == -signal.SIGALRM, err
             killed += 1
-        assert site.run(_STATE) == "[] 0", killed
+        _both_sides_are_equal(site, killed)
     print(f"{killed} processes were killed")

@@ -52,21 +52,24 @@ print(rows(WrittenNote, "author_id", "text"), differences())
 #: Writes rows of a source while its key and those of its mirrors move. One process in two delivers nothing.
 _TELLER = """
 import json, os
-from sharded_orm.contrib.mirrors import capture
+from sharded_orm.contrib.mirrors import capture, transaction as parts
 from sharded_orm.exceptions import KeyMoved
 from django.db import OperationalError
 if {silent}:
     capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
-versions, sunk, record = {{}}, [], capture.record
-def recorded(source, alias, written):
-    entries = record(source, alias, written)
-    for entry in entries:
-        pk = entry.written.pk
-        if versions.get(pk, -1) >= entry.version:
-            sunk.append((pk, versions[pk], entry.version))
-        versions[pk] = entry.version
-    return entries
-capture.record = recorded
+versions, sunk, written, record = {{}}, [], [], parts.record
+def recorded(*arguments):
+    written.append(record(*arguments))
+    return written[-1]
+parts.record = recorded
+def compare_versions():
+    for entries in written:
+        for entry in entries():
+            pk = entry.written.pk
+            if versions.get(pk, -1) >= entry.version:
+                sunk.append((pk, versions[pk], entry.version))
+            versions[pk] = entry.version
+    written.clear()
 
 me, owner, n, moved, acknowledged = {me}, {owner}, 0, 0, {{}}
 def write(pk, author, text):
@@ -91,6 +94,7 @@ def write(pk, author, text):
 while not os.path.exists({stop!r}):
     n += 1
     pk = me * 1000 + n % 7
+    written.clear()  # Of what was not committed.
     try:
         acknowledged[pk] = write(pk, 5 + n % 3, f"{{me}} {{n}}")
     except KeyMoved:  # Nothing was written.
@@ -100,6 +104,7 @@ while not os.path.exists({stop!r}):
         if error.args[0] != 1213:  # A deadlock.
             raise
         continue
+    compare_versions()
     if acknowledged[pk] is None:
         del acknowledged[pk]
 print(json.dumps([sorted([pk, *row] for pk, row in acknowledged.items()), sunk, n]))

@@ -15,12 +15,12 @@ from tests.services import mariadb
 
 #: The process dies at the end of that call, in the second or third write of the program.
 WRITER_DIES = [
-    "sharded_orm.contrib.mirrors.capture.record:3",
+    "sharded_orm.contrib.mirrors.transaction.record:3",
     "sharded_orm.contrib.mirrors.delivery._deliver_to:5",
     "sharded_orm.contrib.mirrors.rows._insert_versions:5",
     "sharded_orm.contrib.mirrors.rows._insert:5",
     "sharded_orm.contrib.mirrors.delivery.read_source:5",
-    "sharded_orm.contrib.mirrors.delivery.deliver:3",
+    "sharded_orm.contrib.mirrors.transaction.deliver:3",
 ]
 _PROGRAM = """
 n = note(1, 2, "first")
@@ -167,12 +167,13 @@ relay.relay(min_age=0)
 
 #: The outbox is written by a transaction of its own, after that of the write.
 _LATE_OUTBOX = """
-from sharded_orm.contrib.mirrors import capture
-record = capture.record
+from sharded_orm.contrib.mirrors import transaction as parts
+record = parts.record
 def late(source, alias, written):
-    transaction.on_commit(lambda: record(source, alias, written), using=alias)
-    return []
-capture.record = late
+    # Also called immediately before the COMMIT, when on_commit() refuses to be used.
+    connections[alias].run_on_commit.append((set(), lambda: record(source, alias, written), False))
+    return lambda: []
+parts.record = late
 """
 
 
@@ -310,3 +311,72 @@ print(Note.objects.filter(owner_id=1).count(), [row.text for row in WrittenNote.
     assert site.run("print(rows(WrittenNote, 'text'), differences(), outbox())") == (
         "[('is there',), ('waits',)] [] 0"
     )
+
+
+#: The server of ``books_00002`` dies at the COMMIT there: before it gets it, or before it can answer.
+_SERVER_DIES = """
+import os, signal, socket
+from MySQLdb import OperationalError as Lost
+from django.db import OperationalError
+from sharded_orm.backends.mysql.connection import VirtualConnection
+note({owner}, {author}, "before")
+commit = VirtualConnection.commit
+def dying(connection):
+    if connection.alias != "books_00002":
+        return commit(connection)
+    if {is_committed}:
+        commit(connection)
+    os.kill({pid}, signal.SIGKILL)
+    try:
+        while True:
+            socket.create_connection(("127.0.0.1", {port})).close()
+    except OSError:
+        pass
+    if {is_committed}:
+        connection.record_loss(Lost(2013, "the connection was lost during COMMIT"))
+        raise Lost(2013, "the connection was lost during COMMIT")
+    return commit(connection)
+VirtualConnection.commit = dying
+try:
+    note({owner}, {author}, "during")
+except OperationalError:
+    print("failed")
+else:
+    print("succeeded")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_committed", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("side", ["source", "mirror"])
+def test_a_server_dies_at_a_commit(
+    own_mariadb: mariadb.MariaDBServer,
+    mariadb_nodes: list[mariadb.Address],
+    tmp_path: Path,
+    side: str,
+    is_committed: bool,
+) -> None:
+    """What the table "What can be seen after which death" says about a mirror."""
+    nodes = [mariadb_nodes[0].django(), own_mariadb.address.django()]
+    site = Site(tmp_path, nodes, f"i{secrets.token_hex(4)}_", "mysql")
+    site.prepare()
+    owner, author = (2, 1) if side == "source" else (1, 2)
+    out = site.run(
+        _SERVER_DIES.format(
+            owner=owner,
+            author=author,
+            is_committed=is_committed,
+            pid=own_mariadb.pid,
+            port=own_mariadb.port,
+        )
+    )
+    # Only the source's server can refuse the write.
+    assert out == ("failed" if side == "source" else "succeeded")
+    own_mariadb.kill()
+    own_mariadb.start()
+    stored = ["before"] if side == "source" and not is_committed else ["before", "during"]
+    assert site.run("print([text for (text,) in rows(Note, 'text')])") == str(stored)
+    mirrored = ["before", "during"] if side == "mirror" and is_committed else ["before"]
+    assert site.run("print([text for (text,) in rows(WrittenNote, 'text')])") == str(mirrored)
+    site.manage("mirrors", "relay", "--once")
+    assert site.run("print(differences(), outbox())") == "[] 0"

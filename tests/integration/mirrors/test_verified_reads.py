@@ -72,3 +72,103 @@ with connections["books"].execute_wrapper(lambda execute, sql, *rest: (print(sql
     list(mine.all().uncached())
 """)
     assert out.splitlines() == ["['newer'] []", "SELECT", "SELECT"]
+
+
+def test_one_query_per_shard_of_the_source_or_per_node(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+for number in range(8):
+    note(number % 4 + 1, 5)
+page = VerifiedNote.objects.filter(author_id=5)
+list(page)
+sent = []
+def count(execute, sql, *rest):
+    sent.append(sql)
+    return execute(sql, *rest)
+with connections["books"].execute_wrapper(count):
+    rows = list(page.all().uncached())
+print(len(rows), len(sent))
+""")
+    # The four shards are on two nodes.
+    assert out == ("8 5" if site_everywhere.backend == "sqlite3" else "8 3")
+
+
+#: Each pair of a value that the source has by raw SQL, and one of the mirror.
+_NULLS = """
+from itertools import product
+def execute(alias, sql):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+VALUES = ["NULL", "'null'", "'{\\"a\\": null}'", "'1'", "'true'", "'1.0'"]
+topic = Topic.objects.create(owner_id=1, name="t")
+n = note(1, 4)
+for source, copy in product(VALUES, VALUES):
+    pk = NoteTopic.objects.create(owner_id=1, note=n, topic=topic).pk
+    execute("books_00001", f"UPDATE notes_notetopic SET data = {source} WHERE id = {pk}")
+    for alias in aliases("books"):
+        execute(alias, f"UPDATE notes_verifiedtopic SET data = {copy} WHERE id = {pk}")
+mine = VerifiedTopic.objects.filter(topic_id=topic.pk).order_by("pk")
+originals = NoteTopic.objects.uncached().filter(owner_id=1).order_by("pk")
+CONDITIONS = [Q(data__isnull=True), Q(data=None), Q(data__isnull=False), Q(data=1), Q(data=True), Q(data__a=None), Q()]
+def values(queryset):
+    return [(row.pk, repr(row.data)) for row in queryset]
+def count_queries(action):
+    sent = []
+    with connections["books"].execute_wrapper(lambda execute, sql, *rest: (sent.append(sql), execute(sql, *rest))[1]):
+        action()
+    return len(sent)
+"""
+
+
+def test_nulls_are_those_of_the_source(site_everywhere: Site) -> None:
+    """A row that a stale null has brought into a page is no longer there; pages are full."""
+    out = site_everywhere.run(
+        _NULLS
+        + """
+for condition in CONDITIONS:
+    rows = values(originals.filter(condition))
+    assert set(values(mine.filter(condition))) <= set(rows), condition
+list(mine)
+for condition in CONDITIONS:
+    rows = values(originals.filter(condition))
+    assert values(mine.filter(condition)) == rows, condition
+    assert values(mine.filter(condition).uncached()[1:4]) == rows[1:4], condition
+    assert values(mine.only("id", "topic_id").filter(condition)) == rows, condition
+    assert values(mine.filter(condition).distinct()) == rows, condition
+print(count_queries(lambda: list(mine.filter(data=True).uncached())), count_queries(lambda: list(mine.uncached())))
+"""
+    )
+    assert out == "2 3"
+
+
+def test_in_a_transaction_nulls_are_those_of_the_source(site_everywhere: Site) -> None:
+    site_everywhere.run(
+        _NULLS
+        + """
+expected = values(originals)
+with sharded_orm.atomic(VerifiedTopic, topic_id=topic.pk):
+    assert values(mine) == expected
+NoteTopic.objects.filter(owner_id=1).delete()
+assert not values(mine.all())
+"""
+    )
+
+
+def test_a_page_that_changes_while_its_nulls_are_read_is_read_again(site: Site) -> None:
+    out = site.run(
+        _NULLS
+        + """
+from sharded_orm.contrib.mirrors import querysets
+list(mine)
+nulls, first = mine.filter(data__isnull=True), mine.filter(data__isnull=True)[0].pk
+original = querysets.are_null
+def raced(names):
+    # Between the two queries of the page, its first row leaves it.
+    querysets.are_null = original
+    NoteTopic.objects.filter(owner_id=1, pk=first).update(data={})
+    return original(names)
+querysets.are_null = raced
+found = values(nulls.uncached())
+print(querysets.are_null is original, found == values(originals.filter(data__isnull=True)), first in dict(found))
+"""
+    )
+    assert out == "True True False"

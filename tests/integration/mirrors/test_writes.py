@@ -203,19 +203,21 @@ def fail(execute, sql, *rest):
         raise RuntimeError
     return execute(sql, *rest)
 try:
-    with transaction.atomic(using=alias), connections[alias].execute_wrapper(fail):
+    with connections[alias].execute_wrapper(fail), transaction.atomic(using=alias):
         try:
             Note.objects.filter(owner_id=1).update(text="lost")
         except RuntimeError:
             transaction.set_rollback(False, using=alias)
+        else:  # The row of the outbox is sent with the COMMIT.
+            assert connections[alias].sends_with_commit
 except WriteNotFollowed as error:
-    print(str(error).split(":")[0])
+    assert f"The transaction on {alias!r} was rolled back" in str(error)
+    print("refused")
+except RuntimeError:
+    print("refused")
 print(list(Note.objects.filter(owner_id=1).values_list("text", flat=True)), differences())
 """)
-    assert out.splitlines() == [
-        "The transaction on 'books_00001' was rolled back",
-        "['kept'] []",
-    ]
+    assert out.splitlines() == ["refused", "['kept'] []"]
 
 
 def test_a_branch_that_is_committed_later_is_delivered_later(site_everywhere: Site) -> None:
@@ -279,3 +281,143 @@ first.join(), later.join()
 print(order, differences())
 """)
     assert out.splitlines() == ["['71'] []", "['update', 'insert'] []"]
+
+
+def test_delivered_rows_are_removed_in_batches(site: Site) -> None:
+    out = site.run("""
+from sharded_orm.contrib.mirrors import removal
+removal.REMOVED_AT_ONCE = 3
+for _ in range(5):
+    note()
+    print(outbox())
+""")
+    assert out.split() == ["1", "2", "0", "1", "2"]
+
+
+def test_forms(site: Site) -> None:
+    out = site.run("""
+from django import forms
+def form_of(model, row):
+    return forms.modelform_factory(model, fields=["text"])({"text": "by a form"}, instance=row)
+n = note()
+form_of(Note, n).save()
+copy = WrittenNote.objects.get(author_id=2)
+print(copy.text, differences())
+try:
+    form_of(WrittenNote, copy).save()
+except MirrorReadOnly as error:
+    print(error)
+""")
+    first, second = out.splitlines()
+    assert first == "by a form []"
+    assert "Write Note instead" in second
+
+
+@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+def test_the_outbox_is_written_with_the_commit_or_before_an_implicit_one(site: Site) -> None:
+    out = site.run("""
+alias = "books_00001"
+def execute(sql):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+with transaction.atomic(using=alias):
+    n = note(text="kept")
+    print(outbox())
+    sid = transaction.savepoint(using=alias)
+    note(text="lost")
+    execute("SET @x = 1")  # It may commit, as far as the backend can tell.
+    print(outbox())
+    transaction.savepoint_rollback(sid, using=alias)
+    print(outbox())
+print(rows(WrittenNote, "text"), outbox())
+try:
+    with transaction.atomic(using=alias):
+        n.text = "committed by the next statement"
+        n.save()
+        execute("CREATE TABLE other (id int)")
+        note(text="lost")
+        raise ZeroDivisionError
+except ZeroDivisionError:
+    pass
+print(rows(Note, "text"), rows(WrittenNote, "text"))
+""")
+    assert out.splitlines() == [
+        "0",
+        "2",
+        "0",
+        "[('kept',)] 1",
+        "[('committed by the next statement',)] [('kept',)]",
+    ]
+    site.manage("mirrors", "relay", "--once")
+    assert site.run("print(differences(), outbox())") == "[] 0"
+
+
+@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+def test_an_outbox_that_cannot_be_written_undoes_a_block_of_the_group(site: Site) -> None:
+    out = site.run("""
+from django.db import ProgrammingError
+from sharded_orm.exceptions import PartialCommitError
+def execute(sql):
+    with connections["books_00002"].cursor() as cursor:
+        cursor.execute(sql)
+execute("RENAME TABLE sharded_orm_mirrors_outboxrow TO away")
+for write in (
+    lambda: note(2, text="lost"),
+    lambda: (note(1, text="lost"), note(2, text="lost")),
+):
+    try:
+        with transaction.atomic(using="books"):
+            write()
+    except PartialCommitError as error:
+        print(error)
+    except ProgrammingError as error:
+        print(error.args[0])
+execute("RENAME TABLE away TO sharded_orm_mirrors_outboxrow")
+print(rows(Note, "text"), outbox())
+""")
+    assert out.splitlines() == ["1146", "1146", "[] 0"]
+
+
+#: A statement on another table ends in a deadlock, which undoes the whole transaction on the server.
+_DEADLOCK = """
+import threading
+from django.db import OperationalError
+first, second = Topic.objects.create(owner_id=1, name="1"), Topic.objects.create(owner_id=1, name="2")
+alias, has_locked = "books_00001", threading.Barrier(2)
+def rename(topic):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE notes_topic SET name = 'x' WHERE topic_id = %s", [topic.pk])
+def other():
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:  # The server undoes the transaction with fewer changes.
+            cursor.execute("INSERT INTO notes_topic SELECT topic_id + 1000000, owner_id, name FROM notes_topic")
+            cursor.execute("INSERT INTO notes_topic SELECT topic_id + 2000000, owner_id, name FROM notes_topic")
+        rename(first)
+        has_locked.wait()
+        rename(second)
+    connections.close_all()
+"""
+
+
+@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+def test_what_a_deadlock_has_undone_is_not_delivered(site: Site) -> None:
+    """A program that goes on after a deadlock commits the rest. Its mirror has no more than that."""
+    out = site.run(
+        _DEADLOCK
+        + """
+thread = threading.Thread(target=other)
+with transaction.atomic(using=alias):
+    note(text="undone")
+    rename(second)
+    thread.start()
+    has_locked.wait()
+    try:
+        rename(first)
+    except OperationalError as error:
+        print(error.args[0])
+    note(text="kept")
+thread.join()
+print(rows(Note, "text"), rows(WrittenNote, "text"), differences())
+"""
+    )
+    assert out.splitlines() == ["1213", "[('kept',)] [('kept',)] []"]

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.integration.imports import site as library_site
-from tests.integration.imports.stored_sites import set_up_once
 
 #: Seconds for which processes remember where a key is.
 LEASE = 0.4
@@ -121,11 +115,12 @@ class Site(library_site.Site):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.content["sharded_orm"]["PLACEMENT_LEASE"] = LEASE
-        if self.backend == "sqlite3":
-            # A transaction that has read must not begin to write later, while others write.
-            for node in self.nodes.values():
-                node["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+        self.lock_early()
         self.save()
+
+    def initialize(self) -> None:
+        self.prepare()
+        self.fill()
 
     def fill(self, count: int = 0) -> None:
         self.run(_FILL)
@@ -175,11 +170,3 @@ with ShardSessions("books") as sessions:
 left += [str(row) for row in KeyMove.objects.using("directory").filter(in_flight=True)]
 print("; ".join(left))
 """
-
-
-@contextmanager
-def site_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
-    with library_site.site_on(backend, request, folder, Site) as site:
-        assert isinstance(site, Site)
-        set_up_once(site, site.prepare_and_fill)
-        yield site

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
-import pytest
-
 from tests.integration.imports import site as library_site
-from tests.integration.imports.site import ROOT
-from tests.integration.imports.stored_sites import set_up_once
 from tests.integration.objects import project
 from tests.patience import PATIENCE
-from tests.prepared_process import prepared_by
-from tests.python_process import PythonProcess
 
 #: Runs before the code that a test gives to a process of the site.
 PREAMBLE = """
@@ -32,26 +22,13 @@ from tests.integration.objects.gallery.models import *
 class GallerySite(library_site.Site):
     """Groups ``pins`` (embedded) and ``accounts`` (modulo) have four shards on two nodes."""
 
-    def prepare(self) -> None:
-        self.create_databases()
-        for alias in ("default", "directory"):
-            self.manage("migrate", "--database", alias, "--verbosity", "0")
-        self.manage("migrate_shards", "--create", "--verbosity", "0")
+    project = project
+    preamble = PREAMBLE
+    first_rows = ""
 
-    def start(self, *arguments: str, **environment: str) -> PythonProcess:
-        return PythonProcess(
-            ["-m", "tests.integration.objects.project", str(self._settings_file), *arguments],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stderr=PIPE,
-            prepared=prepared_by(project.prepare),
-        )
-
-    def run(self, code: str) -> Any:
+    def run(self, code: str, **environment: str) -> Any:
         """Run code in a process of the site, and return the JSON that it prints."""
-        done = self.python("run", PREAMBLE + code)
-        assert done.code == 0, done.err
-        return json.loads(done.out or "null")
+        return json.loads(super().run(code, **environment) or "null")
 
     def run_together(self, *codes: str) -> list[Any]:
         """Run codes in a process each, which begin at the same time; return the JSON that they print."""
@@ -73,11 +50,3 @@ class GallerySite(library_site.Site):
         for gate in gates:
             gate.unlink()
         return answers
-
-
-@contextmanager
-def gallery_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[GallerySite]:
-    with library_site.site_on(backend, request, folder, GallerySite) as site:
-        assert isinstance(site, GallerySite)
-        set_up_once(site, site.prepare)
-        yield site

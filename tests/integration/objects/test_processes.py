@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.imports.site import BACKENDS
-from tests.integration.objects.gallery_site import GallerySite, gallery_on
+from tests.integration.imports.site import BACKENDS, site_fixture
+from tests.integration.objects.gallery_site import GallerySite
 
-_IN_LONG_RUNS = [pytest.param(backend, marks=pytest.mark.long) for backend in BACKENDS[1:]]
-
-
-@pytest.fixture(params=[BACKENDS[0], *_IN_LONG_RUNS])
-def gallery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GallerySite]:
-    with gallery_on(request.param, request, tmp_path) as site:
-        yield site
+gallery = site_fixture(GallerySite)
 
 
 @pytest.mark.parametrize("gallery", BACKENDS, indirect=True)

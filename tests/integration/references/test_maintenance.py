@@ -218,9 +218,46 @@ for alias in ALIASES:
     _settle(site)
 
 
-def test_options_for_mirrors_only_are_refused(site: Site) -> None:
-    done = site.manage("mirrors", "check", "geo.Country", "--sample", "10", code=1)
-    assert "compared as a whole" in done.err
+def test_a_share_of_the_copies_is_compared(site: Site) -> None:
+    out = site.run(
+        FRANCE
+        + """
+import io, random
+from django.core.management import CommandError, call_command
+from sharded_orm.contrib.references import differences as compared
+compared.BATCH = 2
+Country.objects.bulk_create([Country(pk=10 + n, name=f"c{n}", code=f"{n:02}", facts=1) for n in range(6)])
+for alias in ALIASES:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE geo_country SET facts = 'true' WHERE code = '00'")  # Which is not 1.
+        cursor.execute("UPDATE geo_country SET name = 'x' WHERE code = '05'")
+def lines(*options):
+    out = io.StringIO()
+    try:
+        call_command("mirrors", "check", *options, stdout=out)
+    except CommandError:
+        pass
+    return [line for line in out.getvalue().splitlines() if "geo.Country" in line]
+for options in ((), ("--newest-first",), ("--sample", "100"), ("geo.Country", "--sample", "100", "--newest-first")):
+    found = lines(*options)
+    print(len(found), found[0])
+random.random = lambda: 0.6
+print(lines("--sample", "50"))
+print(lines("--sample", "70", "Country")[-1])
+"""
+    )
+    first, last = (
+        "geo.Country(pk=10) on accounts_00000 is stale",
+        "geo.Country(pk=15) on accounts_00000 is stale",
+    )
+    assert out.splitlines() == [
+        f"17 {first}",
+        f"17 {last}",
+        f"17 {first}",
+        f"17 {last}",
+        "['geo.Country: 0 rows compared, 0 differ.']",
+        "geo.Country: 56 rows compared, 16 differ.",
+    ]
 
 
 def test_a_writer_that_has_lost_its_lock_restores_no_old_copies(site: Site) -> None:
@@ -235,3 +272,29 @@ removal.undo()
 assert not differences(), differences()
 """
     )
+
+
+def test_rows_are_imported_that_refer_to_reference_tables(site: Site) -> None:
+    site.run(
+        FRANCE
+        + """
+with connections["default"].schema_editor() as editor:
+    editor.create_model(Photo)
+with connections["default"].cursor() as cursor:
+    for pk in range(1, 13):
+        cursor.execute(
+            "INSERT INTO geo_photo (photo_id, owner_id, title, views, country_id) VALUES (%s, %s, 'a', 0, %s)",
+            [pk, pk % 8 + 1, france.pk if pk % 2 else None])
+for alias in ALIASES:  # As new shards are, before any relay has run.
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DELETE FROM geo_country")
+        cursor.execute("DELETE FROM sharded_orm_references_tableversion")
+"""
+    )
+    site.manage("shards", "import", "geo.Photo", "--from", "default")
+    # An import checks no foreign keys.
+    joined = "print(Photo.objects.scatter().filter(country__code='FR').count())"
+    assert site.run(joined) == "0"
+    site.manage("mirrors", "build", "geo.Country")
+    assert site.run(joined) == "6"
+    _settle(site)

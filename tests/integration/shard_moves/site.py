@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.integration.imports import site as library_site
-from tests.integration.imports.stored_sites import set_up_once
 from tests.integration.moves import site as moves_site
 
 #: Seconds between two looks of a process at the topology. Longer than any test waits, so that a
@@ -70,9 +64,7 @@ class Site(library_site.Site):
             "SOURCE": "database",
             "OPTIONS": {"ALIAS": "default", "INTERVAL": POLLED, "TIMEOUT": 3 * POLLED},
         }
-        if self.backend == "sqlite3":
-            for node in self.nodes.values():
-                node["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+        self.lock_early()
         self._ranges = {
             name: {"RANGES": group.pop("RANGES")} for name, group in setting["GROUPS"].items()
         }
@@ -85,6 +77,10 @@ class Site(library_site.Site):
         path.write_text(json.dumps(document))
         self.manage("topology", "push", str(path))
         super().prepare()
+
+    def initialize(self) -> None:
+        self.prepare()
+        self.fill()
 
     def fill(self, count: int = 0) -> None:
         self.run(moves_site._FILL + _FILL_SHARDS)
@@ -109,11 +105,3 @@ class Site(library_site.Site):
     def left(self) -> str:
         """What moves have left on the nodes: tables, triggers, and tables of shards that are elsewhere."""
         return self.run(_LEFT)
-
-
-@contextmanager
-def site_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
-    with library_site.site_on(backend, request, folder, Site) as site:
-        assert isinstance(site, Site)
-        set_up_once(site, site.prepare_and_fill)
-        yield site

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.imports.site import Done
-from tests.integration.shard_moves.site import Site, site_on
+from tests.integration.imports.site import Done, site_on
+from tests.integration.shard_moves.site import Site
 
 SPLIT = ("shards", "split", "db1", "--to", "db2", "--shards", "accounts:0", "books:0-1")
 _MOVES = "sharded_orm.operations.shard_moves"
@@ -27,7 +27,7 @@ MODELS = ("Account", "Order", "Book", "Review")
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    with site_on(request.param, request, tmp_path) as site:
+    with site_on(request.param, request, tmp_path, Site) as site:
         yield site
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sharded_orm.two_phase.app import APP
-from tests.integration.shard_moves.site import Site, site_on
+from tests.integration.imports.site import site_on
+from tests.integration.shard_moves.site import Site
 
 pytestmark = pytest.mark.long
 
@@ -74,7 +75,7 @@ print(Topic.objects.get(**key).name)
     params=["mariadb", "postgresql"],
 )
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    with site_on(request.param, request, tmp_path) as site:
+    with site_on(request.param, request, tmp_path, Site) as site:
         site.content["apps"] = [APP]
         site.content["sharded_orm"]["PLACEMENT_LEASE"] = 0.4
         site.save()

@@ -8,14 +8,14 @@ A *lease* is the permission to store a missing object. It is a random token, whi
 for some seconds as a placeholder under the object's name. A script stores the value only if the
 placeholder is still there.
 
-A server can come back with data of an earlier time: after a restart from its dump, after a
-failover to a replica, or after it was a replica itself. Then the guards (entries that say whether
-other entries are valid) know nothing of the writes since that time. So the names of all entries
-begin with the *incarnation* of the data, a random word. The server stores this word together with
-the ``run_id`` of the server that wrote the data. If a new connection finds another ``run_id``, or
-no word, it stores a new word: older entries are then no longer found, and expire in time. Each
-packet also reads the word; if the word has changed, the packet is sent again on a new connection.
-Callers of :class:`RedisServer` use names without the word.
+A server can lose its latest writes, and have data of an earlier time: after a restart from its
+dump, after a failover to a replica, or after it was a replica itself. Then the guards (entries that
+say whether other entries are valid) know nothing of the writes since that time. So the names of all
+entries begin with the *incarnation* of the data, a random word. The server stores this word
+together with the ``run_id`` of the server that wrote the data. If a new connection finds another
+``run_id``, or no word, it stores a new word: older entries are then no longer found, and expire in
+time. Each packet also reads the word; if the word has changed, the packet is sent again on a new
+connection. Callers of :class:`RedisServer` use names without the word.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ _REPLACE_OWNER = RedisScript(
     b"if there ~= ARGV[1] then return there end "
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
-# This script appends to a guard only if the guard exists. The command APPEND alone would create it.
+# This script appends a line to a guard (an entry that says whether others are valid), if the guard
+# exists. The command APPEND alone would create it.
 _APPEND = RedisScript(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
@@ -229,8 +230,8 @@ class RedisServer(RemoteServer):
         """Send ``commands`` in one packet and return their replies.
 
         The last of ``commands`` must read :data:`_OWNER`. If the value of this entry is the same as
-        when the connection was opened, all of ``commands`` ran on the same data, because an earlier
-        value never comes back. If the value has changed, send the packet again on a new connection.
+        when the connection was opened, all of ``commands`` ran on the same data: an earlier value
+        is never stored again. If the value has changed, send the packet again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
         :raises ServerDown: there was no valid reply in time, or the server is not called because of
@@ -314,9 +315,9 @@ class RedisServer(RemoteServer):
         return (
             values[:middle],
             [
-                # tuple.__new__() makes a FoundEntry in half the time of its constructor. The third
-                # item, a lease, is always None here. If the value is the placeholder of another
-                # reader's lease, the entry counts as missing.
+                # tuple.__new__() makes a FoundEntry in half the time of its constructor. The second
+                # item, a lease (permission to store), is always None here. If the value is the
+                # placeholder of another reader's lease, the entry counts as missing.
                 tuple.__new__(
                     FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
                 )
@@ -377,7 +378,8 @@ class RedisServer(RemoteServer):
         for created, size, prolonged in zip(
             replies[::3], replies[1::3], replies[2::3], strict=True
         ):
-            # The reply to SET … NX is None if the guard existed already.
+            # The reply to SET … NX, which creates a missing guard, is None if the guard existed
+            # already.
             if created is not None:
                 self._checked(created, bytes)
             self._checked(prolonged, int)
@@ -438,7 +440,8 @@ class RedisServer(RemoteServer):
 
     def reset_counters(self, names: Sequence[str]) -> None:
         if names:
-            # Do not call finish(), which would put the incarnation before the names; see counters().
+            # Do not call finish(), which would put the incarnation (a random word) before the names
+            # of the counters.
             (reply,) = self._pipeline([(b"UNLINK", *(name.encode("ascii") for name in names))])
             self._checked(reply, int)
 

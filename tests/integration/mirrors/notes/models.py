@@ -126,6 +126,24 @@ class TopicOfNote(ShardedModel):
         shard_key = "topic_id"
 
 
+class VerifiedTopic(ShardedModel):
+    """Compared with its source whenever it is read, nulls included."""
+
+    id = models.BigIntegerField(primary_key=True)
+    owner_id = models.BigIntegerField()
+    topic_id = models.BigIntegerField()
+    data = models.JSONField(null=True)
+
+    objects = MirrorManager()
+
+    class ShardMeta:
+        mirror_of = NoteTopic
+        group = "books"
+        shard_key = "topic_id"
+        cache = True
+        verify_reads = True
+
+
 class VerifiedNote(ShardedModel):
     """Compared with its source whenever it is read."""
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
-from django.db import connections
 
 from sharded_orm.contrib.entities import cleaner, index_build, status
-from sharded_orm.contrib.entities.cleaner import CleanReport, ContinuousCleaner
+from sharded_orm.contrib.entities.clean_report import CleanReport
+from sharded_orm.contrib.entities.cleaner import ContinuousCleaner
 from sharded_orm.contrib.entities.index import Index
 from sharded_orm.management.actions import (
     Action,
@@ -21,6 +21,8 @@ from sharded_orm.management.actions import (
     line_writer,
     problems_error,
 )
+from sharded_orm.management.arguments import positive
+from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 
@@ -79,11 +81,7 @@ class CleanEntities(Action):
                 found = {*report.problems, *report.damaged}
                 for problem in sorted(found - told):
                     command.stderr.write(problem)
-                for connection in connections.all(initialized_only=True):
-                    # A command has no requests, after which Django would close broken connections.
-                    # So they are closed here, such as after a restart of a server.
-                    if connection.errors_occurred:
-                        connection.close_if_unusable_or_obsolete()
+                leave_broken_connections()
                 told = found
                 stopping.wait(options["interval"] - (time.monotonic() - began))
             clean.close()
@@ -113,6 +111,12 @@ class BuildIndex(Action):
             metavar="NAME",
             help="Such as feed.index_user; a store for all of its.",
         )
+        parser.add_argument(
+            "--rate",
+            type=positive,
+            metavar="ROWS",
+            help="The most entities or index rows per second, to spare the site. Default: no limit.",
+        )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         problems: list[str] = []
@@ -127,7 +131,10 @@ class BuildIndex(Action):
         told_at, told = time.monotonic(), ""
         with stop_signals() as stopping:
             report = index_build.BuildReport()
-            for report in index_build.build(index, stopping=stopping, pause=stopping.wait):
+            steps = index_build.build(
+                index, rate=options["rate"], stopping=stopping, pause=stopping.wait
+            )
+            for report in steps:
                 if report.phase != told or time.monotonic() - told_at > PROGRESS_INTERVAL:
                     told_at, told = time.monotonic(), report.phase
                     tell(f"{index.label}: {report.phase}, {report.entities} entities so far")

@@ -9,13 +9,13 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
-from django.db import connections
 
 from sharded_orm.contrib.mirrors import build, comparison, declaration, relay
 from sharded_orm.contrib.mirrors.backlog import backlog
 from sharded_orm.contrib.mirrors.companions import Companion, companions, find_companion
 from sharded_orm.contrib.mirrors.differences import ComparisonReport
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
+from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 
 
@@ -62,11 +62,7 @@ class RelayMirrors(Action):
                     self._show(command, report, options)
                     for problem in report.problems:
                         command.stderr.write(problem)
-                for connection in connections.all(initialized_only=True):
-                    # A command has no requests, after which Django would close broken connections.
-                    # So they are closed here, such as after a restart of a server.
-                    if connection.errors_occurred:
-                        connection.close_if_unusable_or_obsolete()
+                leave_broken_connections()
                 stopping.wait(options["interval"])
 
     def _show(
@@ -101,17 +97,13 @@ class CheckMirrors(Action):
             "--sample",
             type=_share,
             metavar="PERCENT",
-            help="Compare only so many percent of the chunks of some thousand rows, drawn at random.",
+            help="Compare only so many percent of the chunks, drawn at random. A chunk has some thousand rows"
+            " of a mirror, or 500 copies of a reference table on one shard.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         names = options["mirrors"]
         copied = [found for name in names if (found := find_companion(name)) is not None]
-        if copied and (options["newest_first"] or options["sample"] is not None):
-            raise CommandError(
-                f"--newest-first and --sample are for mirrors only, and {copied[0][1]} is compared as a"
-                " whole. Leave it or the options out."
-            )
         chosen = [build.find_mirror(name) for name in names if find_companion(name) is None]
         if not names:
             chosen = declaration.mirrors()
@@ -162,7 +154,12 @@ class CheckMirrors(Action):
         options: dict[str, Any],
         problems: list[str],
     ) -> int:
-        report = companion.check(label, repair=options["repair"])
+        report = companion.check(
+            label,
+            repair=options["repair"],
+            newest_first=options["newest_first"],
+            sample=options["sample"],
+        )
         problems += report.problems
         ending = ": repaired" if options["repair"] else ""
         for difference in report.differences:

@@ -62,6 +62,18 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="VerifiedTopic",
+            fields=[
+                ("id", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("owner_id", models.BigIntegerField()),
+                ("topic_id", models.BigIntegerField()),
+                ("data", models.JSONField(null=True)),
+            ],
+            options={
+                "abstract": False,
+            },
+        ),
+        migrations.CreateModel(
             name="VerifiedNote",
             fields=[
                 ("note_id", models.BigIntegerField(primary_key=True, serialize=False)),

@@ -1,0 +1,134 @@
+"""Statements that wait for the COMMIT of their transaction, and are sent with it in one packet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from MySQLdb import OperationalError
+
+from sharded_orm.backends.mysql.errors import error_for_callers
+from sharded_orm.backends.mysql.session import is_lost
+from sharded_orm.backends.mysql.transaction import AUTOCOMMIT_OFF, AUTOCOMMIT_ON, COMMIT
+from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.backends.write_hooks.route_check import check_route
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.session import NodeSession
+    from sharded_orm.backends.mysql.transaction import ServerTransaction
+
+
+class CommitPacket:
+    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
+
+    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent. They are
+    sent with the COMMIT: if the server refuses one of them, it does not execute the COMMIT. Whatever else
+    is executed before, is executed after them.
+
+    Invariant: the session of waiting statements is leased. So the fence of a key or of a shard that moves
+    meanwhile meets the transaction, as if the statements had been sent.
+    """
+
+    if not TYPE_CHECKING:  # The attributes are in the slots of the subclass.
+        __slots__ = ()
+
+    if TYPE_CHECKING:
+        alias: str
+        schema: str | None
+        mode: SessionMode
+        session: NodeSession | None
+        insert_session: NodeSession | None
+        transaction: ServerTransaction
+        #: Whether statements are to wait now.
+        collects: bool
+        #: The statements that wait, with their cursors.
+        waiting: list[tuple[bytes, Any]]
+        lease_session: Callable[[], NodeSession]
+        begin_statement: Callable[[], tuple[NodeSession, list[bytes]]]
+        record_prefix: Callable[[list[bytes], int], None]
+        settle: Callable[[], None]
+        _lose: Callable[[BaseException], BaseException]
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether statements of the open transaction can be sent with its COMMIT.
+
+        Not in a block in two phases, whose branches are prepared first.
+        """
+        return (
+            self.mode is SessionMode.TRANSACTION
+            and not self.transaction.plain_only
+            and not (self.session is not None and self.session.split)
+        )
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Let the statements of the ``with`` block wait for the COMMIT, if they may."""
+        if self.mode is SessionMode.TRANSACTION and self.session is None:
+            self.lease_session()
+        self.collects = self.may_wait
+        try:
+            yield
+        finally:
+            self.collects = False
+
+    def wait_for_commit(self, cursor: Any, query: Any, args: Any) -> bytes:
+        """Keep a statement of ``cursor`` until the COMMIT, which sets ``lastrowid`` of the cursor.
+
+        Return the statement as it will be sent.
+        """
+        assert self.session is not None
+        check_route()
+        statement = self.session.bind(query, args)
+        self.waiting.append((statement, cursor))
+        self.transaction.only_reads = False
+        return statement
+
+    def send_waiting(self) -> None:
+        """Send the waiting statements now, because another one is to be executed after them."""
+        self._send_waiting(is_commit=False)
+
+    def commit_waiting(self) -> None:
+        """Send the waiting statements and the COMMIT, in one packet."""
+        self._send_waiting(is_commit=True)
+        self.transaction.forget()
+        self.settle()
+
+    def _send_waiting(self, *, is_commit: bool) -> None:
+        waiting = self.waiting[:]
+        try:
+            # begin_statement() sends what waits, if it is not told that this is done here.
+            self.waiting.clear()
+            session, prefix = self.begin_statement()
+            self.waiting += waiting
+            ending = []
+            if is_commit:
+                is_strict = self.transaction.strict or AUTOCOMMIT_OFF in prefix
+                ending = [COMMIT, AUTOCOMMIT_ON] if is_strict else [COMMIT]
+            try:
+                ids = session.run_each(*prefix, *(statement for statement, _ in waiting), *ending)
+            except BaseException as exc:
+                self._record_failure(exc, prefix)
+                if isinstance(exc, OperationalError):
+                    raise error_for_callers(exc, self) or exc from exc
+                raise
+        finally:
+            self.waiting.clear()
+        session.schema = self.schema
+        self.record_prefix(prefix, len(prefix))
+        for (_, cursor), number in zip(waiting, ids[len(prefix) :], strict=False):
+            cursor.lastrowid = number
+            if number:
+                session.inserter = self
+                self.insert_session = session
+
+    def _record_failure(self, exc: BaseException, prefix: list[bytes]) -> None:
+        if is_lost(exc):
+            # The server may have committed, or may do so later.
+            self.transaction.is_open = True
+            self._lose(exc)
+            return
+        # The server has refused a statement, and executed none of the later ones.
+        self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
+        self.transaction.unsure = True

@@ -1,0 +1,83 @@
+"""Reads what the indexes have to know of entities, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from sharded_orm import unbound
+from sharded_orm.contrib.entities.pending_rows import PendingRows
+
+if TYPE_CHECKING:
+    from sharded_orm.contrib.entities.clean_report import CleanReport
+    from sharded_orm.contrib.entities.store import DataStore
+
+#: Entities that a cleaner takes at once. MariaDB makes a subquery of a list of 1000 values.
+BATCH = 900
+
+
+@dataclass(frozen=True)
+class StoredEntity:
+    """What the indexes have to know of an entity, as it was read from its shard.
+
+    :param key: its shard key.
+    :param stored: its declared properties; empty if it is deleted.
+    :param pending: the index rows of former versions.
+    """
+
+    pk: int
+    id: UUID
+    key: Any
+    version: int
+    stored: Mapping[str, Any]
+    pending: PendingRows
+    is_deleted: bool = False
+
+
+def rows_of(store: DataStore, alias: str) -> Any:
+    """Return a query of the entities on a shard."""
+    manager: Any = store.model._default_manager
+    return manager.using(alias)
+
+
+def columns_of(store: DataStore) -> tuple[str, ...]:
+    """Return the columns from which :func:`stored_entities` takes what it returns."""
+    return ("added_id", "id", "version", "body", "pending", store.key_name)
+
+
+def stored_entities(
+    store: DataStore, rows: Sequence[tuple[Any, ...]], report: CleanReport
+) -> list[StoredEntity]:
+    """Return the entities in ``rows``, which begin with :func:`columns_of`. Damaged ones are reported."""
+    entities = []
+    for pk, entity_id, version, body, pending, key, *_ in rows:
+        stored = {}
+        if body:
+            try:
+                stored = store.declared(bytes(body))
+            except ValueError as exc:
+                report.add_damage(
+                    f"The body of entity {entity_id} in store {store.name!r} is damaged: {exc}."
+                )
+                continue
+        entities.append(
+            StoredEntity(pk, entity_id, key, version, stored, PendingRows(pending), not body)
+        )
+    return entities
+
+
+def entity_batches(
+    store: DataStore, rows: Any, report: CleanReport
+) -> Iterator[list[StoredEntity]]:
+    """Yield the entities of a query, the oldest first."""
+    last = None
+    while True:
+        with unbound():
+            behind = rows if last is None else rows.filter(added_id__gt=last)
+            found = list(behind.order_by("added_id").values_list(*columns_of(store))[:BATCH])
+        if not found:
+            return
+        last = found[-1][0]
+        yield stored_entities(store, found, report)

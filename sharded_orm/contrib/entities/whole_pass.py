@@ -1,0 +1,159 @@
+"""Compares all entities and all index rows. It finds what no mark tells.
+
+That is rows that a writer has left that was extremely late, and changes by SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.utils import timezone
+
+from sharded_orm import runtime, unbound
+from sharded_orm.contrib.entities import index_rows, index_states, reservations
+from sharded_orm.contrib.entities.clean_report import CleanReport
+from sharded_orm.contrib.entities.entity import Entity
+from sharded_orm.contrib.entities.index import Index, follows
+from sharded_orm.contrib.entities.index_rows import IndexRow
+from sharded_orm.contrib.entities.settlement import compare, is_outage
+from sharded_orm.contrib.entities.shard_lease import leased
+from sharded_orm.contrib.entities.store import DataStore, stores
+from sharded_orm.contrib.entities.stored_entity import BATCH, entity_batches, rows_of
+
+
+@dataclass(frozen=True)
+class WholePart:
+    """A part of the whole: the entities of a store on one shard, or the rows of an index there.
+
+    :param index: None for the entities.
+    """
+
+    store: DataStore
+    index: Index | None
+    alias: str
+
+    def clean(self, report: CleanReport) -> Iterator[int]:
+        """Compare the part with the other side. Yields after each batch."""
+        if self.index is None:
+            written = [index for index in self.store.indexes if index_states.is_written(index)]
+            return mark_lacking(self.store, written, rows_of(self.store, self.alias), report)
+        return remove_stale(self.index, self.alias, report)
+
+    @property
+    def subject(self) -> str:
+        """The name of its lease."""
+        if self.index is None:
+            return f"{self.store.name} {self.alias} all"
+        return f"{self.index.label} {self.alias}"
+
+
+def whole_parts() -> list[WholePart]:
+    """Return all parts: for each store, its entities, and then the rows of its indexes."""
+    parts = []
+    for store in stores.values():
+        for index in (None, *filter(index_states.is_written, store.indexes)):
+            group = store.group if index is None else index.group
+            parts += [
+                WholePart(store, index, shard.alias) for shard in runtime.group(group).shards()
+            ]
+    return parts
+
+
+def clean_whole(
+    parts: Sequence[WholePart], report: CleanReport, stopping: Callable[[], bool]
+) -> Generator[None, None, list[WholePart]]:
+    """Go through ``parts``. Yield after each batch.
+
+    Entities without their index rows are marked, so that the next look at marked entities writes the
+    rows. Rows without an entity that matches are removed. A part that another cleaner works on is
+    left to it.
+
+    :returns: the parts whose shards, or the global database, did not answer.
+    """
+    failed = []
+    for part in parts:
+        with report.shard(part.alias) as outcome, leased(part.subject) as lease:
+            for _ in part.clean(report):
+                yield
+                if stopping():
+                    return []
+                lease.check()
+        if outcome.has_failed:
+            failed.append(part)
+    return failed
+
+
+def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
+    """Yield the rows of an index on a shard, in the order of the primary key."""
+    names = (*index.names, "entity_id")
+    last: tuple[Any, ...] | None = None
+    while True:
+        with unbound():
+            manager: Any = index.model._default_manager
+            rows = manager.using(alias).order_by(*names)
+            if last is not None:
+                rows = rows.filter(follows(names, (False,) * len(names), last))
+            found = index_rows.rows_from(index, rows[:BATCH])
+        if not found:
+            return
+        last = (*found[-1].values, found[-1].entity_id)
+        yield found
+
+
+def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
+    """Return those of ``rows`` whose entities are gone, or have other properties."""
+    states = index.store.load({row.entity_id: row.key for row in rows})
+    stale = []
+    for row in rows:
+        state = states.get(row.entity_id)
+        if state is None or (isinstance(state, Entity) and not index.is_current(state, row.values)):
+            stale.append(row)
+    return stale
+
+
+def mark_lacking(
+    store: DataStore, indexes: Sequence[Index], rows: Any, report: CleanReport
+) -> Iterator[int]:
+    """Mark those entities of a query that lack index rows, and are not marked. Yield their number per batch.
+
+    :raises django.db.OperationalError: at the end, if a shard of an index did not answer.
+    """
+    outage: Exception | None = None
+    for entities in entity_batches(store, rows.filter(marked_at=None), report):
+        report.compared += len(entities)
+        lacking: set[UUID] = set()
+        for index in indexes:
+            settlement = compare(index, entities)
+            for missing in settlement.missing.values():
+                lacking |= {row.entity_id for row in missing}
+            for exc in settlement.failures.values():
+                report.add_problem(f"index {index.label}: {exc}")
+                outage = exc if is_outage(exc) else outage
+        marked = 0
+        for entity in entities:
+            if entity.id in lacking:
+                with unbound():
+                    # If the entity has changed meanwhile, its writer has marked it.
+                    row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
+                    marked += row.filter(marked_at=None).update(marked_at=timezone.now())
+        yield marked
+    if outage is not None:
+        raise outage
+
+
+def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]:
+    """Remove the stale rows of an index on a shard. Yield their number per batch."""
+    for rows in index_row_batches(index, alias):
+        report.compared += len(rows)
+        removed = 0
+        for row in stale_rows(index, rows):
+            if index.unique:
+                removed += reservations.take_away(index, row)
+            else:
+                # If a later version of the entity has written the row again, it has a higher version.
+                removed += index_rows.remove(index, row.values, row.entity_id, up_to=row.version)
+        report.removed += removed
+        yield removed

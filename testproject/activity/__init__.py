@@ -1,0 +1,1 @@
+"""What users do on the photo site: entities with two indexes."""
