@@ -37,7 +37,7 @@ from sharded_orm.operations.runs.lease import Lease
 
 #: Entities that were marked less than this number of seconds ago are left to their writers.
 MIN_AGE = 0.2
-#: Seconds after which a part of the pass over all entities is tried again, if its shard did not answer.
+#: Seconds until a part of the pass over all entities is tried again, if its shard did not answer.
 RETRY_AFTER = 10.0
 
 
@@ -82,7 +82,8 @@ def _clean_shard(
         with unbound():
             rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
             if oldest is not None:
-                # Do not use "<" here: more entities may have been marked at that moment than were read.
+                # Do not use "<" here: more entities than were read may have been marked at that
+                # very moment.
                 rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
             found = list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
         if not found:
@@ -146,7 +147,8 @@ def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
     with unbound():
         rows = rows_of(store, alias).filter(marked_at__isnull=False)
         if min_age:
-            # The clock of a writer may be fast. So what is marked later than now is not left to its writer.
+            # The clock of a writer may be ahead. So entities that seem to be marked in the future
+            # are cleaned as well, and not left to their writers.
             now, age = timezone.now(), timedelta(seconds=min_age)
             rows = rows.exclude(marked_at__range=(now - age, now + age))
         return rows

@@ -26,7 +26,7 @@ LEARNED_AFTER = REMEMBERED + 1
 #: The number of verifications after which a build gives up. The first verification finds no missing
 #: rows, unless a process that does not know the index has stored an entity.
 MAX_PASSES = 5
-#: Shard keys that one query names.
+#: The largest number of shard keys in one query.
 KEYS = 100
 
 
@@ -137,7 +137,7 @@ def build(
 def _paced(
     batches: Iterator[int], found: CleanReport, rate: float | None, pause: Callable[[float], None]
 ) -> Iterator[int]:
-    """Yield what ``batches`` yields, and then wait for as long as a batch was too fast."""
+    """Yield the items of ``batches``. Wait after a batch that was faster than ``rate`` allows."""
     began, compared = time.monotonic(), found.compared
     for batch in batches:
         yield batch
@@ -167,7 +167,8 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):
             yield from mark_lacking(store, [index], rows_of(store, shard.alias), found)
-    # An entity whose key has moved may have been on no shard when that was compared.
+    # An entity whose key has moved may have been on no shard when that shard was compared. So the
+    # entities of such keys are compared again.
     for keys in batched(sorted(moving.entries()), KEYS):
         with unbound():
             rows: Any = store.model._default_manager.filter(**{f"{store.key_name}__in": keys})

@@ -112,15 +112,15 @@ def alias_of(index: Index, value: Any) -> str:
 
 
 def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dict[Any, Exception]]:
-    """Return the aliases of the shards of ``keys``, and why some have none.
+    """Return the aliases of the shards of ``keys``, and the errors of keys for which no shard was found.
 
-    Like a write, it gives a key that has no shard one.
+    If a key has no shard yet, it is assigned to one, as by a write.
     """
     options, field = required_options(index.model), index.store.fields[index.shard_on]
     try:
         prepared = {key: field.get_prep_value(key) for key in keys}
         numbers = options.place_keys(dict.fromkeys(prepared.values()))
-    except Exception as exc:  # Of one of them: find out of which.
+    except Exception as exc:  # One of the keys has the error, so the keys are looked up one by one.
         if len(keys) < 2:
             return {}, dict.fromkeys(keys, exc)
         aliases: dict[Any, str] = {}
@@ -139,7 +139,7 @@ def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dic
 def rows_on(
     index: Index, alias: str, keys: Sequence[Any], entity_ids: Sequence[UUID]
 ) -> list[IndexRow]:
-    """Return the rows of entities under ``keys`` on a shard. One query."""
+    """Return those rows of ``entity_ids`` on a shard that have one of ``keys``. One query."""
     manager: Any = index.model._default_manager
     condition = {f"{index.shard_on}__in": keys, "entity_id__in": entity_ids}
     with unbound():

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The number of attempts to reserve values that others take and release at the same time, and to run a
-#: transaction that ends in deadlocks.
+#: The number of attempts to reserve values that others take and release at the same time. Also the
+#: number of attempts to run a transaction that ends in deadlocks.
 ATTEMPTS = 5
 R = TypeVar("R")
 
@@ -168,12 +168,12 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 
 
 def _repeated(group: str, work: Callable[[], R]) -> R:
-    """Return the result of ``work``. Call it again if a transaction of its own was rolled back by others.
+    """Return the result of ``work``. Call it again if others have caused a rollback of its transaction.
 
-    That is by a deadlock, as of two claims of one value on MariaDB, or by a move of a key or a shard. In a
-    transaction of the caller on ``group``, nothing is repeated.
+    The cause may be a deadlock, as of two claims of one value on MariaDB, or a move of a key or a
+    shard. If the caller is in a transaction on ``group``, nothing is repeated.
 
-    :param work: nothing is wrong if it is called again after a part of it was committed.
+    :param work: it must be harmless to call this again after a part of it was committed.
     """
     for _ in range(ATTEMPTS - 1):
         try:

@@ -125,7 +125,7 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error does not concern the row: a server is down, a table is missing, or others hold locks."""
+    """Whether an error is not caused by the row: a server or table is missing, or others hold locks."""
     return isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
 
 
@@ -135,9 +135,9 @@ def _present(
     aliases: Mapping[Any, str],
     settlement: Settlement,
 ) -> dict[UUID, list[IndexRow]]:
-    """Return the rows that entities have under ``keys``. One query for each shard.
+    """Return the index rows that entities have under ``keys``, by entity. One query for each shard.
 
-    A scatter would send the ids of all entities to each shard.
+    A single query of all shards would send the ids of all entities to each shard.
     """
     present: dict[UUID, list[IndexRow]] = defaultdict(list)
     keys_by_alias: dict[str, list[Any]] = defaultdict(list)

@@ -340,7 +340,7 @@ class DataStore:
         return self.model._default_manager.filter(**self._condition(id, stored))
 
     def row_of(self, added_id: int, key: Any) -> Any:
-        """Return a query of an entity by its primary key, on the shard of its shard key."""
+        """Return a query of one entity by its primary key, on the shard of its shard key."""
         return self.model._default_manager.filter(**{self.key_name: key}, pk=added_id)
 
     def alias_of(self, id: UUID, key: Any) -> str:
@@ -404,7 +404,8 @@ class DataStore:
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
         """
-        # Called again if the key or its shard moves meanwhile, unless the caller is in a transaction.
+        # If the key or its shard moves meanwhile, the deletion is repeated, unless the caller is in
+        # a transaction.
         repeated(self.group, partial(self._delete, as_uuid(id), key))
 
     def _delete(self, id: UUID, key: Mapping[str, Any]) -> None:

@@ -43,8 +43,9 @@ class Companion(Protocol):
     ) -> CompanionReport:
         """Compare the copies of a model with its rows.
 
+        :param repair: whether to write copies that differ.
         :param newest_first: whether rows with the highest primary keys come first.
-        :param sample: the share of rows that are compared, in chunks drawn at random; None for all.
+        :param sample: the fraction of rows to compare, in chunks drawn at random; None for all.
         """
 
     def build(self, label: str, stopping: Callable[[], bool]) -> CompanionReport:

@@ -116,7 +116,7 @@ class Source:
         return self.model._meta.pk
 
     def epoch_of(self, key: Any) -> int:
-        """Return the version of the placement of a shard key; 0 if keys do not move."""
+        """Return a number that grows each time the shard key moves to another shard; 0 if keys do not move."""
         strategy = runtime.strategy(self.options.group)
         return strategy.version(self.key.get_prep_value(key)) if strategy.moves_keys else 0
 

@@ -16,7 +16,7 @@ from sharded_orm.contrib.mirrors.models import OutboxRow
 from sharded_orm.contrib.mirrors.statements import insert_outbox_row
 from sharded_orm.database_clock import DatabaseClock
 
-# A version has the epoch, the number of moves of the shard key, in its upper bits. It has the id of
+# A version has the epoch, which grows when the shard key moves, in its upper bits. It has the id of
 # the outbox row in its lower bits. So there may be 2**36 writes per shard, and 2**27 moves of keys.
 _NUMBER_BITS, _EPOCH_BITS = 36, 27
 #: The number of outbox rows that one statement reads, writes or deletes.
@@ -31,7 +31,7 @@ class WrittenRow:
     :param key: the shard key of the row.
     :param mirror_keys: the shard keys in the mirrors that the row may have had before, or has now,
         by the attribute of the source. Keys that are not known are left out.
-    :param epoch: the version of the placement of the shard key.
+    :param epoch: the version of the placement of the shard key, which grows when the key moves.
     :param is_new: whether the statement was an INSERT. Not stored in the outbox.
     :param inserted: the values that the INSERT has stored, by attribute; None if they are not
         known. Not stored in the outbox.
@@ -58,7 +58,7 @@ def outbox_rows(alias: str) -> QuerySet[OutboxRow]:
     return QuerySet(OutboxRow, using=alias)
 
 
-#: Returns the rows as the outbox has them. May be called when the transaction has been committed.
+#: A function that returns the recorded rows as outbox entries. Call it after the commit.
 Recorded = Callable[[], list[OutboxEntry]]
 
 

@@ -76,9 +76,10 @@ class MirrorQuerySet(ShardedQuerySet[M]):
             self._read_again()
 
     def _nulls(self, mirror: Mirror, rows: Sequence[Any]) -> dict[Any, dict[str, Any]] | None:
-        """Return what the JSON fields of ``rows`` have that are None in the instances, by primary key.
+        """Return the null of each JSON field that is None in an instance: NULL of SQL or null of JSON.
 
-        None if other rows have come into the page meanwhile, because a null has changed.
+        :returns: the nulls by primary key and attribute. None if the page has other rows meanwhile,
+            because a null has changed.
         """
         names = [mirror.attributes[position] for position in mirror.json_positions]
         if self.query.combinator or not any(
@@ -86,7 +87,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # The same page once more: whether a row belongs into it may depend on its nulls.
+            # The query of the page runs once more: whether a row belongs to the page may depend on
+            # its nulls.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -159,7 +161,7 @@ def _differs(
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []
     for name, value in zip(mirror.attributes, values, strict=True):
-        own = loaded.get(name, value)  # What is deferred is not compared.
+        own = loaded.get(name, value)  # A deferred value is not compared.
         if own is None:
             own = known.get(name, value if value is JSON_NULL else None)
         stored.append(own)

@@ -38,19 +38,20 @@ def values_of(mirror: Mirror, rows: Any, names: Sequence[str]) -> list[tuple[Any
 
 
 def are_null(names: Iterable[str]) -> list[IsNull]:
-    """Return expressions that tell whether the database has the NULL of SQL in these fields."""
+    """Return expressions that are true if the database has the NULL of SQL in these fields."""
     return [IsNull(F(name), True) for name in names]
 
 
 def is_same(row: Sequence[Any], other: Sequence[Any], json_positions: Iterable[int]) -> bool:
-    """Whether two rows have the same values, with :data:`JSON_NULL` for the null of JSON."""
+    """Whether two rows have the same values. The null of JSON is :data:`JSON_NULL` in both."""
     if row != other and not all(
-        # A value that differs from itself is a NaN.
+        # If a value differs from itself, it is a NaN. Two NaNs count as equal.
         a == b or (a != a and b != b)
         for a, b in zip(row, other, strict=True)
     ):
         return False
-    # In Python, True is 1, and 1 is 1.0. In JSON they are three values.
+    # JSON values are compared as texts: in Python, True equals 1, and 1 equals 1.0, but in JSON
+    # these are three values.
     return all(
         row[position] is other[position]
         or _text_of_json(row[position]) == _text_of_json(other[position])

@@ -98,7 +98,8 @@ def write_rows(
                 # row that is not new.
                 if attempt == 0 and all(row.is_new and row.values is not None for row in rows):
                     connection: Any = connections[alias]
-                    # Of many rows, the packet might be too large for the server.
+                    # Only a single row is sent with the COMMIT: the packet with many rows might be
+                    # too large for the server.
                     with connection.sent_with_commit() if len(rows) == 1 else nullcontext():
                         _insert_versions(mirror, alias, rows)
                         _insert(mirror, alias, rows)
@@ -109,7 +110,8 @@ def write_rows(
             if attempt == _ATTEMPTS - 1:
                 raise
         except (OperationalError, ProgrammingError) as exc:
-            # Only a statement that is sent by itself finds out whether the shard moves.
+            # The table is missing, perhaps because the shard moves. The next attempt sends its
+            # statements by themselves, which finds this out.
             if attempt > 0 or not is_missing_table(exc):
                 raise
 

@@ -33,9 +33,10 @@ class SourceChange(StatementChange):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rows: Sequence[WrittenRow] = ()
-        #: What the outbox has of the rows; None until they are recorded there.
+        #: A function that returns the outbox entries of the rows; None until the rows are in the
+        #: outbox.
         self.recorded: Recorded | None = None
-        #: The recording of the transaction in which they were.
+        #: The number of the recording, within the transaction, that wrote the rows into the outbox.
         self.recording = 0
         self.is_delivered = False
 
@@ -55,10 +56,11 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook: Callable[[], None] | None = None
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
-        # The number of recordings so far, and at the time when each savepoint was set.
+        # The number of recordings into the outbox so far, and at the time when each savepoint was
+        # set.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
-        # Whether rows may not be stored although their statements have succeeded.
+        # Whether rows may be missing in the database although their statements have succeeded.
         self._may_lack_rows = False
         #: Whether changes may be delivered: the transaction is open, or is committed. While it is
         #: open, Django calls the hook of deliver_after_commit() in tests only.
@@ -71,9 +73,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         return change
 
     def add_rows(self, change: SourceChange, rows: Sequence[WrittenRow]) -> None:
-        """Note the rows of a statement that was executed. They will be recorded and delivered.
+        """Add the rows that a statement has changed, to be recorded in the outbox and delivered.
 
-        They are recorded at once if that costs as much as later.
+        They are recorded at once, unless they can be sent with the COMMIT, which is cheaper.
         """
         change.rows = rows
         self._pending.append(change)
@@ -82,7 +84,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self.deliver_after_commit()
 
     def _record(self) -> None:
-        """Write the rows into the outbox that are not there yet."""
+        """Write those rows into the outbox that are not in it yet."""
         pending, self._pending = self._pending, []
         self._recordings += 1
         for change in pending:
@@ -113,7 +115,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook = None
         if not self._may_deliver:
             return
-        self._record()  # In a TestCase nothing is committed, so it is not done yet.
+        # In a TestCase nothing is committed, so before_commit() has not recorded the rows.
+        self._record()
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
         for change in self._changes:
             if change.is_undone or change.is_delivered:
@@ -126,7 +129,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             _Delivery(source, self._connection.alias, entries)()
 
     def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return ``entry`` without values that may not be stored: then the row is read."""
+        """Return ``entry`` without values if these may not be stored. The delivery then reads the row."""
         if not self._may_lack_rows:
             return entry
         return replace(entry, written=replace(entry.written, is_new=False, inserted=None))
@@ -152,7 +155,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             self._record()
 
     def may_commit(self) -> None:
-        # What the next statement commits implicitly must be in the outbox, or no relay would find it.
+        # The rows are recorded before the next statement, which may commit implicitly. Otherwise no
+        # relay would find them.
         self._record()
 
     def savepoint(self, sid: str) -> None:
@@ -162,7 +166,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
         since = self._recordings_at.get(sid, self._recordings)
-        # What may_commit() has recorded since the savepoint is gone.
+        # The rollback to the savepoint has removed the outbox rows that may_commit() wrote since
+        # then.
         gone = [c for c in self._changes if c.recording > since and not c.is_undone]
         for change in gone:
             change.recorded, change.recording = None, 0

@@ -56,7 +56,7 @@ class CopyDifference:
 
     @property
     def pks(self) -> list[Any]:
-        """The primary keys of the rows that differ, each once."""
+        """The primary keys of the rows that differ. Each key is named once."""
         return [*map(self.pk_of, self.missing), *map(self.pk_of, self.stale), *self.orphaned]
 
     def drop(self, pks: Container[Any]) -> int:
@@ -82,7 +82,7 @@ def compare_rows(
 
     :param pks: the primary keys of the rows to be compared; None for all rows.
     :param newest_first: whether rows with the highest primary keys come first, if all are compared.
-    :param sample: the share of chunks of 500 rows, and of 500 copies, that are compared; None for all.
+    :param sample: the fraction of chunks of 500 rows, and of 500 copies, to compare; None for all.
     """
     found = CopyDifference(model)
     if pks is not None:
@@ -142,7 +142,7 @@ def _json_positions(fields: Sequence[Any]) -> list[int]:
 
 
 def _pages(model: Any, alias: str, newest_first: bool, sample: float | None) -> Iterator[list[Any]]:
-    """Yield the primary keys of the table on ``alias``, or of a random share of its pages."""
+    """Yield the primary keys of the table on ``alias`` in pages of 500, or a random sample of the pages."""
     rows: QuerySet[Any] = QuerySet(model, using=alias).order_by("-pk" if newest_first else "pk")
     page = list(rows.values_list("pk", flat=True)[:BATCH])
     while page:

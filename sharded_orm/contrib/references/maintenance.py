@@ -57,8 +57,9 @@ class ReferenceTables:
 
         Costs four queries per 500 rows and shard.
 
+        :param repair: whether to write copies that differ.
         :param newest_first: whether rows with the highest primary keys come first.
-        :param sample: the share of chunks of 500 rows of a shard that are compared; None for all.
+        :param sample: the fraction of chunks of 500 rows of a shard to compare; None for all.
         """
         model, report = _model(label), CompanionReport()
         for shard in shards():
@@ -112,7 +113,7 @@ def _report(copied: CopyReport) -> CompanionReport:
 
 
 def _settle(shard: Shard, found: CopyDifference, report: CompanionReport, *, repair: bool) -> None:
-    """Look again at the copies of a shard that differ; report them, and mend them if ``repair`` is true."""
+    """Compare copies that seemed to differ once more, and report or repair real differences."""
     model = found.model
     report.rows += found.compared
     if not len(found):
