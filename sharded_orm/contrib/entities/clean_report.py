@@ -51,7 +51,10 @@ class CleanReport:
 
     @contextmanager
     def shard(self, alias: str) -> Iterator[ShardOutcome]:
-        """Return a context manager that adds an error of a shard to the problems, and ends there."""
+        """Return a context manager for the work on a shard.
+
+        An error ends the block. It is not raised, but added to the problems of the report.
+        """
         outcome = ShardOutcome()
         try:
             yield outcome

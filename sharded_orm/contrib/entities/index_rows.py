@@ -139,7 +139,10 @@ def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dic
 def rows_on(
     index: Index, alias: str, keys: Sequence[Any], entity_ids: Sequence[UUID]
 ) -> list[IndexRow]:
-    """Return those rows of ``entity_ids`` on a shard that have one of ``keys``. One query."""
+    """Return the index rows of these entities on one shard. One query.
+
+    :param keys: only rows with one of these shard keys are returned.
+    """
     manager: Any = index.model._default_manager
     condition = {f"{index.shard_on}__in": keys, "entity_id__in": entity_ids}
     with unbound():
