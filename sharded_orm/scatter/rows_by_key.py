@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def fetch_by_key(query: Query, pks: Mapping[Shard, Sequence[Any]]) -> Iterator[tuple[str, Row]]:
-    """Yield the alias of each row, and the row as the driver returns it, in no order.
+    """Yield pairs of a shard's alias and a row from the driver, in no particular order.
 
-    The query is compiled once for each node (database server), and not for each shard. Costs one
-    statement per node; the nodes are asked in parallel.
+    The query is compiled once for each node (a database server), and not for each shard. Costs one
+    statement per node. The nodes are queried in parallel.
 
     :param query: a query of all rows, without conditions.
     :param pks: the primary keys to read from each shard.

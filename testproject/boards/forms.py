@@ -11,7 +11,7 @@ from testproject.boards.models import Board, Member, MemberBoards
 
 
 class BoardForm(ObjectForm):
-    """Refuses to overwrite what somebody else has changed since the form was shown."""
+    """Changes a board, unless somebody else has changed it since the form was shown."""
 
     class Meta:
         model = Board

@@ -1,7 +1,7 @@
 """Boards and pins as Pinterest stores them (P5 to P9, P11).
 
-A user's boards and pins are on the shard of the user's :class:`Member`, so a page of a board asks one
-shard for the entries, and the same one for the pins.
+A user's boards and pins are on the shard of the user's :class:`Member`. So a page of a board sends its
+two queries to one shard: one for the entries of the board, one for the pins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharded_orm.contrib.objects import Mapping, ObjectLookup, ShardedObject, fi
 
 
 class Member(ShardedObject):
-    """A user who has boards. Users themselves are in the global database."""
+    """A user as the owner of boards. The users themselves are in the global database."""
 
     user_id = fields.Integer()
     username = fields.Text()
@@ -79,7 +79,7 @@ class BoardPins(Mapping):
 
 
 class MembersByUser(ObjectLookup):
-    """The id of a user → the member (P11). The md5 of the id names the shard."""
+    """Finds the member by the id of its user (P11). The md5 of the id decides on the shard."""
 
     target = Member
 
@@ -97,7 +97,7 @@ def member_of(user: Any) -> Member:
 
 
 def new_board(member: Member, title: str, about: str = "") -> Board:
-    """Store a board of ``member``, on the member's shard."""
+    """Store a new board of ``member``, on the member's shard, and return the board."""
     with sharded_orm.atomic(member):
         board = Board.objects.create(near=member, member=member, title=title, about=about)
         MemberBoards.objects.add(member, board)
@@ -105,7 +105,7 @@ def new_board(member: Member, title: str, about: str = "") -> Board:
 
 
 def pin_photo(board: Board, photo_id: int, note: str = "") -> Pin:
-    """Pin a photo to a board: one transaction on the board's shard."""
+    """Pin a photo to a board, in one transaction on the board's shard. Return the pin."""
     with sharded_orm.atomic(board), board.edit():
         pin = Pin.objects.create(near=board, board=board, photo_id=photo_id, note=note)
         BoardPins.objects.add(board, pin)
@@ -114,7 +114,7 @@ def pin_photo(board: Board, photo_id: int, note: str = "") -> Pin:
 
 
 def unpin(pin: Pin) -> None:
-    """Take a pin from its board."""
+    """Remove a pin from its board, and delete the pin."""
     with sharded_orm.atomic(pin):
         BoardPins.objects.remove(pin.board_id, pin)
         pin.delete()

@@ -1,4 +1,4 @@
-"""Sample boards, made once: each of some people pins photos of all."""
+"""Sample boards: some people each get a board, and pin photos of all people to it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BOARDS = 8
 
 
 def make() -> int:
-    """Make boards, and return the number of pins. People who have boards are skipped."""
-    # In the order of names, so that the first boards are the same in each run.
+    """Create the sample boards, and return the number of pins. People who have boards are skipped."""
+    # People and photos are read in a fixed order, so that each run creates the same boards.
     photos = list(Photo.objects.scatter().order_by("photo_id").values_list("photo_id", flat=True))
     titles = list(TITLES.items())
     pins = 0

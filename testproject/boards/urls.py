@@ -1,4 +1,4 @@
-"""The addresses of boards. The ids in them name shard and type."""
+"""The addresses of boards. They contain ids, which name the shard and the type of an object."""
 
 from __future__ import annotations
 

@@ -41,7 +41,10 @@ def _object(cls: Any, pk: int) -> Any:
 
 
 def _page(mapping: Any, source: Any, request: HttpRequest) -> Page:
-    """The newest objects of a mapping; an address that is no place of it shows the first page."""
+    """Return a page of a mapping, the newest objects first.
+
+    If the cursor in the address is invalid, the first page is returned.
+    """
     try:
         after = request.GET.get("after") or None
         return mapping.objects.page(source, after=after, size=PER_PAGE, newest_first=True)
@@ -50,9 +53,11 @@ def _page(mapping: Any, source: Any, request: HttpRequest) -> Page:
 
 
 def _with_pictures(rows: Any, name: str) -> list[dict[str, Any]]:
-    """The rows, each with its photo, if it is still there: one query of all shards.
+    """Return a dict for each row, with its photo or None. Costs one query of all shards.
 
-    A photo on a shard that does not answer counts as there.
+    If a shard does not answer, all photos count as existing.
+
+    :param name: the attribute of a row that has the id of the photo.
     """
     named = {getattr(row, name) for row in rows} - {None}
     found = Photo.objects.filter(photo_id__in=named).only("photo_id").scatter(partial=True)
@@ -71,7 +76,10 @@ def _with_pictures(rows: Any, name: str) -> list[dict[str, Any]]:
 
 @require_safe
 def front(request: HttpRequest) -> HttpResponse:
-    """The boards that were changed last: one query of all shards, and one batch for the members."""
+    """Show the boards that were changed last.
+
+    Costs one query of all shards for the boards, and one read of several shards for the members.
+    """
     newest = Board.objects.order_by("-ts", "-id").scatter(partial=True)[:PER_PAGE]
     members = Member.objects.get_many(board.member_id for board in newest)
     boards = _with_pictures([board for board in newest if board.member_id in members], "cover")
@@ -83,7 +91,7 @@ def front(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def of_user(request: HttpRequest, username: str) -> HttpResponse:
-    """The boards of a user: a lookup, a mapping and a batch."""
+    """Show the boards of a user: a lookup finds the member, and a mapping finds the boards."""
     user = get_object_or_404(get_user_model(), username=username, is_active=True)
     try:
         page = _page(MemberBoards, MembersByUser.objects.find(str(user.pk)), request)
@@ -95,7 +103,7 @@ def of_user(request: HttpRequest, username: str) -> HttpResponse:
 
 @require_safe
 def board(request: HttpRequest, board_id: int) -> HttpResponse:
-    """A board: a page of its pins, with stable places between pages."""
+    """Show a page of the pins of a board. Pages stay in place if pins are added meanwhile."""
     shown_board = _object(Board, board_id)
     page = _page(BoardPins, shown_board, request)
     context = {
@@ -121,7 +129,7 @@ def edit(request: HttpRequest, board_id: int) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def pin(request: HttpRequest, photo_id: int) -> HttpResponse:
-    """Pin a photo to a board of the user's."""
+    """Pin a photo to one of the user's boards."""
     if not Photo.objects.filter(photo_id=photo_id).exists():
         raise Http404
     member = member_of(request.user)

@@ -24,10 +24,10 @@ from sharded_orm.backends.group.alias import GroupAliasMixin
 class ShardSQLPanel(SQLPanel):
     """The toolbar's SQL panel, which also shows the statements of shards, with shard and node.
 
-    Name it in ``DEBUG_TOOLBAR_PANELS`` instead of ``debug_toolbar.panels.sql.SQLPanel``.
+    Name the class in ``DEBUG_TOOLBAR_PANELS`` instead of ``debug_toolbar.panels.sql.SQLPanel``.
 
-    On MariaDB and MySQL, one statement may read many shards of a node. It is shown once, with the
-    group and the node.
+    A node is a database server with many shards. On MariaDB and MySQL, one statement may read many
+    shards of a node. The panel shows such a statement once, with the group and the node.
     """
 
     #: The toolbar's views look up the recorded statements by this name.
@@ -36,7 +36,8 @@ class ShardSQLPanel(SQLPanel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wrappers = ExitStack()
-        # A query of many shards sends its statements from a thread for each node.
+        # The lock is needed because a query of many shards sends its statements from several
+        # threads, one for each node.
         self._recording = threading.Lock()
 
     def enable_instrumentation(self) -> None:
@@ -84,10 +85,10 @@ class ShardSQLPanel(SQLPanel):
         return cast("str", super().content)
 
 
-class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the two bases declare callproc() with different types; neither is called
-    """The toolbar's cursor. Only its method that measures and describes a statement is used.
+class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the two bases declare callproc() with different types, and the panel calls neither
+    """The toolbar's cursor, of which only the method that measures and describes a statement is used.
 
-    :param context: what Django passes to an ``execute_wrapper``.
+    :param context: the context that Django passes to an ``execute_wrapper``.
     """
 
     def __init__(self, panel: ShardSQLPanel, context: dict[str, Any]) -> None:
@@ -117,21 +118,23 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         else:
             node = self.cursor.node
             statement["alias"] = statement["label"] = f"{self.db.alias} on {node}"
-            # The toolbar offers to run a statement again on its alias if it has the parameters. So
-            # leave them out.
+            # If a statement has its parameters, the toolbar offers to run it again on its alias.
+            # The parameters are left out, because that alias is no single database.
             statement["params"] = None
         self._panel.record(node=node, **statement)
 
     def _last_executed_query(self, sql: Any, params: Any) -> str:
-        # Overrides the toolbar's method, which would store this cursor on the connection object.
+        # Overrides the toolbar's method, which would keep a reference to this cursor on the
+        # connection object.
         return cast("str", self.db.ops.last_executed_query(self.cursor, sql, params))
 
 
 class _NodeConnection:
-    """Stands for the connection object of a group while a statement for many shards is described.
+    """Stands in for the connection object of a group while a statement for many shards is described.
 
-    The toolbar may ask the driver's connection for the state of its transaction. A group has no such
-    connection, but on PostgreSQL, where the toolbar asks, the cursor of the node has one.
+    The toolbar may ask the driver's connection for the state of its transaction. A group has no
+    driver connection. The toolbar asks on PostgreSQL only, where the cursor on the node has such a
+    connection.
     """
 
     shard = None

@@ -1,6 +1,7 @@
-"""Pages of entities in the admin. They show properties, and change nothing: ``store.put()`` does.
+"""Read-only pages of entities in the admin. To change properties, use ``store.put()``.
 
-Importing the module registers each store that an installed app declares, unless the project has registered it.
+Importing the module registers each store that an installed app declares, unless the project has
+registered it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from sharded_orm.admin import ShardedModelAdmin
 from sharded_orm.contrib.entities.properties import decode
 from sharded_orm.contrib.entities.store import DataStore, stores
 
-#: Characters of the properties in a list.
+#: The number of characters of the properties that a list shows.
 _SUMMARY = 120
 
 
 class EntityAdmin(ShardedModelAdmin):
-    """The pages of the entities of one store: read-only.
+    """The read-only admin pages of the entities of one store.
 
-    To show other columns, derive from it and register the model of the store: ``feed.model``.
+    To show other columns, derive a class from this one and register it for the store's model, such
+    as ``feed.model``.
     """
 
     list_display = ("id", "updated", "version", "summary")

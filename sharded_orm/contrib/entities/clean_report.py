@@ -1,4 +1,4 @@
-"""What a cleaner has done, and what has kept it from the rest."""
+"""The report of a cleaner: the work that it has done, and the problems that it has met."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from django.db import Error
 
 from sharded_orm.exceptions import LeaseLost, OperationHeld, ShardedOrmError
 
-#: Texts of problems that a report has at most.
+#: The largest number of problems that a report describes.
 MAX_PROBLEMS = 100
 
 
 @dataclass
 class CleanReport:
-    """What a cleaner has done.
+    """The work that a cleaner has done.
 
     :param settled: number of marked entities whose index rows are right now.
     :param failed: number of marked entities with index rows that could not be written.
     :param written: number of index rows that were missing.
     :param removed: number of index rows that were left over.
-    :param compared: number of entities and rows that the whole pass has compared.
+    :param compared: number of entities and index rows that the pass over everything has compared.
     :param problems: sentences about shards and entities.
     :param damaged: sentences about entities whose bodies cannot be read.
     """
@@ -36,7 +36,7 @@ class CleanReport:
     damaged: list[str] = field(default_factory=list)
 
     def take(self) -> CleanReport:
-        """Return a copy, and begin anew."""
+        """Return a copy of the report, and reset the report to zero."""
         report = replace(self)
         vars(self).update(vars(CleanReport()))
         return report
@@ -51,7 +51,10 @@ class CleanReport:
 
     @contextmanager
     def shard(self, alias: str) -> Iterator[ShardOutcome]:
-        """A context manager: what goes wrong on a shard is added to the problems, and ends the block."""
+        """Return a context manager for the work on a shard.
+
+        An error ends the block. It is not raised, but added to the problems of the report.
+        """
         outcome = ShardOutcome()
         try:
             yield outcome
@@ -66,9 +69,10 @@ class CleanReport:
 
 @dataclass
 class ShardOutcome:
-    """How the work on a shard has ended.
+    """The result of the work on a shard.
 
-    :param has_failed: whether an error has ended it. It has not, if another cleaner works there.
+    :param has_failed: whether the work was ended by an error. Not if another cleaner works on the
+        shard.
     """
 
     has_failed: bool = False

@@ -1,10 +1,11 @@
-"""The cleaner: it brings index rows in line with entities, wherever a writer has died (FF6).
+"""The cleaner, which repairs the index rows of entities after a writer has died (FF6).
 
-Each put marks its entity in the same transaction. So the mark of a transaction that commits late is found all
-the same, whatever its time is. Marked entities come first, the newest in front. Then the cleaner goes
-through the whole (:mod:`.whole_pass`).
+Each put marks its entity in the same transaction, so the mark is found even if the transaction
+commits late. Marked entities are cleaned first, starting with the newest. Then the cleaner goes
+through all entities and all rows of indexes (:mod:`.whole_pass`).
 
-Any number of cleaners may run. Two that clean the same shard do no harm; the lease only spares them the work.
+Any number of cleaners may run. Two cleaners of one shard do no harm; the lease that each takes only
+spares them the double work.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from sharded_orm.contrib.entities.stored_entity import (
 from sharded_orm.contrib.entities.whole_pass import WholePart, clean_whole, whole_parts
 from sharded_orm.operations.runs.lease import Lease
 
-#: Entities that were marked less than so many seconds ago are left to their writers.
+#: Entities that were marked less than this number of seconds ago are left to their writers.
 MIN_AGE = 0.2
-#: Seconds after which a part of the whole is tried again whose shard did not answer.
+#: Seconds until a part of the pass over all entities is tried again, if its shard did not answer.
 RETRY_AFTER = 10.0
 
 
@@ -47,10 +48,12 @@ def clean_marked(
     min_age: float = MIN_AGE,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Clean the entities that are marked, on all shards of all stores, or ``only`` of one. One query per shard without work.
+    """Repair the index rows of marked entities, on all shards of all stores.
 
-    A shard that does not answer, or that another cleaner works on, is left out.
+    Costs one query for each shard without marked entities. A shard that does not answer, or on
+    which another cleaner works, is left out.
 
+    :param only: the only store to clean; None for all stores.
     :param min_age: seconds; entities that were marked later are left to their writers.
     :param stopping: returns True if the cleaner is to stop after its batch.
     """
@@ -79,7 +82,8 @@ def _clean_shard(
         with unbound():
             rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
             if oldest is not None:
-                # Not "<": more entities may have been marked at that moment than were read.
+                # Do not use "<" here: more entities than were read may have been marked at that
+                # very moment.
                 rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
             found = list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
         if not found:
@@ -93,7 +97,7 @@ def _clean_shard(
 def clean_batch(
     store: DataStore, alias: str, entities: Sequence[StoredEntity], report: CleanReport
 ) -> None:
-    """Make the index rows of marked ``entities`` right, and take off the marks of the entities."""
+    """Make the index rows of marked ``entities`` right, then remove the marks."""
     failed: set[UUID] = set()
     for index in store.indexes:
         if not index_states.is_written(index):
@@ -112,9 +116,10 @@ def clean_batch(
 
 
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> None:
-    """Take off the marks of ``entities``, unless they have changed meanwhile. Remove deleted ones.
+    """Remove the marks of ``entities``, unless they have changed meanwhile.
 
-    One statement for each version that occurs.
+    The row of a deleted entity is removed now, because its index rows are gone. One statement for
+    each version that occurs.
     """
     by_version: dict[tuple[bool, int], list[int]] = defaultdict(list)
     for entity in entities:
@@ -129,9 +134,10 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
-    """Clean marked entities of any age, then the whole, and what the latter has marked."""
+    """Clean marked entities of any age, then compare everything, then clean the newly marked entities."""
     clean_marked(report, min_age=0, stopping=stopping)
-    report.failed, report.problems = 0, []  # What has failed is tried once more at the end.
+    # The errors are dropped, because the last step tries the same entities once more.
+    report.failed, report.problems = 0, []
     for _ in clean_whole(whole_parts(), report, stopping):
         pass
     clean_marked(report, min_age=0, stopping=stopping)
@@ -141,18 +147,20 @@ def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
     with unbound():
         rows = rows_of(store, alias).filter(marked_at__isnull=False)
         if min_age:
-            # The clock of a writer may be fast. So what is marked later than now is not left to its writer.
+            # The clock of a writer may be ahead. So entities that seem to be marked in the future
+            # are cleaned as well, and not left to their writers.
             now, age = timezone.now(), timedelta(seconds=min_age)
             rows = rows.exclude(marked_at__range=(now - age, now + age))
         return rows
 
 
 class ContinuousCleaner:
-    """Cleans until it is stopped: marked entities each half a second or so, and the whole now and then.
+    """Cleans until it is stopped: marked entities in each round, all entities from time to time.
 
     :param interval: seconds between two rounds.
-    :param whole_every: seconds between the end of one pass over the whole and the next one.
-    :param retry_after: seconds until the parts of the whole are tried again whose shards, or the global
+    :param whole_every: seconds between the end of one pass over all entities and the start of the
+        next.
+    :param retry_after: seconds until parts of the pass are tried again whose shards, or the global
         database, did not answer.
     """
 
@@ -172,9 +180,9 @@ class ContinuousCleaner:
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
-        """Clean marked entities, and go on with the pass over the whole until the interval is over.
+        """Clean marked entities, then continue the pass over all entities until the interval is over.
 
-        :returns: what was done since the last call.
+        :returns: the work that was done since the last call.
         """
         until = time.monotonic() + self._interval
         clean_marked(self._report, stopping=self._stopping)
@@ -193,6 +201,6 @@ class ContinuousCleaner:
         return self._report.take()
 
     def close(self) -> None:
-        """Give up the shard that the pass over the whole has reached."""
+        """Release the lease of the shard that the pass over all entities has reached."""
         if self._whole is not None:
             self._whole.close()

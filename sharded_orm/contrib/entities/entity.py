@@ -9,9 +9,10 @@ from typing import Any
 
 
 def as_uuid(id: uuid.UUID | str) -> uuid.UUID:
-    """Return an id, which may be given as text.
+    """Return an id as a UUID.
 
-    :raises ValueError: it is no UUID.
+    :param id: a UUID, or its text.
+    :raises ValueError: the text is no UUID.
     """
     return id if isinstance(id, uuid.UUID) else uuid.UUID(id)
 
@@ -27,8 +28,8 @@ class Entity(dict[str, Any]):
     :param properties: names and values; further ones may be given as keyword arguments.
     :param id: the id; by default a new random one. Never give one that another entity has had.
 
-    Values are those of JSON, and in properties that the store declares, those of their fields. An
-    instance is to be used by one thread at a time. Needs no query.
+    Values have the types of JSON. In properties that the store declares, they have the types of the
+    fields, such as a datetime. Only one thread at a time may use an instance. Needs no query.
     """
 
     __slots__ = ("_pending", "_stored", "added_id", "id", "updated", "version")
@@ -43,21 +44,23 @@ class Entity(dict[str, Any]):
     ) -> None:
         super().__init__(properties, **more)
         self.id: uuid.UUID = uuid.uuid4() if id is None else as_uuid(id)
-        #: Ascends with each change. 0 until the entity is stored.
+        #: The number of the entity's last change, which grows with each change. 0 until the entity
+        #: is stored.
         self.version = 0
-        #: When it was stored last.
+        #: The time when the entity was stored last.
         self.updated: datetime | None = None
-        #: Ascends with the time at which entities were stored first. None until the entity is stored.
+        #: A number that grows with the time at which entities were stored first. None until the
+        #: entity is stored.
         self.added_id: int | None = None
-        # The values of declared properties, as they are stored.
+        # The values of the properties that the store declares, as they are stored.
         self._stored: Mapping[str, Any] = {}
-        # The index rows of former versions that may still exist, as the store has them.
+        # The column ``pending`` of the entity: index rows of former versions that may still exist.
         self._pending: str | None = None
 
     def __repr__(self) -> str:
         return f"Entity({dict.__repr__(self)}, id={self.id!r}, version={self.version})"
 
-    # Two entities are equal if their properties are, and they are the same entity.
+    # Two entities are equal if they have the same id and the same properties.
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Entity) and other.id != self.id:

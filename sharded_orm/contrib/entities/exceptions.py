@@ -32,11 +32,11 @@ class EntityTooLarge(EntityError, DataError):
 
 
 class EntityNotFound(EntityError, ObjectDoesNotExist):
-    """The store has no entity with this id, under this key."""
+    """The store has no entity with this id, or none with this id and shard key."""
 
 
 class EntityExists(EntityError, IntegrityError):
-    """The store has an entity with the id of a new one."""
+    """A new entity has the id of an entity that the store already has."""
 
 
 class EntityChanged(EntityError, OperationalError):
@@ -49,12 +49,12 @@ class EntityDamaged(EntityError, DataError):
     def __init__(self, message: str, entity_id: UUID) -> None:
         super().__init__(message)
         self.entity_id = entity_id
-        #: If get_many() raises the error: the entities that can be read, by id.
+        #: The entities that can be read, by id. Set only if get_many() raises the error.
         self.others: Mapping[UUID, Entity] = {}
 
 
 class IndexNotServed(EntityError, RuntimeError):
-    """An index may lack rows of old entities, or is being dropped, so reads may not rely on it."""
+    """Reads may not use an index: it may lack rows of old entities, or it is being dropped."""
 
 
 class InvalidIndexQuery(EntityError, RuntimeError):
@@ -62,14 +62,14 @@ class InvalidIndexQuery(EntityError, RuntimeError):
 
 
 class InvalidIndexCursor(EntityError, ValueError):
-    """A cursor was not made by this index for such a query."""
+    """A cursor was not created by this index for a query by the same properties."""
 
 
 class UniqueValueTaken(EntityError, IntegrityError):
-    """Another entity has the values of a unique index, or may still keep or get them.
+    """Another entity has the values of a unique index, or an open transaction may keep or change them.
 
-    For example, it gives them up in a transaction that is not committed yet. The new entity was not
-    written.
+    For example, another entity gets new values in a transaction that is not committed yet. The new
+    entity was not written.
     """
 
 

@@ -29,19 +29,19 @@ from sharded_orm.models.base import ShardedModel
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The most entities of a page.
+#: The largest number of entities in a page.
 MAX_LIMIT = 1000
-#: The most rows of an index that one query reads.
+#: The largest number of rows of an index that one query reads.
 MAX_READ = 8000
 
 
 @dataclass(frozen=True)
 class EntityPage(Sequence[Entity]):
-    """A part of the entities that an index has for a query, in its order.
+    """A part of the entities that an index returns for a query, in the order of the index.
 
-    :param entities: as many as were asked for, unless the index has no more.
-    :param after: the cursor for the next page; None if there is none. The next page is empty if all further
-        rows of the index are stale.
+    :param entities: the entities; as many as the caller asked for, unless the index has no more.
+    :param after: the cursor of the next page; None if there is none. The next page may be empty, if
+        all further rows of the index are stale: their entities have changed since.
     :param damaged: the entities that were left out because their stored bodies cannot be read.
     """
 
@@ -98,12 +98,12 @@ class Index:
 
     @property
     def label(self) -> str:
-        """The store and the index, such as ``feed.index_user``."""
+        """The names of the store and the index, such as ``feed.index_user``."""
         return f"{self.store.name}.{self.name}"
 
     @cached_property
     def declaration(self) -> str:
-        """A digest of what decides which rows the index has, and where they are."""
+        """A hash of the parts of the declaration that decide which rows the index has, and on which shards."""
         parts = (self.names, self.shard_on, self.group, self.unique)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -132,7 +132,7 @@ class Index:
             raise InvalidStore(f"Index {self.label!r}: " + "; ".join(problems))
 
     def _namesakes(self) -> Iterator[str]:
-        """Yield what is wrong with the name of the table."""
+        """Yield sentences about other stores and indexes that would have the same table name."""
         from sharded_orm.contrib.entities.store import stores
 
         app = self.store.model._meta.app_label
@@ -146,15 +146,15 @@ class Index:
                 yield f"store {store.name!r} of the app {app!r} has an index of this name, and its table"
 
     def values_of(self, properties: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return the values of an entity's row; None if the index has no row for the entity.
+        """Return the values that an entity's index row has; None if the index has no row for the entity.
 
-        :param properties: properties as the store has them.
+        :param properties: the properties in the form in which the store has them.
         """
         values = tuple(properties.get(name) for name in self.names)
         return None if None in values else values
 
     def is_current(self, entity: Entity, values: tuple[Any, ...]) -> bool:
-        """Whether ``values`` are those that the row of an entity ought to have; otherwise it is stale."""
+        """Whether ``values`` are those that the entity's index row should have. If not, the row is stale."""
         return self.values_of(entity._stored) == values
 
     # ##### Reading #####
@@ -164,22 +164,24 @@ class Index:
     ) -> EntityPage:
         """Return a page of the entities with these properties, in the order of the index (FF5).
 
-        Each entity has the properties when it is read, and its place in the order is that of its real
+        Each entity has these properties at the time when it is read, and is ordered by its real
         properties. An entity may be missing for a moment after it was written, until its index row
-        has arrived. No entity is in a page twice.
+        is written. No entity is in a page twice.
 
-        :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index has
-            no more.
-        :param after: the cursor of the page before.
-        :param properties: values of the first properties of the index, with that of ``shard_on``.
+        :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index
+            has no more.
+        :param after: the cursor of the previous page.
+        :param properties: values of the first properties of the index, including the one of
+            ``shard_on``.
         :raises InvalidIndexQuery: the index cannot answer for these properties.
         :raises InvalidProperty: a value does not fit its field.
-        :raises InvalidIndexCursor: ``after`` is no cursor of such a query.
+        :raises InvalidIndexCursor: ``after`` is not a cursor of such a query.
         :raises IndexNotServed: the index is not built.
         :raises django.db.OperationalError: a shard does not answer. No part of a page is returned.
 
-        Costs a query of the index, and a round trip to each node that has entities of the page. More
-        of both if index rows are stale. Every few seconds, one query of the global database.
+        Costs a query of the index, and a round trip to each node (a database server) that has
+        entities of the page. If index rows are stale, both are repeated. Every few seconds, one
+        query of the global database is added.
         """
         equal = self._equal(properties)
         if not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
@@ -241,7 +243,7 @@ class Index:
     def _read(
         self, equal: Mapping[str, Any], position: tuple[Any, ...] | None, size: int
     ) -> list[tuple[tuple[Any, ...], Any]]:
-        """Return rows, each with the shard key of its entity."""
+        """Return rows of the index, each with the shard key of its entity."""
         rest = len(equal)
         names = (*self.names, "entity_id")
         descending = (*self.descending, self.descending[-1])
@@ -276,8 +278,9 @@ class Index:
 
 
 def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
-    """Return a condition for the rows behind ``position`` in the order of ``names``."""
-    # Databases find the first row by this bound. By the alternatives alone, some read the rows in front, too.
+    """Return a condition for the rows that come after ``position`` in the order of ``names``."""
+    # The conditions below select the rows by themselves. This bound only lets databases find the
+    # first row in the index; without it, some databases would also read all rows before that row.
     bound = Q(**{f"{names[0]}__{'lte' if descending[0] else 'gte'}": position[0]})
     condition, same = Q(), Q()
     for name, descends, value in zip(names, descending, position, strict=True):

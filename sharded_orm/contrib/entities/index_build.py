@@ -21,25 +21,26 @@ from sharded_orm.contrib.entities.whole_pass import index_row_batches, mark_lack
 from sharded_orm.models.moves.scatter import MovingKeys
 from sharded_orm.operations.relations import batched
 
-#: Seconds after which every process knows the new state of an index.
+#: Seconds after which every process has read the new state of an index.
 LEARNED_AFTER = REMEMBERED + 1
-#: Verifications after which a build gives up. The first one finds nothing, unless an entity was put by a
-#: process that does not know the index.
+#: The number of verifications after which a build gives up. The first verification finds no missing
+#: rows, unless a process that does not know the index has stored an entity.
 MAX_PASSES = 5
-#: Shard keys that one query names.
+#: The largest number of shard keys in one query.
 KEYS = 100
 
 
 @dataclass
 class BuildReport:
-    """What a build has done so far.
+    """The work that a build has done so far.
 
-    :param phase: what it does now, for people.
+    :param phase: the current step, in words.
     :param entities: number of entities whose rows were written.
     :param written: number of rows that were missing.
     :param removed: number of stale rows that were removed.
-    :param problems: why the index is not served.
-    :param damaged: sentences about entities that are in no index, because their bodies cannot be read.
+    :param problems: the reasons why reads cannot use the index.
+    :param damaged: sentences about entities that are in no index, because their bodies cannot be
+        read.
     """
 
     phase: str = ""
@@ -52,9 +53,9 @@ class BuildReport:
 
 
 def find_indexes(name: str) -> list[Index]:
-    """Return the index with this name, such as ``feed.index_user``, or those of a store.
+    """Return the index with this name, such as ``feed.index_user``, or all indexes of this store.
 
-    :raises StoreNotFound: there is none.
+    :raises StoreNotFound: no index or store has this name.
     """
     known = [index for store in stores.values() for index in store.indexes]
     matching = [i for i in known if name in (i.label, i.name)] or [
@@ -70,7 +71,7 @@ def find_indexes(name: str) -> list[Index]:
 def find_index(name: str) -> Index:
     """Return the index with this name.
 
-    :raises StoreNotFound: there is none, or there are several.
+    :raises StoreNotFound: no index or several indexes have this name.
     """
     matching = find_indexes(name)
     if len(matching) > 1:
@@ -87,16 +88,17 @@ def build(
     stopping: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[BuildReport]:
-    """Write the rows of all entities that ``index`` does not have, and let reads rely on it.
+    """Write the rows of all entities that ``index`` does not have, then let reads use the index.
 
-    Each process that puts entities must know the index already, and writes rows from now on. Then the
-    rows of old entities are written. Then all is compared once more, and if nothing was missing, the
-    index is served. Can be run again after an interruption. Yields after each batch.
+    Each process that stores entities must know the index before the call, so that it writes the
+    rows of new entities. The build writes the rows of old entities. Then it compares all entities
+    once more. If no row was missing, reads may use the index. The build can be run again after an
+    interruption. Yields after each batch.
 
     :param rate: the most entities or index rows per second; by default there is no limit.
     :param stopping: returns True if the build is to stop after its batch.
-    :param pause: waits for seconds. It is called if the index was dropped, until all processes write
-        it, and after a batch that was faster than ``rate``.
+    :param pause: waits for a number of seconds. It is called if the index was dropped before, to wait
+        until all processes write the index again, and after a batch that was faster than ``rate``.
     """
     report, found = BuildReport(), CleanReport()
     if index_states.read_state(index) == DROPPED:
@@ -135,7 +137,7 @@ def build(
 def _paced(
     batches: Iterator[int], found: CleanReport, rate: float | None, pause: Callable[[float], None]
 ) -> Iterator[int]:
-    """Yield what ``batches`` yields, and then wait for as long as a batch was too fast."""
+    """Yield the items of ``batches``. Wait after a batch that was faster than ``rate`` allows."""
     began, compared = time.monotonic(), found.compared
     for batch in batches:
         yield batch
@@ -160,12 +162,13 @@ def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[in
 
 
 def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Mark the entities that lack their rows, and remove stale rows. Yield the numbers of the former."""
+    """Mark the entities that lack their rows, and remove stale rows. Yield the number of marked entities."""
     store, moving = index.store, MovingKeys(index.store.group)
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):
             yield from mark_lacking(store, [index], rows_of(store, shard.alias), found)
-    # An entity whose key has moved may have been on no shard when that was compared.
+    # An entity whose key has moved may have been on no shard when that shard was compared. So the
+    # entities of such keys are compared again.
     for keys in batched(sorted(moving.entries()), KEYS):
         with unbound():
             rows: Any = store.model._default_manager.filter(**{f"{store.key_name}__in": keys})
@@ -179,9 +182,10 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
 
 
 def drop(index: Index, *, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
-    """Have nobody read or write ``index`` any more, and remove its rows. Yield their number so far.
+    """Stop all processes from reading and writing ``index``, then remove its rows.
 
-    Afterwards, remove its declaration and its table: ``makemigrations`` and ``migrate_shards``.
+    Yields the number of removed rows so far. Afterwards, remove the declaration of the index, and
+    its table by ``makemigrations`` and ``migrate_shards``.
     """
     if index_states.read_state(index) != DROPPED:
         index_states.set_state(index, DROPPED)

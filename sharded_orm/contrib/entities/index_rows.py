@@ -1,8 +1,9 @@
 """Reads and writes rows of indexes.
 
-A row is never changed but for its version, that of the entity which has written it last. Whoever
-removes a row says how high its version may be. So a cleaner that is late removes no row that a later
-version of the entity needs, in whatever order the statements arrive.
+The only column of a row that changes is its version, the version of the entity that has written the
+row last. Whoever removes a row names the highest version that the row may have. So a late cleaner
+never removes a row that a later version of the entity needs, in whatever order the statements
+arrive.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ class IndexRow:
 
 
 def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
-    """Write the rows of an entity that was committed.
+    """Write the index rows of an entity that was committed.
 
-    What cannot be written is left to the cleaner: the entity is marked. It may be that the transaction was
-    not committed after all, as when a savepoint that was made by hand was rolled back. Then the rows
-    are stale, which does no harm. So rows are removed only by the cleaner, which reads the entity first.
+    If a row cannot be written, the cleaner writes it later, because the entity is marked. The
+    transaction may have been rolled back in spite of the call, as with a savepoint that was made by
+    hand. Then the rows are stale, which does no harm: only the cleaner removes rows, and it reads
+    the entity first.
     """
     for index, row in rows:
         try:
             insert(index, row)
-        except Exception as exc:  # The entity is committed, whatever is wrong with its row.
+        # The error is logged and not raised, because the entity is committed.
+        except Exception as exc:
             logger.warning(
                 "the row of entity %s in index %s is left to the cleaner: %s",
                 row.entity_id,
@@ -61,13 +64,13 @@ def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
 def insert(index: Index, row: IndexRow) -> None:
     """Insert ``row``, or raise its version if it is there. One or two statements."""
     with unbound():
-        # If there is such a row, a cleaner that is late may be about to remove it.
+        # If the row exists already, its version is raised before a late cleaner can remove it.
         if row.version > 1 and raise_version(index, row):
             return
         try:
             instance_of(index, row).save(force_insert=True)
         except IntegrityError:
-            # Another process has inserted it just now.
+            # Another process has inserted the row just now.
             raise_version(index, row)
 
 
@@ -85,7 +88,7 @@ def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, up_to: int
 
 
 def same_rows(index: Index, values: tuple[Any, ...], entity_id: UUID | None = None) -> Any:
-    """Return a query of the rows with these values, or of the one of an entity."""
+    """Return a query of the rows with these values, or of the row of one entity."""
     condition: dict[str, Any] = dict(zip(index.names, values, strict=True))
     if entity_id is not None:
         condition["entity_id"] = entity_id
@@ -103,21 +106,21 @@ def instance_of(index: Index, row: IndexRow) -> Any:
 def alias_of(index: Index, value: Any) -> str:
     """Return the alias of the shard whose rows have ``value`` in the property ``shard_on``.
 
-    Like a write, it gives a value that has no shard one.
+    If the value has no shard yet, it is assigned to one, as by a write.
     """
     return router.db_for_write(index.model, instance=index.model(**{index.shard_on: value}))
 
 
 def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dict[Any, Exception]]:
-    """Return the aliases of the shards of ``keys``, and why some have none.
+    """Return the aliases of the shards of ``keys``, and the errors of keys for which no shard was found.
 
-    Like a write, it gives a key that has no shard one.
+    If a key has no shard yet, it is assigned to one, as by a write.
     """
     options, field = required_options(index.model), index.store.fields[index.shard_on]
     try:
         prepared = {key: field.get_prep_value(key) for key in keys}
         numbers = options.place_keys(dict.fromkeys(prepared.values()))
-    except Exception as exc:  # Of one of them: find out of which.
+    except Exception as exc:  # One of the keys has the error, so the keys are looked up one by one.
         if len(keys) < 2:
             return {}, dict.fromkeys(keys, exc)
         aliases: dict[Any, str] = {}
@@ -136,7 +139,10 @@ def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dic
 def rows_on(
     index: Index, alias: str, keys: Sequence[Any], entity_ids: Sequence[UUID]
 ) -> list[IndexRow]:
-    """Return the rows of entities under ``keys`` on a shard. One query."""
+    """Return the index rows of these entities on one shard. One query.
+
+    :param keys: only rows with one of these shard keys are returned.
+    """
     manager: Any = index.model._default_manager
     condition = {f"{index.shard_on}__in": keys, "entity_id__in": entity_ids}
     with unbound():
@@ -144,7 +150,7 @@ def rows_on(
 
 
 def rows_from(index: Index, rows: Any) -> list[IndexRow]:
-    """Return the rows of a query of ``index``. One query."""
+    """Return the index rows that a query of ``index`` selects. One query."""
     names = (*index.names, "entity_id", index.store.key_name_in_indexes, "version")
     return [IndexRow(row[:-3], *row[-3:]) for row in rows.values_list(*names)]
 

@@ -1,7 +1,7 @@
-"""What processes do with each index: nothing, write it, or write and read it.
+"""The state of each index: whether processes write its rows, and whether they read them.
 
-Processes remember a state for :data:`REMEMBERED` seconds. So whoever needs that all processes know a new state
-waits for that time.
+A process remembers a state for :data:`REMEMBERED` seconds. A caller that needs all processes to
+know a new state waits for that time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SERVED: Final = "served"
 DROPPED: Final = "dropped"
 """Nobody writes rows, and there may be any."""
 
-#: Seconds for which a process relies on a state that it has read.
+#: Seconds for which a process uses a state that it has read.
 REMEMBERED = 5.0
 _remembered: dict[str, tuple[str, float]] = {}
 _connections = AutonomousConnections()
@@ -54,16 +54,21 @@ def read_state(index: Index) -> str:
     states = IndexState.objects.filter(index=index.label).values_list("state", "declaration")
     rows = list(states.query.get_compiler(connection=connection).results_iter())
     state, declaration = rows[0] if rows else (WRITTEN, "")
-    # The state of an index that was built before there were declarations has none.
+    # An index that was built by a version without declarations has an empty one.
     if state == SERVED and declaration not in ("", index.declaration):
-        state = WRITTEN  # Its rows may be on other shards, or be missing.
+        # The index has changed since it was built, so its rows may be missing or on other shards.
+        state = WRITTEN
     if is_current:
         _remembered[index.label] = (state, asked_at)
     return str(state)
 
 
 def is_written(index: Index) -> bool:
-    """Whether writers write rows of ``index``. If the global database is down, they do."""
+    """Whether writers write rows of ``index``.
+
+    If the global database does not answer, the last known state counts; if none is known, writers
+    do.
+    """
     try:
         return state_of(index) != DROPPED
     except Error:
@@ -72,9 +77,9 @@ def is_written(index: Index) -> bool:
 
 
 def require_served(index: Index) -> None:
-    """Raise an error unless reads may rely on ``index``.
+    """Raise an error unless reads may use ``index``.
 
-    :raises IndexNotServed: they may not.
+    :raises IndexNotServed: reads may not use it.
     """
     state = state_of(index)
     if state != SERVED:
@@ -94,7 +99,7 @@ def set_state(index: Index, state: str) -> None:
 
 
 def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> None:
-    """Withdraw indexes that get a new and empty table: they were served, and their former table was deleted.
+    """Stop reads of indexes whose tables were deleted and are about to be created anew, and empty.
 
     A receiver of ``pre_migrate``.
     """
@@ -107,10 +112,11 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
         if isinstance(operation, CreateModel) and not is_backwards
     }
     for store in stores.values():
-        # On a new shard, the table of entities is new, too.
+        # On a new shard, the table of entities is created as well. It has no rows, so the new index
+        # lacks none.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
-                # The plan of another database names the migration, too, but creates no table there.
+                # Plans of other databases contain the same migration, but create no table there.
                 if index.model._meta.label_lower in created and router.allow_migrate_model(
                     using, index.model
                 ):
@@ -118,7 +124,7 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Serve all indexes in test databases, which are new.
+    """Let reads use all indexes of a test database, which is new and has no old entities.
 
     A receiver of ``post_migrate``, which Django also sends after a flush.
     """
@@ -131,7 +137,7 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
 
 
 def withdraw(index: Index) -> None:
-    """Let reads rely on ``index`` no more until it is built again."""
+    """Stop reads of ``index`` until it is built again."""
     states = IndexState.objects.using(DEFAULT_DB_ALIAS)
     states.filter(index=index.label, state=SERVED).update(state=WRITTEN, since=timezone.now())
     _remembered.pop(index.label, None)

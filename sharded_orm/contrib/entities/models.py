@@ -11,14 +11,15 @@ from sharded_orm.models.fields import ExactCharField
 
 
 class IndexState(models.Model):
-    """What processes do with an index. An index without a row is written, and not read."""
+    """The state of an index. If an index has no row, processes write it and do not read it."""
 
-    #: The store and the index, such as ``feed.index_user``.
+    #: The names of the store and the index, such as ``feed.index_user``.
     index: models.CharField[str, str] = ExactCharField(max_length=200, primary_key=True)
-    #: A name of :mod:`~sharded_orm.contrib.entities.index_states`.
+    #: One of the states in :mod:`~sharded_orm.contrib.entities.index_states`.
     state: models.CharField[str, str] = ExactCharField(max_length=16)
     since: models.DateTimeField[datetime, datetime] = models.DateTimeField()
-    #: :attr:`~sharded_orm.contrib.entities.index.Index.declaration` of the index that has the state.
+    #: The :attr:`~sharded_orm.contrib.entities.index.Index.declaration` of the index when it got
+    #: this state.
     declaration: models.CharField[str, str] = ExactCharField(max_length=64, default="")
 
     class Meta:

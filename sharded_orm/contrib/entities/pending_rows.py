@@ -1,4 +1,4 @@
-"""The index rows of former versions of an entity, which may be left over."""
+"""The index rows of former versions of an entity, which may still exist."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 class PendingRows:
-    """The values of such rows, by index. An entity stores them until the cleaner has removed the rows.
+    """The values of index rows of former versions, by index.
 
-    :param text: as the entity stores it; None if there are none.
+    An entity stores them until the cleaner has removed the rows.
+
+    :param text: the JSON text that the entity stores; None if there are no such rows.
     """
 
     def __init__(self, text: str | None = None) -> None:
@@ -26,7 +28,7 @@ class PendingRows:
         return json.dumps(self._values, separators=(",", ":")) if self._values else None
 
     def add(self, index: Index, values: tuple[Any, ...] | None) -> None:
-        """Add the row with these values; None if there was no row."""
+        """Add the index row with these values. None means that there was no row."""
         if values is None:
             return
         known = self._values.setdefault(index.name, [])
@@ -34,10 +36,11 @@ class PendingRows:
             known.append(plain)
 
     def of(self, index: Index) -> set[tuple[Any, ...]]:
-        """Return the values of the rows of ``index``."""
+        """Return the values of those rows that belong to ``index``."""
         rows = set()
         for plain in self._values.get(index.name, ()):
-            # If the index had other properties then, its table was another one.
+            # If the index had other properties at that time, it had another table, so the row is
+            # ignored.
             with suppress(ValueError):
                 rows.add(values_from_json(index.fields, plain))
         return rows

@@ -1,6 +1,6 @@
-"""Properties of entities as values of Python, as columns of indexes, and as a compressed body.
+"""Converts properties of entities to values of Python, columns of indexes, and a compressed body.
 
-The body is JSON, compressed by zlib, whose checksum shows if it is damaged. It is never a pickle.
+The body is JSON, compressed by zlib, whose checksum reveals damage. It is never a pickle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.utils.timezone import is_aware
 from sharded_orm.contrib.entities.exceptions import InvalidProperty
 from sharded_orm.models.fields import ExactCharField
 
-#: Fields whose equal values have one form on every database, and one order.
+#: The field classes whose equal values have the same form and the same order on every database.
 FIELDS = (
     models.BooleanField,
     models.DateField,  # and DateTimeField
@@ -31,7 +31,7 @@ FIELDS = (
 
 
 def clean(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``properties`` with the declared ones as their fields have them.
+    """Return ``properties``, with the values of declared properties converted by their fields.
 
     :param fields: the fields of declared properties, by name.
     :raises InvalidProperty: a value does not fit its field.
@@ -44,7 +44,7 @@ def clean(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str,
 
 
 def clean_value(field: Any, name: str, value: Any) -> Any:
-    """Return ``value`` as ``field`` has it.
+    """Return ``value`` in the form in which ``field`` has it.
 
     :raises InvalidProperty: the value does not fit the field.
     """
@@ -52,7 +52,8 @@ def clean_value(field: Any, name: str, value: Any) -> Any:
         converted = field.to_python(value)
         field.run_validators(converted)
         if isinstance(converted, datetime) and is_aware(converted):
-            # As databases return it. A time near the ends of the calendar may have none in UTC.
+            # Databases return times in UTC. A time near the ends of the calendar may have no equal
+            # in UTC.
             converted = converted.astimezone(UTC)
     except ValidationError as exc:
         raise InvalidProperty(f"The property {name}={value!r}: {'; '.join(exc.messages)}") from exc
@@ -83,7 +84,7 @@ def _is_storable(text: str) -> bool:
 
 
 def encode(fields: Mapping[str, Any], cleaned: Mapping[str, Any]) -> bytes:
-    """Return the body of an entity.
+    """Return the compressed body of an entity.
 
     :param cleaned: the result of :func:`clean`.
     :raises InvalidProperty: a value would not be read as it was written.
@@ -138,7 +139,7 @@ def _to_json(value: Any) -> Any:
 
 
 def values_to_json(values: tuple[Any, ...]) -> list[Any]:
-    """Return values of columns for JSON; :func:`values_from_json` reverses it."""
+    """Return values of columns as JSON types. :func:`values_from_json` reverses this."""
     return [_to_json(value) for value in values]
 
 

@@ -1,11 +1,11 @@
-"""Unique indexes: one entity at most has certain values.
+"""Unique indexes, in which at most one entity has certain values.
 
 Invariant: as long as a committed entity has the values of a unique index, the index has its row. So
-the row is written before the entity, and within the transaction of the entity it is found to be there
-still. Until then, it is a mere reservation.
+the row is written before the entity, as a reservation. The transaction that writes the entity then
+verifies that the row still exists.
 
-A row is taken from an entity only under the lock of that entity, which shows that it does not have the
-values, and that no transaction is about to give them to it.
+A row is removed only under the lock of its entity. The lock shows that the entity does not have the
+values, and that no transaction is about to assign them to it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
     from sharded_orm.contrib.entities.store import DataStore
 
-#: How often a reservation is tried, if others take and give up the same values meanwhile, and how
-#: often a transaction is run that ends in deadlocks.
+#: The number of attempts to reserve values that others take and release at the same time. Also the
+#: number of attempts to run a transaction that ends in deadlocks.
 ATTEMPTS = 5
 R = TypeVar("R")
 
@@ -48,10 +48,10 @@ R = TypeVar("R")
 def reserve(index: Index, row: IndexRow) -> None:
     """Insert ``row`` into a unique index, unless another entity has its values.
 
-    Committed at once, unless the caller is in a transaction on the shard of the row. Costs one statement, and
-    about six more if another entity seems to have the values.
+    The row is committed at once, unless the caller is in a transaction on the row's shard. Costs
+    one statement, and about six more if another entity seems to have the values.
 
-    :raises UniqueValueTaken: another entity has them.
+    :raises UniqueValueTaken: another entity has the values.
     """
     _repeated(index.group, partial(_reserve, index, row))
 
@@ -82,9 +82,9 @@ def _reserve(index: Index, row: IndexRow) -> None:
 def write_reserved(
     store: DataStore, rows: Sequence[tuple[Index, IndexRow]], write: Callable[[], None]
 ) -> None:
-    """Call ``write``, which writes an entity of ``store``, with these rows of unique indexes.
+    """Call ``write``, which writes an entity of ``store``, after its rows of unique indexes were reserved.
 
-    :param rows: they have the id and the shard key of the entity.
+    :param rows: pairs of a unique index and the entity's row in it.
     :param write: it is called again if the transaction was rolled back.
     :raises UniqueValueTaken: another entity has the values of one of ``rows``.
     :raises ReservationRefused: a row would be committed later than the entity, or not at all.
@@ -121,28 +121,32 @@ def _write_reserved(
 
 
 class _ReservationLost(Exception):
-    """Another entity, or the cleaner, has taken a reservation away. It may be made again."""
+    """Another entity or the cleaner has removed a reservation. The caller may reserve the values again."""
 
 
 def _confirm(index: Index, row: IndexRow) -> bool:
-    """Return whether ``row`` is still there. One statement.
+    """Return whether the reserved ``row`` still exists. One statement.
 
-    The caller holds the lock of the entity, so nobody can begin to take the row away until the end of its
-    transaction. Whoever has begun before may not have committed yet, so the row is locked.
+    The caller holds the lock of the entity, so until the end of its transaction nobody else can
+    begin to remove the row. A removal that began before may be uncommitted, so the row is locked as
+    well.
     """
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # On SQLite, two writers would wait for each other if each wrote to the other's shard.
+    # On SQLite, the row is only read: two writers that each write to the other's shard would wait
+    # for each other.
     return bool(rows.exists())
 
 
 def take_away(index: Index, row: IndexRow) -> bool:
-    """Remove ``row`` if its entity does not have these values. Return whether it does not.
+    """Remove ``row`` from a unique index if its entity does not have these values.
 
-    A writer that has reserved the values for the entity just now does not find the row any more, and
-    reserves them again. Returns False, too, if the row would be removed while a change that gives the values
-    up is not committed: the change may be rolled back.
+    A writer that has just reserved the values for the entity finds the row missing, and reserves
+    them again.
+
+    :returns: whether the entity does not have the values. Also False if the change that removes the
+        values from the entity is not committed yet, because it may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 
@@ -152,7 +156,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        return False  # A writer that confirms its reservation would not wait for the commit.
+        # A writer that verifies its reservation would not wait for this transaction's commit.
+        return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
             return False
@@ -163,12 +168,12 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 
 
 def _repeated(group: str, work: Callable[[], R]) -> R:
-    """Return the result of ``work``. Call it again if a transaction of its own was rolled back by others.
+    """Return the result of ``work``. Call it again if others have caused a rollback of its transaction.
 
-    That is by a deadlock, as of two claims of one value on MariaDB, or by a move of a key or a shard. In a
-    transaction of the caller on ``group``, nothing is repeated.
+    The cause may be a deadlock, as of two claims of one value on MariaDB, or a move of a key or a
+    shard. If the caller is in a transaction on ``group``, nothing is repeated.
 
-    :param work: nothing is wrong if it is called again after a part of it was committed.
+    :param work: it must be harmless to call this again after a part of it was committed.
     """
     for _ in range(ATTEMPTS - 1):
         try:
@@ -195,9 +200,9 @@ def _locks_rows(alias: str) -> bool:
 
 
 def _commits_apart(alias: str, other: str) -> bool:
-    """Whether a transaction of the caller is open on ``alias``, and it is not committed with ``other``."""
+    """Whether the caller has a transaction open on ``alias`` that is not committed together with ``other``."""
     connection: Any = connections[alias]
-    # A shard joins the transaction of its group when it is asked for its blocks.
+    # Reading ``atomic_blocks`` lets a shard join the open transaction of its group.
     blocks = connection.atomic_blocks
     if not blocks and connection.get_autocommit():
         return False

@@ -1,4 +1,4 @@
-"""Brings the rows of indexes in line with entities: what is missing is written, what is left over is removed."""
+"""Repairs rows of indexes: writes rows that entities lack, and removes rows that are left over."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 class Settlement:
     """The differences between entities and the rows of an index.
 
-    :param missing: rows that are to be inserted, by the alias of their shard.
-    :param at_risk: rows that are there, but may be removed by a cleaner that is late, alike.
-    :param left_over: rows that are to be removed, alike.
-    :param failures: the entities whose rows could not be read or written, with the reasons.
+    :param missing: rows to be inserted, by the alias of their shard.
+    :param at_risk: rows that exist, but may be removed by a late cleaner, by the alias of their
+        shard.
+    :param left_over: rows to be removed, by the alias of their shard.
+    :param failures: the entities whose rows could not be read or written, with the errors.
     """
 
     missing: dict[str, list[IndexRow]] = field(default_factory=lambda: defaultdict(list))
@@ -37,10 +38,10 @@ class Settlement:
 
 
 def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
-    """Compare ``entities`` with the rows of ``index`` on all shards that may have some.
+    """Compare ``entities`` with the rows of ``index`` on all shards that may have rows of theirs.
 
-    Each entity must have been read before, so that rows of later versions are known by their versions.
-    Costs a query of each shard that may have rows.
+    The entities must have been read before the call, so that rows of later versions are recognized
+    by their versions. Costs a query of each shard that may have rows.
     """
     settlement = Settlement()
     at = index.names.index(index.shard_on)
@@ -75,9 +76,9 @@ def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
 
 
 def settle(index: Index, settlement: Settlement) -> None:
-    """Write and remove rows. What fails is added to the failures of ``settlement``.
+    """Write and remove the rows in ``settlement``. Rows that fail are added to its failures.
 
-    A shard that does not answer does not hold up the others.
+    If a shard does not answer, the others are still repaired.
     """
     for alias, rows in settlement.missing.items():
         if index.unique:
@@ -95,7 +96,7 @@ def settle(index: Index, settlement: Settlement) -> None:
 
 
 def _insert_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> bool:
-    """Insert those of ``rows`` that are not there, with one statement. Return whether that succeeded."""
+    """Insert those of ``rows`` that the shard lacks, in one statement. Return whether that succeeded."""
     manager: Any = index.model._default_manager
     try:
         with unbound():
@@ -103,12 +104,13 @@ def _insert_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> bool:
                 [index_rows.instance_of(index, row) for row in rows], ignore_conflicts=True
             )
     except Exception:
-        return False  # The caller inserts them one by one, which tells what is wrong with which.
+        # The caller then inserts the rows one by one, which shows which row has the error.
+        return False
     return True
 
 
 def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
-    """Call ``work`` for each of the rows, which are on one shard, until the shard does not answer."""
+    """Call ``work`` for each row, until the shard does not answer. All rows are on one shard."""
     outage: Exception | None = None
     for row in rows:
         if outage is not None:
@@ -116,14 +118,14 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
             continue
         try:
             work(row)
-        except Exception as exc:  # An odd value of one row must not hold up the others.
+        except Exception as exc:  # An invalid value in one row must not stop the others.
             settlement.failures[row.entity_id] = exc
             if is_outage(exc):
                 outage = exc
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error says nothing about the row: a server is down, a table is missing, or others hold locks."""
+    """Whether an error is not caused by the row: a server or table is missing, or others hold locks."""
     return isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
 
 
@@ -133,9 +135,9 @@ def _present(
     aliases: Mapping[Any, str],
     settlement: Settlement,
 ) -> dict[UUID, list[IndexRow]]:
-    """Return the rows that entities have under ``keys``. One query for each shard.
+    """Return the index rows that entities have under ``keys``, by entity. One query for each shard.
 
-    A scatter would send the ids of all entities to each shard.
+    A single query of all shards would send the ids of all entities to each shard.
     """
     present: dict[UUID, list[IndexRow]] = defaultdict(list)
     keys_by_alias: dict[str, list[Any]] = defaultdict(list)

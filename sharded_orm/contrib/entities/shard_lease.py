@@ -1,4 +1,4 @@
-"""Leases of cleaners. They only spare the work: two cleaners of the same shard do no harm."""
+"""Leases of cleaners, which prevent double work. Two cleaners of the same shard would do no harm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ KIND = "entities clean"
 
 @contextmanager
 def leased(subject: str) -> Iterator[Lease]:
-    """A context manager: no other cleaner works on ``subject`` meanwhile.
+    """Return a context manager during which no other cleaner works on ``subject``.
 
-    :raises OperationHeld: one does.
+    :raises OperationHeld: another cleaner works on it.
     """
     lease, _ = journal.take_lease(KIND, subject, {})
     lease.start()
@@ -23,7 +23,8 @@ def leased(subject: str) -> Iterator[Lease]:
         yield lease
     finally:
         try:
-            # Nothing is to be resumed, so the run leaves no trace in the journal.
+            # The lease is a row of the journal of operations. It is deleted, because no work has to
+            # be resumed.
             lease.own_row().delete()
         finally:
             lease.release()

@@ -1,4 +1,4 @@
-"""What there is to know of stores and indexes at a moment."""
+"""The current status of stores and indexes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sharded_orm.exceptions import ShardedOrmError
 
 @dataclass
 class StoreStatus:
-    """A store.
+    """The status of a store.
 
-    :param backlog: number of marked entities, whose index rows no cleaner has looked at yet.
+    :param backlog: number of marked entities, whose index rows no cleaner has checked yet.
     :param lag: the age of the oldest mark in seconds; 0 if there is none.
     :param problems: the shards that do not answer, with the reasons.
     """
@@ -36,10 +36,10 @@ class StoreStatus:
 
 @dataclass
 class IndexStatus:
-    """An index.
+    """The status of an index.
 
     :param sampled: number of rows that were compared with their entities.
-    :param stale: how many of them are stale.
+    :param stale: number of sampled rows that differ from their entities.
     """
 
     label: str

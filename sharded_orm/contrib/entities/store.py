@@ -36,7 +36,7 @@ from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.moves.repetition import repeated
 
-#: Entities that one query reads.
+#: The largest number of entities that one query reads.
 BATCH = 500
 #: All stores, by name.
 stores: dict[str, DataStore] = {}
@@ -138,8 +138,8 @@ class DataStore:
 
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
-        :raises EntityDamaged: its stored body cannot be read.
-        :raises ShardKeyRequired: ``key`` is not as it has to be.
+        :raises EntityDamaged: the stored body of the entity cannot be read.
+        :raises ShardKeyRequired: ``key`` is missing, or names another property.
         """
         id = as_uuid(id)
         entity = self.load({id: self._key(id, key)}).get(id)
@@ -150,13 +150,13 @@ class DataStore:
         return entity
 
     def get_many(self, ids: Iterable[UUID | str], **key: Any) -> dict[UUID, Entity]:
-        """Return the entities with these ids. Those that the store does not have are left out.
+        """Return a dict of the entities with these ids, by id. Ids without an entity are left out.
 
-        Costs a round trip to each node for 500 ids.
+        Costs a round trip to each node (a database server) for 500 ids.
 
         :param key: in a store with ``shard_on``, that property and its value.
-        :raises EntityDamaged: the stored body of an entity cannot be read. Its attribute ``others`` has
-            the entities that can.
+        :raises EntityDamaged: the stored body of an entity cannot be read. The error's attribute
+            ``others`` has the entities that can be read.
         """
         states = self.load({id: self._key(id, key) for id in map(as_uuid, ids)})
         entities = {id: state for id, state in states.items() if isinstance(state, Entity)}
@@ -167,9 +167,9 @@ class DataStore:
         return entities
 
     def load(self, keys: Mapping[UUID, Any]) -> dict[UUID, Entity | EntityDamaged]:
-        """Return the entities with these ids and shard keys, or why they cannot be read.
+        """Return the entities with these ids and shard keys, or the errors of those that cannot be read.
 
-        Costs a round trip to each node for 500 ids.
+        Costs a round trip to each node (a database server) for 500 ids.
         """
         states: dict[UUID, Entity | EntityDamaged] = {}
         remaining = iter(keys.items())
@@ -230,25 +230,28 @@ class DataStore:
     def put(self, entity: Entity) -> Entity:
         """Store ``entity``, and return it (FF4).
 
-        The entity is written first, in one local transaction on its shard. New index rows follow on
-        their shards: at once, or after the commit if the caller is in a transaction. If a shard of an index
-        does not answer, the entity is stored all the same, and the cleaner writes the row later. Only the
-        row of a unique index is written before the entity, and the put fails without it. The cleaner also removes the rows of former properties; reads skip them until then.
+        The entity is written first, in one local transaction on its shard. New index rows are
+        written after it on their own shards: at once, or after the commit if the caller is in a
+        transaction. If a shard of an index does not answer, the entity is stored nevertheless, and
+        the cleaner writes the row later. Only the row of a unique index is written before the
+        entity, and without it the put fails. The cleaner also removes the rows of former
+        properties; reads skip them until then.
 
-        :raises EntityExists: the entity is new, and the store has one with its id. A transaction of the caller
-            on the shard can only be rolled back then.
+        :raises EntityExists: the entity is new, and the store has one with its id. A transaction of
+            the caller on the shard can only be rolled back then.
         :raises EntityChanged: others have changed or deleted the entity since it was read.
         :raises InvalidProperty: a property cannot be stored.
         :raises EntityTooLarge: the body is larger than ``max_body``.
         :raises ShardKeyChanged: the property ``shard_on`` of a stored entity has another value.
-        :raises UniqueValueTaken: another entity has the values of a unique index, or gives them up in a
-            transaction that is not committed.
-        :raises ReservationRefused: a transaction of the caller is open on the shard of a row of a unique
-            index, and not committed together with the entity.
+        :raises UniqueValueTaken: another entity has the values of a unique index, or loses them in
+            a transaction that is not committed yet.
+        :raises ReservationRefused: a transaction of the caller is open on the shard of a row of a
+            unique index, and is not committed together with the entity.
 
-        Costs one statement, and one for each index whose properties have changed, or two if the entity was
-        stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that
-        is rolled back, ``entity`` counts as stored all the same: read it again.
+        Costs one statement for the entity, and for each index whose properties have changed one
+        more, or two if the entity was stored before. A unique index costs two more. If an error is
+        raised, nothing is written. If the caller's transaction is rolled back later, ``entity``
+        still counts as stored: read it again.
         """
         cleaned = clean(self.fields, entity)
         body = self._body(entity, cleaned)
@@ -320,7 +323,8 @@ class DataStore:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
         if pending is not None:
             changes.update(marked_at=now, pending=pending.text)
-        # The version alone may be that of another writer, if the transaction of the last put was rolled back.
+        # The time is compared as well. If the transaction of the last put was rolled back, another
+        # writer may have stored the same version.
         rows = self._rows(entity.id, entity._stored)
         rows = rows.filter(version=entity.version, updated=entity.updated)
         if not rows.update(**changes):
@@ -336,7 +340,7 @@ class DataStore:
         return self.model._default_manager.filter(**self._condition(id, stored))
 
     def row_of(self, added_id: int, key: Any) -> Any:
-        """Return a query of an entity by its primary key, on the shard of its shard key."""
+        """Return a query of one entity by its primary key, on the shard of its shard key."""
         return self.model._default_manager.filter(**{self.key_name: key}, pk=added_id)
 
     def alias_of(self, id: UUID, key: Any) -> str:
@@ -376,14 +380,14 @@ class DataStore:
 
     @contextmanager
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
-        """A context manager: yields an entity to be changed, and puts it at the end.
+        """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The row is locked meanwhile, so no update is lost, and none fails. If the block raises an
-        error, nothing is written.
+        The entity's row is locked meanwhile, so no update of others is lost, and this one does not
+        fail because of them. If the block raises an error, nothing is written.
 
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
-        :raises EntityDamaged: its stored body cannot be read.
+        :raises EntityDamaged: the stored body of the entity cannot be read.
         """
         with self._locked(as_uuid(id), key) as (state, _):
             if isinstance(state, EntityDamaged):
@@ -394,13 +398,14 @@ class DataStore:
     def delete(self, id: UUID | str, **key: Any) -> None:
         """Delete an entity, whatever its version is.
 
-        Its row stays without its properties, until the cleaner has removed its index rows. An entity with a
-        damaged body can be deleted, too.
+        Its row stays without properties until the cleaner has removed its index rows. An entity
+        with a damaged body can also be deleted.
 
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
         """
-        # Called again if the key or its shard moves meanwhile, unless the caller is in a transaction.
+        # If the key or its shard moves meanwhile, the deletion is repeated, unless the caller is in
+        # a transaction.
         repeated(self.group, partial(self._delete, as_uuid(id), key))
 
     def _delete(self, id: UUID, key: Mapping[str, Any]) -> None:
@@ -419,14 +424,15 @@ class DataStore:
     def _locked(
         self, id: UUID, key: Mapping[str, Any]
     ) -> Iterator[tuple[Entity | EntityDamaged, Any]]:
-        """A context manager: yields the entity, whose row is locked, and a query of the row."""
+        """Return a context manager that locks an entity, and yields the entity and a query of its row."""
         condition = {"id": id, self.key_name: self._key(id, key)}
         block = sharded_orm.atomic(self.model, **{self.key_name: condition[self.key_name]})
         with block:
             with unbound():
                 rows: Any = self.model._default_manager.filter(**condition)
                 if not connections[str(block.using)].features.has_select_for_update:
-                    # If the transaction began with a read, SQLite might refuse its first write.
+                    # The transaction begins with a write: after a read, SQLite might refuse its
+                    # first write.
                     rows.update(version=F("version"))
                 row = rows.select_for_update().values_list(*self._names).first()
             if row is None or not row[4]:
@@ -435,9 +441,9 @@ class DataStore:
 
     @contextmanager
     def locked_values(self, id: UUID, key: Any) -> Iterator[Entity | EntityDamaged | None]:
-        """A context manager: yields the entity, None if there is none, and locks it in the block.
+        """Return a context manager that locks an entity, and yields the entity; None if there is none.
 
-        No transaction that has written the entity is open meanwhile, not even one that has inserted it.
+        During the block, no transaction that has written or inserted the entity is open.
 
         :param key: the shard key of the entity.
         """
@@ -447,8 +453,9 @@ class DataStore:
         with transaction.atomic(using=alias):
             row = rows.first() if connections[alias].features.has_select_for_update else None
             if row is None:
-                # PostgreSQL does not see an entity that an open transaction has inserted, and SQLite has
-                # no locks of rows. An insert waits for such a transaction.
+                # The lock is taken by an insert with the same id, which waits for an open
+                # transaction that has inserted the entity. A read would not: PostgreSQL does not
+                # see that entity yet, and SQLite has no row locks.
                 placeholder = self._row(id, stored, version=0, body=b"", updated=timezone.now())
                 try:
                     with transaction.atomic(using=alias):

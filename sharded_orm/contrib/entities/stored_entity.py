@@ -1,4 +1,4 @@
-"""Reads what the indexes have to know of entities, shard by shard."""
+"""Reads the parts of entities that indexes need, shard by shard."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.clean_report import CleanReport
     from sharded_orm.contrib.entities.store import DataStore
 
-#: Entities that a cleaner takes at once. MariaDB makes a subquery of a list of 1000 values.
+#: The number of entities that a cleaner reads at once. MariaDB turns a list of 1000 values into a
+#: subquery.
 BATCH = 900
 
 
 @dataclass(frozen=True)
 class StoredEntity:
-    """What the indexes have to know of an entity, as it was read from its shard.
+    """The parts of an entity that indexes need, as they were read from its shard.
 
-    :param key: its shard key.
-    :param stored: its declared properties; empty if it is deleted.
+    :param key: the shard key of the entity.
+    :param stored: the declared properties of the entity; empty if it was deleted.
     :param pending: the index rows of former versions.
     """
 
@@ -43,14 +44,17 @@ def rows_of(store: DataStore, alias: str) -> Any:
 
 
 def columns_of(store: DataStore) -> tuple[str, ...]:
-    """Return the columns from which :func:`stored_entities` takes what it returns."""
+    """Return the names of the columns that :func:`stored_entities` needs."""
     return ("added_id", "id", "version", "body", "pending", store.key_name)
 
 
 def stored_entities(
     store: DataStore, rows: Sequence[tuple[Any, ...]], report: CleanReport
 ) -> list[StoredEntity]:
-    """Return the entities in ``rows``, which begin with :func:`columns_of`. Damaged ones are reported."""
+    """Return the entities in ``rows``. Entities with damaged bodies are added to the report instead.
+
+    :param rows: values of the columns in :func:`columns_of`, perhaps followed by others.
+    """
     entities = []
     for pk, entity_id, version, body, pending, key, *_ in rows:
         stored = {}
@@ -71,7 +75,7 @@ def stored_entities(
 def entity_batches(
     store: DataStore, rows: Any, report: CleanReport
 ) -> Iterator[list[StoredEntity]]:
-    """Yield the entities of a query, the oldest first."""
+    """Yield the entities of a query in batches, the oldest first."""
     last = None
     while True:
         with unbound():

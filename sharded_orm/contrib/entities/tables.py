@@ -18,26 +18,28 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The columns of a table of entities beside its shard key.
+#: The columns of a table of entities, besides its shard key.
 ENTITY_COLUMNS = ("added_id", "id", "updated", "version", "body", "marked_at", "pending")
-#: The columns of a table of index rows beside those of properties.
+#: The columns of a table of index rows, besides those of properties.
 INDEX_COLUMNS = ("pk", "entity_id", "version")
 
 
 def entity_model(store: DataStore) -> type[ShardedModel]:
     """Return a new model for the entities of ``store`` (FF1)."""
-    # Unlike numbers that each shard counts, these are unique over all shards, so keys can move.
+    # Numbers that each shard counts by itself would repeat on other shards. The values of this
+    # field are unique over all shards, so that keys can move between shards.
     columns: dict[str, Any] = {
         "added_id": TimestampedIDField(primary_key=True),
-        # The shard key comes with it, so that the index also serves queries by both.
+        # If the store has another shard key, the unique constraint has both columns, so that its
+        # index also serves queries by both.
         "id": models.UUIDField(unique=store.shard_on is None),
         "updated": models.DateTimeField(),
         "version": models.BigIntegerField(),
-        # Empty if the entity is deleted, and its index rows may not be yet.
+        # Empty if the entity was deleted, while its index rows may still exist.
         "body": models.BinaryField(),
-        # Set while index rows of the entity may be missing or left over.
+        # The mark: set while index rows of the entity may be missing or left over.
         "marked_at": models.DateTimeField(null=True, db_index=True),
-        # JSON: the index rows of former versions that may be left over.
+        # JSON: the index rows of former versions that may still exist.
         "pending": models.TextField(null=True),
     }
     if store.shard_on is not None:
@@ -74,8 +76,9 @@ def index_model(index: Index) -> type[ShardedModel]:
             )
         ]
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
-        # The primary key can be read in both directions, but only in one at a time. What is in front of
-        # these properties is equal in all rows of a query.
+        # A second index is needed if the order mixes directions: the primary key can be read in
+        # both, but only in one at a time. The properties before these have equal values in all rows
+        # of a query.
         ordered = [
             f"-{name}" if descends else name
             for name, descends in zip(index.names, index.descending, strict=True)
@@ -119,7 +122,7 @@ def _label(module: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Return the name of an index or a constraint, of which Django allows 30 characters."""
+    """Return the name of an index or constraint, shortened to the 30 characters that Django allows."""
     return truncate_name(name, 30, hash_len=8)
 
 

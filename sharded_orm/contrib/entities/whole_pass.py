@@ -1,6 +1,6 @@
-"""Compares all entities and all index rows. It finds what no mark tells.
+"""Compares all entities and all index rows, and so finds errors of which no mark exists.
 
-That is rows that a writer has left that was extremely late, and changes by SQL.
+Such errors are rows that a very late writer has left, and changes by SQL.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sharded_orm.contrib.entities.stored_entity import BATCH, entity_batches, ro
 
 @dataclass(frozen=True)
 class WholePart:
-    """A part of the whole: the entities of a store on one shard, or the rows of an index there.
+    """A part of the pass over everything: the entities of a store, or the rows of an index, on one shard.
 
-    :param index: None for the entities.
+    :param index: the index whose rows are compared; None for the entities of the store.
     """
 
     store: DataStore
@@ -36,7 +36,7 @@ class WholePart:
     alias: str
 
     def clean(self, report: CleanReport) -> Iterator[int]:
-        """Compare the part with the other side. Yields after each batch."""
+        """Compare the part with the other side: entities with index rows. Yields after each batch."""
         if self.index is None:
             written = [index for index in self.store.indexes if index_states.is_written(index)]
             return mark_lacking(self.store, written, rows_of(self.store, self.alias), report)
@@ -44,7 +44,7 @@ class WholePart:
 
     @property
     def subject(self) -> str:
-        """The name of its lease."""
+        """The name under which a cleaner takes the lease of this part."""
         if self.index is None:
             return f"{self.store.name} {self.alias} all"
         return f"{self.index.label} {self.alias}"
@@ -65,11 +65,11 @@ def whole_parts() -> list[WholePart]:
 def clean_whole(
     parts: Sequence[WholePart], report: CleanReport, stopping: Callable[[], bool]
 ) -> Generator[None, None, list[WholePart]]:
-    """Go through ``parts``. Yield after each batch.
+    """Clean ``parts``. Yield after each batch.
 
-    Entities without their index rows are marked, so that the next look at marked entities writes the
-    rows. Rows without an entity that matches are removed. A part that another cleaner works on is
-    left to it.
+    Entities without their index rows are marked, so that the next cleaning of marked entities
+    writes the rows. Index rows without a matching entity are removed. If another cleaner works on a
+    part, it is left out.
 
     :returns: the parts whose shards, or the global database, did not answer.
     """
@@ -87,7 +87,7 @@ def clean_whole(
 
 
 def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
-    """Yield the rows of an index on a shard, in the order of the primary key."""
+    """Yield the rows of an index on a shard in batches, in the order of the primary key."""
     names = (*index.names, "entity_id")
     last: tuple[Any, ...] | None = None
     while True:
@@ -104,7 +104,7 @@ def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
 
 
 def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
-    """Return those of ``rows`` whose entities are gone, or have other properties."""
+    """Return those of ``rows`` whose entities were deleted or have other properties now."""
     states = index.store.load({row.entity_id: row.key for row in rows})
     stale = []
     for row in rows:
@@ -117,8 +117,9 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
 def mark_lacking(
     store: DataStore, indexes: Sequence[Index], rows: Any, report: CleanReport
 ) -> Iterator[int]:
-    """Mark those entities of a query that lack index rows, and are not marked. Yield their number per batch.
+    """Mark entities that lack index rows and have no mark. Yield the number of marked ones of each batch.
 
+    :param rows: a query of the entities to compare.
     :raises django.db.OperationalError: at the end, if a shard of an index did not answer.
     """
     outage: Exception | None = None
@@ -136,7 +137,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # If the entity has changed meanwhile, its writer has marked it.
+                    # The version is a condition: if the entity has changed meanwhile, its writer
+                    # has marked it.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked
@@ -145,7 +147,7 @@ def mark_lacking(
 
 
 def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]:
-    """Remove the stale rows of an index on a shard. Yield their number per batch."""
+    """Remove the stale rows of an index on a shard. Yield the number of removed rows of each batch."""
     for rows in index_row_batches(index, alias):
         report.compared += len(rows)
         removed = 0

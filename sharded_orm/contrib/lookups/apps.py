@@ -9,12 +9,12 @@ class LookupsConfig(AppConfig):
     label = "sharded_orm_lookups"
     verbose_name = "Lookups"
     default_auto_field = "django.db.models.BigAutoField"
-    #: What ``ShardMeta`` may say beside what the library itself knows.
+    #: The attributes that this app adds to those that ``ShardMeta`` of a model may have.
     shard_meta_names = frozenset({"lookups"})
 
     def ready(self) -> None:
         from sharded_orm.backends.write_hooks.followers import provide_followers
-        from sharded_orm.contrib.lookups import checks  # noqa: F401  # the import registers them
+        from sharded_orm.contrib.lookups import checks  # noqa: F401  # registers the checks
         from sharded_orm.contrib.lookups.key_source import EntryKeySource
         from sharded_orm.contrib.lookups.row_changes import follower_of
         from sharded_orm.contrib.lookups.states import after_migrate

@@ -22,11 +22,11 @@ from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.routing.modulo import ModuloStrategy
 
-#: The largest number of characters of a value or shard key.
+#: The largest number of characters of a value, and of a shard key.
 MAX_VALUE, MAX_KEY = 255, 100
 
-# Methods of a field that change what is stored. A project's own may store another value than the
-# lookup has.
+# Methods of a field that change the stored value. If a project's field class overrides one of them,
+# the column may hold another value than the lookup.
 _CONVERSIONS = (
     "pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value",
     "get_placeholder",
@@ -41,12 +41,13 @@ class ModelLookup:
     field: Any
     unique: bool
     options: ShardOptions
-    #: The name of the model with the entries; None for the table of the global database.
+    #: The label of the project's model whose table has the entries; None if they are in the table
+    #: of the global database.
     table_name: str | None = None
 
     @cached_property
     def name(self) -> str:
-        """The name of the lookup in its tables: ``app.model.field``."""
+        """The name under which the entries of the lookup are stored: ``app.model.field``."""
         return f"{self.model._meta.label_lower}.{self.field.name}"
 
     @property
@@ -55,7 +56,7 @@ class ModelLookup:
 
     @cached_property
     def table(self) -> ShardOptions | None:
-        """The options of the model with the entries; None for the table of the global database."""
+        """The ``ShardMeta`` of the model that stores the entries; None for the global database."""
         return None if self.table_name is None else table_options(self.table_name)
 
     @cached_property
@@ -100,9 +101,10 @@ class ModelLookup:
         return None
 
     def text(self, value: Any) -> str:
-        """Return the form in which ``value``, prepared for the database, is stored in the lookup.
+        """Return the text that the lookup stores for ``value``.
 
-        :raises LookupRefused: the database might store another value.
+        :param value: a value of the field, prepared for the database.
+        :raises LookupRefused: the database might store another value in the row.
         """
         return _text(self.field, value, f"{self.model.__name__}.{self.field.name}", MAX_VALUE)
 
@@ -110,14 +112,14 @@ class ModelLookup:
         return _text(self.key, key, f"{self.model.__name__}.{self.key.name}", MAX_KEY)
 
     def key_of_text(self, text: str) -> Any:
-        """Return a shard key as the database stores it."""
+        """Return the shard key that is stored as ``text``, in the form that the database has."""
         field = target_field(self.key)
         return field.get_prep_value(field.to_python(text))
 
     def slot(self, pk: Any, key_text: str) -> str:
-        """Return what tells the entry of a row from other entries with the same value.
+        """Return a text that distinguishes the row's entry from other entries with the same value.
 
-        It is empty if the lookup is unique: one entry per value.
+        The text is empty if the lookup is unique, because there is only one entry for each value.
         """
         if self.unique:
             return ""
@@ -126,7 +128,7 @@ class ModelLookup:
 
 
 def table_options(name: str) -> ShardOptions | None:
-    """Return the options of a model with entries; None if there is no such model."""
+    """Return the ``ShardMeta`` of the project's model ``name``; None if there is no such model."""
     model = _model(name)
     return None if model is None else shard_options(model)
 
@@ -156,7 +158,10 @@ def _problem_of_field(field: Any, most: int) -> str | None:
 
 
 def _text(field: Any, value: Any, name: str, most: int) -> str:
-    """Return the stored form of ``value``, an integer, text or UUID as the database stores it."""
+    """Return the text that a lookup stores for ``value``.
+
+    :param value: an integer, text or UUID, as the database stores it.
+    """
     if isinstance(value, str):
         limit = min(getattr(target_field(field), "max_length", None) or most, most)
         if str(value) != value or len(value) > limit:
@@ -176,7 +181,7 @@ def _text(field: Any, value: Any, name: str, most: int) -> str:
 
 
 def plain_value(lookup_field: Any, value: Any) -> Any:
-    """Return ``value``, of an INSERT or UPDATE, as the database stores it; None for NULL.
+    """Return a value of an INSERT or UPDATE as the database stores it; None for NULL.
 
     :raises LookupRefused: only the database can compute the value.
     """
@@ -197,7 +202,7 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
 
 
 def declared(model: Any) -> list[Lookup]:
-    """Return the declarations of ``ShardMeta.lookups``, unchecked."""
+    """Return the declarations in the model's ``ShardMeta.lookups``, without any check."""
     names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
     return [Lookup(each) if isinstance(each, str) else each for each in names]
 

@@ -1,11 +1,11 @@
-"""Reads and writes the entries of lookups. Each statement is committed at once.
+"""Reads and writes entries, the rows of lookups that name the shard key of a value.
 
-The statements are autonomous: a rollback of the caller's transaction does not undo them, and its
-snapshot does not hide entries of others. Inside Django's ``TestCase`` they are a part of the test's
-transaction.
+Each statement is committed at once by a connection of its own. A rollback of the caller's
+transaction does not undo it, and the caller's snapshot does not hide entries of others. Inside
+Django's ``TestCase``, the statements are a part of the test's transaction.
 
-The entries of a lookup are in the table of the global database, or in one of the project, on the shard that
-the value names.
+The entries of a lookup are in one table of the global database, or in a table of the project. The
+latter is on all shards of a group, and the value names the shard of its entries.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupEntry
 
-#: The largest number of entries that one statement writes, and of values that one reads. Old SQLite takes
-#: 999 parameters.
+#: The largest number of entries that one statement writes, and the largest number of values that
+#: one query reads. Old versions of SQLite accept 999 parameters.
 BATCH, MAX_VALUES = 100, 500
 _connections = AutonomousConnections()
 R = TypeVar("R")
 
 
 class EntryTable(NamedTuple):
-    """A table with entries on one database.
+    """A table in one database that holds entries of lookups.
 
-    :param group: the shard group of the database; "" for the global one.
+    :param alias: the alias of the database.
+    :param name: the name of the table.
+    :param group: the shard group of the database; "" for the global database.
     """
 
     alias: str
@@ -46,12 +48,12 @@ class EntryTable(NamedTuple):
     group: str = ""
 
 
-#: The table of all lookups that name no other.
+#: The table of all lookups that declare no table of their own.
 GLOBAL_TABLE: Final = EntryTable(DEFAULT_DB_ALIAS, LookupEntry._meta.db_table)
 
 
 class Place(NamedTuple):
-    """What identifies an entry; see :class:`~sharded_orm.contrib.lookups.models.LookupEntry`."""
+    """The columns that identify an entry; see :class:`~sharded_orm.contrib.lookups.models.LookupEntry`."""
 
     lookup: str
     value: str
@@ -59,7 +61,7 @@ class Place(NamedTuple):
 
 
 class StoredEntry(NamedTuple):
-    """An entry as it was read."""
+    """An entry with the values that it had when it was read."""
 
     place: Place
     key: str
@@ -70,13 +72,13 @@ class StoredEntry(NamedTuple):
 
 
 def writer_text(session: Any) -> str:
-    """Return the identity of a database session as entries store it; "" if it has none."""
+    """Return the text that entries store for a database session; "" if the session has no identity."""
     server, account, number = session
     return f"{server} {account} {number}" if number else ""
 
 
 def writer_session(text: str) -> SessionID:
-    """Return the session of :func:`writer_text`."""
+    """Return the database session that :func:`writer_text` has turned into ``text``."""
     if not text:
         return SessionID()
     server, account, number = text.split(" ")
@@ -84,7 +86,10 @@ def writer_session(text: str) -> SessionID:
 
 
 def table_of(lookup: str, value: str) -> EntryTable:
-    """Return the table with the entries of a value."""
+    """Return the table that has the entries of a value.
+
+    :param lookup: the name of the lookup.
+    """
     declared = lookups_by_name().get(lookup)
     options = None if declared is None else declared.table
     if options is None:
@@ -95,15 +100,15 @@ def table_of(lookup: str, value: str) -> EntryTable:
 
 
 def tables_of(lookup: str) -> list[EntryTable]:
-    """Return all tables with entries of a lookup."""
+    """Return all tables that have entries of the lookup with this name."""
     declared = lookups_by_name().get(lookup)
     return tables_of_model("" if declared is None else declared.table_name or "")
 
 
 def tables_of_model(model: str) -> list[EntryTable]:
-    """Return all tables of a model with entries. Empty if there is no such model any more.
+    """Return the tables of a model that stores entries, one per shard; empty if the model is gone.
 
-    :param model: the name of the model; "" for the table of the global database.
+    :param model: the label of the model; "" for the table of the global database.
     """
     if not model:
         return [GLOBAL_TABLE]
@@ -118,15 +123,19 @@ def tables_of_model(model: str) -> list[EntryTable]:
 
 
 def is_committed_at_once() -> bool:
-    """Whether statements are committed at once. False inside Django's ``TestCase``. Sends nothing."""
+    """Whether each statement on entries is committed at once: not inside Django's ``TestCase``.
+
+    Sends nothing.
+    """
     return not is_in_test_case(DEFAULT_DB_ALIAS)
 
 
 def refuse_own_lock(table: EntryTable) -> None:
-    """Refuse to write entries to a database on which this thread has a transaction open, if they would wait
-    for this very transaction. Sends nothing.
+    """Refuse to write entries if the statement would wait for a transaction of this very thread.
 
-    :raises LookupRefused: the database has one writer at a time, as an SQLite file.
+    That happens on a database with one writer at a time, such as an SQLite file. Sends nothing.
+
+    :raises LookupRefused: this thread has a transaction open on such a database.
     """
     if blocking_transaction(table.alias) is not None:
         raise LookupRefused(
@@ -140,15 +149,16 @@ def refuse_own_lock(table: EntryTable) -> None:
 def blocking_transaction(alias: str) -> Any:
     """Return this thread's connection object of a database with one writer if it is in a transaction.
 
-    Whether the transaction has written, and so has the lock, is not asked: a program that is right only until
-    its first write would be a trap.
+    The transaction counts even if it has not written yet, and so has no lock. Otherwise a program
+    would work only until its first write. Returns None on other databases, and outside of a
+    transaction.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None
     connection: Any = connections[alias]
     if connection.in_atomic_block:
         return connection
-    # Without a connection to the file, there is no transaction, and get_autocommit() would connect.
+    # A connection object that is not connected has no transaction. get_autocommit() would connect.
     is_connected = connection.connection is not None
     return connection if is_connected and not connection.get_autocommit() else None
 
@@ -163,8 +173,13 @@ def add(
 ) -> list[int]:
     """Store entries that do not exist yet. One statement per table and :data:`BATCH` entries.
 
-    :returns: the positions of those entries that exist already, which are left as they are. Costs one
-        query more if there are any.
+    :param places: the identities of the entries.
+    :param keys: the shard key of each entry.
+    :param token: the name of the change that writes the entries.
+    :param writer: the database session of the change.
+    :param is_open: whether the transaction of the change may be open.
+    :returns: the positions in ``places`` of the entries that exist already. These are not changed.
+        One more query is sent if there are any.
     """
     taken: list[int] = []
     now = time.time()
@@ -190,9 +205,12 @@ def take(
     *,
     is_open: bool = True,
 ) -> bool:
-    """Make an existing entry one of the change ``token``, and return whether it was there.
+    """Assign an existing entry to the change ``token``, and return whether the entry was there.
 
-    :param former: the entry as it was read, which must be unchanged; None for any.
+    :param key: the new shard key of the entry.
+    :param writer: the database session of the change.
+    :param former: the entry as it was read; it is left alone if it has changed since. If None, the
+        entry is assigned whatever it contains.
     """
     table = table_of(place.lookup, place.value)
     params = [key, token, is_open, writer, time.time(), *place]
@@ -202,7 +220,7 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Make existing entries those of the change ``token``, whose transaction may remove them."""
+    """Assign existing entries to the change ``token``, whose transaction may remove them when it ends."""
     now = time.time()
     groups: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
     for place in places:
@@ -215,13 +233,16 @@ def mark(places: Iterable[Place], token: str, writer: str) -> None:
 
 
 def remove(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Remove the entries of changes. One statement per :data:`BATCH` changes."""
+    """Remove the entries that these changes have written. One statement per :data:`BATCH` changes."""
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).remove(len(some)), some)
 
 
 def close(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Note that the transactions of these changes have ended, and leave their entries."""
+    """Record in the entries of these changes that their transactions have ended.
+
+    :param tokens: the names of the changes.
+    """
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).close(len(some)), (False, *some))
 
@@ -232,13 +253,13 @@ def entry_at(place: Place) -> StoredEntry | None:
 
 
 def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]:
-    """Return the entries that changes have written last."""
+    """Return the entries that were written last by one of these changes."""
     for some in _batches(tokens, BATCH):
         yield from _read(table, _statements(table).of_tokens(len(some)), some)
 
 
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Note that the transactions of these changes are still open."""
+    """Record in the entries of these changes that their transactions are still open at this time."""
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).renew(len(some)), (time.time(), *some))
 
@@ -254,10 +275,10 @@ def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
 
 
 def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
-    """Return the shard keys of the entries with one of ``values``, each once. One query.
+    """Return the distinct shard keys of the entries with one of ``values``. One query.
 
     :param values: at most :data:`MAX_VALUES`.
-    :returns: None if the values have their entries in several tables.
+    :returns: None if the entries of these values are in several tables.
     """
     if not values:
         return []
@@ -271,16 +292,16 @@ def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
 def after(
     table: EntryTable, lookup: str, last: int, limit: int
 ) -> Iterator[tuple[int, StoredEntry]]:
-    """Return the next entries of a lookup with their ids, in the order of the ids.
+    """Return up to ``limit`` pairs of id and entry, in the order of the ids.
 
-    :param last: the id of the last entry that was read; 0 at first.
+    :param last: the largest id that was read before; 0 at first.
     """
     for number, *row in _rows(table, _statements(table).after(limit), (lookup, last)):
         yield int(number), _entry(row)
 
 
 def count_of(lookup: str) -> int:
-    """Return the number of entries. One query per table."""
+    """Return the number of entries of a lookup. One query per table."""
     return sum(
         int(_rows(table, _statements(table).count(), (lookup,))[0][0])
         for table in tables_of(lookup)
@@ -288,7 +309,7 @@ def count_of(lookup: str) -> int:
 
 
 def remove_entry(entry: StoredEntry) -> bool:
-    """Remove an entry if it is unchanged, and return whether it was."""
+    """Remove an entry if it has not changed since it was read, and return whether it was removed."""
     table = table_of(entry.place.lookup, entry.place.value)
     params = (*entry.place, entry.token, entry.written_at)
     return bool(_run(table, _statements(table).remove_entry(), params))
@@ -300,7 +321,7 @@ def remove_lookup(lookup: str, tables: Iterable[EntryTable]) -> int:
 
 
 def outside_transactions(run: Callable[[], R]) -> R:
-    """Return the result of ``run``, called outside of the transactions of this thread."""
+    """Return the result of ``run``, called in another thread, outside of this thread's transactions."""
     results: list[R] = []
     errors: list[BaseException] = []
 
@@ -343,8 +364,8 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
 
     own = blocking_transaction(table.alias)
     if own is not None and own.transaction_mode == "EXCLUSIVE":
-        # Others do not even read beside this transaction. So nobody has written since its BEGIN, and
-        # it reads what is committed.
+        # In this mode, other connections cannot even read while this transaction is open. So nobody
+        # has written to the file since its BEGIN, and the transaction reads what is committed.
         with own.cursor() as cursor:
             return read(cursor)
     return _with_cursor(table, read)

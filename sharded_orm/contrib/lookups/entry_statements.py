@@ -1,4 +1,4 @@
-"""The SQL of the statements on the entries of lookups, composed once per kind of database and length."""
+"""The SQL statements on entries of lookups, composed once per kind of database and number of rows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any, ClassVar
 
 from django.db.models.constants import OnConflict
 
-#: The columns of an entry, in the order of the statements.
+#: The columns of an entry, in the order in which all statements name them.
 COLUMNS = ("lookup", "value", "slot", "key", "token", "is_open", "writer", "written_at")
 
 
 class EntryStatements:
-    """The statements for one kind of database. Compiling them by the ORM takes longer than to run them.
+    """The SQL statements on entries for one kind of database.
+
+    The statements are composed as text, because the ORM takes longer to compile them than the
+    database to run them.
 
     :param ops: the operations of a connection object of Django.
-    :param table: name of the table.
+    :param table: the name of the table.
     """
 
     _by_kind: ClassVar[dict[tuple[type, str], EntryStatements]] = {}
@@ -26,7 +29,8 @@ class EntryStatements:
         self._table = ops.quote_name(table)
         self._columns = ", ".join(quoted.values())
         self._row = " AND ".join(f"{quoted[name]} = %s" for name in COLUMNS[:3])
-        # A transaction that renews its entries changes the time only.
+        # The condition compares the time as well, because a transaction that renews its entries
+        # changes nothing else.
         self._unchanged = f"{self._row} AND {quoted['token']} = %s AND {quoted['written_at']} = %s"
         self._insert = (
             ops.insert_statement(on_conflict=OnConflict.IGNORE),

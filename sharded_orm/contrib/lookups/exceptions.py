@@ -8,19 +8,19 @@ from sharded_orm.exceptions import ShardedOrmError
 
 
 class LookupValueTaken(ShardedOrmError, IntegrityError):
-    """Another row has the value of a unique lookup, on whatever shard, or a transaction may give it one.
+    """The value of a unique lookup is taken: a row on any shard has it, or may get it in an open transaction.
 
     The block of ``atomic()`` is rolled back, as after the error of a unique index.
     """
 
 
 class LookupRefused(ShardedOrmError, RuntimeError):
-    """A lookup cannot follow a write, so the write was refused, or its transaction rolled back."""
+    """A lookup cannot follow a write. The write was refused, or its transaction was rolled back."""
 
 
 class LookupExpired(ShardedOrmError, OperationalError):
-    """A transaction was open for too long after it wrote to a lookup, and others have taken a value over.
+    """A transaction was rolled back: it stayed open too long after it had written rows with lookups.
 
-    It was rolled back. Only if the database cannot tell whether the session of a writer still exists, as
-    on SQLite.
+    Other transactions have taken values over meanwhile. This happens only on databases that cannot
+    tell whether the session of another transaction still exists, such as SQLite.
     """

@@ -1,4 +1,4 @@
-"""Answers from the lookups which shard keys the rows of a query have."""
+"""Finds the shard keys of the rows that a query selects, by the entries of lookups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class EntryGuess:
-    """A :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`."""
+    """The shard key that this process remembers for a value.
+
+    A :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
+    """
 
     remembered: dict[tuple[str, str], Any]
     place: tuple[str, str]
@@ -28,15 +31,17 @@ class EntryGuess:
 
 
 class EntryKeySource:
-    """A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Thread-safe.
+    """Finds shard keys in the entries of lookups. Thread-safe.
 
-    One query; none for columns without a lookup. Keys of more than 500 values, or of values with entries on
-    several shards, are not known: a row could go from a value of one query to a value of another in between.
+    A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, or none if the
+    column has no lookup. The keys of more than 500 values are not looked up, nor those of values
+    whose entries are on several shards: several queries would be needed, and a row that changes its
+    value between two of them could be missed.
     """
 
     def __init__(self) -> None:
-        # The keys that values of unique lookups had when this process read them last. A key may be out
-        # of date: whoever uses one makes sure of it, see sharded_orm.models.querysets.guesses.
+        # The shard keys that values of unique lookups had when this process last read them. A key
+        # may be out of date, so each caller verifies it, see sharded_orm.models.querysets.guesses.
         self._remembered: dict[tuple[str, str], Any] = {}
 
     def keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
@@ -50,7 +55,8 @@ class EntryKeySource:
             except LookupRefused:
                 if not isinstance(value, str) or str(value) != value:
                     return None
-                # No row has a text that is too long: its write was refused.
+                # A text that is too long for the lookup is left out: no row has it, because its
+                # write was refused.
         if len(texts) > entries.MAX_VALUES:
             return None
         key_texts = entries.keys_of_values(lookup.name, texts)
@@ -59,7 +65,9 @@ class EntryKeySource:
         keys = [lookup.key_of_text(text) for text in key_texts]
         if lookup.unique and len(texts) == len(keys) == 1:
             if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.clear()  # Without a lock, which a fork could copy.
+                # No lock is taken, because a fork could copy the lock while another thread holds
+                # it.
+                self._remembered.clear()
             self._remembered[lookup.name, texts[0]] = keys[0]
         return keys
 

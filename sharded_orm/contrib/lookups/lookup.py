@@ -9,12 +9,13 @@ from dataclasses import dataclass
 class Lookup:
     """A declaration in ``ShardMeta.lookups``: rows are found by this field, without the shard key.
 
-    :param field: name of a field of the model's own table. The bare name in ``lookups`` means the same
-        as ``Lookup(name)``.
-    :param unique: whether no two rows may have the same value, on any shards. NULL is not a value.
-    :param table: name of the model with the entries, ``"app.Model"``, which derives from
-        :class:`~sharded_orm.contrib.lookups.tables.LookupTable`. None (the default) means the table of
-        the global database.
+    :param field: the name of a field of the model's own table. A bare name in ``ShardMeta.lookups``
+        means the same as ``Lookup(name)``.
+    :param unique: whether no two rows may have the same value, even if they are on different
+        shards. Any number of rows may have NULL.
+    :param table: the label ``"app.Model"`` of the model whose table stores the lookup. It derives
+        from :class:`~sharded_orm.contrib.lookups.tables.LookupTable`. None (the default) means the
+        table of the global database.
     """
 
     field: str

@@ -1,7 +1,7 @@
 """Builds, compares and repairs lookups. The rows are the truth, the entries follow them (FriendFeed, FF4).
 
-Everything here may run while the site writes, several times, and be killed at any point: each step
-leaves entries that are right or superfluous.
+All functions of this module may run while the site writes, may run several times, and may be killed
+at any point. Each of their steps leaves entries that are right or superfluous.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.routing.placement_lease import MoveList
 
-#: The number of rows, or of entries, that are compared at a time.
+#: The number of rows, or of entries, that are read and compared at a time.
 BATCH = 500
 _EXAMPLES = 10
 
@@ -47,9 +47,10 @@ class LookupDifferences:
     entries: int = 0
     #: Rows without an entry. A query by the lookup misses them.
     missing: int = 0
-    #: Entries without a row, whose writers have ended. They do no harm, but keep unique values taken.
+    #: Entries without a row, whose writers have ended. Queries are not affected, but nobody can use
+    #: such a value in a unique lookup.
     surplus: int = 0
-    #: Values of a unique lookup that two rows have.
+    #: Rows with a value of a unique lookup that another row has as well.
     duplicates: int = 0
     repaired: int = 0
     examples: list[str] = field(default_factory=list)
@@ -72,7 +73,7 @@ class LookupStatus:
 
 
 def selected(names: Sequence[str]) -> list[ModelLookup]:
-    """Return the declared lookups with these names; all if there are none.
+    """Return the declared lookups with these names; all declared lookups if ``names`` is empty.
 
     :raises LookupRefused: there is no such lookup, or its model cannot have it.
     """
@@ -88,7 +89,7 @@ def selected(names: Sequence[str]) -> list[ModelLookup]:
 
 
 def statuses() -> list[LookupStatus]:
-    """Return the state of each declared lookup. Two queries for each."""
+    """Return the state of each declared lookup. Two queries for each lookup."""
     return [
         LookupStatus(
             lookup.name, lookup.unique, states.is_served(lookup), entries.count_of(lookup.name)
@@ -100,10 +101,12 @@ def statuses() -> list[LookupStatus]:
 def build(lookup: ModelLookup) -> LookupDifferences:
     """Write the entries of all rows, then let queries rely on the lookup.
 
-    Only after each process that writes the model has declared the lookup: rows that others write
-    meanwhile have no entries. Reads each row once. The lookup is served only if each row has its entry.
+    Call this after each process that writes the model has declared the lookup: other processes
+    write rows without entries. Reads each row once. If a row is left without its entry, queries
+    still do not rely on the lookup.
 
-    :raises LookupRefused: a column treats different texts as equal, or the lookup is served with another table.
+    :raises LookupRefused: a column treats different texts as equal, or queries rely on entries of
+        this lookup in another table.
     """
     states.refuse_other_table([lookup])
     refuse_inexact(lookup)
@@ -115,7 +118,9 @@ def build(lookup: ModelLookup) -> LookupDifferences:
 
 
 def check(lookup: ModelLookup, *, repair: bool = False) -> LookupDifferences:
-    """Compare all rows with the entries, both ways. Reads each row and each entry once or twice.
+    """Compare all rows with the entries, and all entries with the rows.
+
+    Reads each row and each entry once or twice.
 
     :param repair: whether to write missing entries and to remove superfluous ones.
     """
@@ -129,8 +134,8 @@ def check(lookup: ModelLookup, *, repair: bool = False) -> LookupDifferences:
 def drop(name: str) -> int:
     """Remove the entries of a lookup that no process uses any more, and return their number.
 
-    They are in the table with which the lookup was served last, which may be another one than the declared
-    one. May be repeated after an error.
+    The entries are in the table with which the lookup was used last. This may be another table than
+    the declared one. May be repeated after an error.
     """
     table = states.withdraw(name)
     tables = entries.tables_of(name) if table is None else entries.tables_of_model(table)
@@ -142,7 +147,8 @@ def drop(name: str) -> int:
 def refuse_inexact(lookup: ModelLookup) -> None:
     """Raise an error if a text column of the lookup treats different texts as equal on some shard.
 
-    One query per shard, none for numbers and UUIDs or where collations cannot be read.
+    Costs one query per shard, or none if the column has numbers or UUIDs, or if the database cannot
+    report collations.
     """
     if not isinstance(target_field(lookup.field), CharField):
         return
@@ -173,7 +179,7 @@ def _shards(lookup: ModelLookup) -> Iterator[Any]:
 
 
 def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterator[list[Any]]:
-    """Return all rows with a value: primary key, shard key and value."""
+    """Yield the rows whose field is not NULL, in batches of primary key, shard key and value."""
     after: dict[str, Any] = {}
     while rows := list(_rows_of(lookup, alias, **conditions, **after).order_by("pk")[:BATCH]):
         after = {"pk__gt": rows[-1][0]}
@@ -181,7 +187,7 @@ def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterato
 
 
 def _rows_of(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Any:
-    """Return a query of rows on the shard ``alias``. If it is None, the conditions name the key."""
+    """Return a query of rows on the shard ``alias``. If it is None, the conditions name the shard key."""
     rows: Any = ShardedQuerySet(lookup.model, using=alias).uncached()
     value = lookup.field.attname
     return rows.filter(**{f"{value}__isnull": False}, **conditions).values_list(
@@ -202,9 +208,9 @@ def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair
 
 
 def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
-    """Return the moves of keys that are under way, and those that ended after the number ``since``.
+    """Return the moves of keys between shards that are under way or ended after number ``since``.
 
-    None if keys of the group do not move.
+    Returns None if keys of the group do not move.
     """
     strategy = runtime.strategy(lookup.options.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -215,9 +221,10 @@ def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
 def _compare_moved_rows(
     lookup: ModelLookup, differences: LookupDifferences, before: MoveList, *, repair: bool
 ) -> None:
-    """Compare the rows of keys that have moved since ``before``: their rows may have been nowhere.
+    """Compare the rows of all keys that have moved between shards since ``before`` was read.
 
-    A key may have gone from a shard that was not read yet to one that had been read.
+    The walk over the shards may have missed such rows: a key may have moved from a shard that was
+    not read yet to a shard that had been read.
     """
     group, done = lookup.options.group, set[Any]()
     moves: MoveList | None = before
@@ -234,7 +241,10 @@ def _compare_moved_rows(
 def _rows_at_home(
     lookup: ModelLookup, number: int, rows: Sequence[Sequence[Any]]
 ) -> list[Sequence[Any]]:
-    """Return the rows whose key is on the shard ``number``. A move of a key leaves its old rows for a while."""
+    """Return the rows whose key belongs to the shard ``number``.
+
+    The others are left out: they are old copies, which a move of a key leaves for a while.
+    """
     prepared = [lookup.key.get_prep_value(row[1]) for row in rows]
     numbers = runtime.strategy(lookup.options.group).locate_many(prepared)
     return [row for row, key in zip(rows, prepared, strict=True) if numbers.get(key) == number]
@@ -265,14 +275,14 @@ def _compare_batch(
         what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r}, key {key!r}"
         if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
             if not _still_has(lookup, alias, row):
-                continue  # The value went to another row meanwhile.
+                continue  # The row has lost its value to another row since it was read.
             differences.duplicates += 1
             differences.example(f"{what}: another row has the same value")
             continue
         first[place] = row
         own = entry if entry is not None and entry.key == key else None
-        # An open transaction that has written the entry removes it if it is rolled back. So the entry
-        # is made one of no transaction.
+        # If the entry was written by a transaction that is still open, a rollback would remove it.
+        # So it is written again, without a transaction that may remove it.
         if own is not None and not (repair and own.is_open):
             continue
         if not _still_has(lookup, alias, row):
@@ -298,7 +308,10 @@ def _is_of_other_row(lookup: ModelLookup, row: Any, entry: StoredEntry | None, k
 
 
 def _rows_at(lookup: ModelLookup, entry: StoredEntry) -> list[Any]:
-    """Return the rows that have the value and the key of ``entry``. One query, if the key has a shard."""
+    """Return the rows that have the value and the shard key of ``entry``.
+
+    One query, or none if no shard has the key.
+    """
     key = lookup.key_of_text(entry.key)
     shard = runtime.locate(lookup.options.group, key)
     if shard is None:
@@ -309,15 +322,17 @@ def _rows_at(lookup: ModelLookup, entry: StoredEntry) -> list[Any]:
 
 
 def _still_has(lookup: ModelLookup, alias: str | None, row: Sequence[Any]) -> bool:
-    """Whether a row still has its value: it may have been changed since it was read."""
+    """Whether the row still has the value that was read before."""
     conditions = {"pk": row[0], lookup.key.attname: row[1], lookup.field.attname: row[2]}
     return bool(_rows_of(lookup, alias, **conditions).exists())
 
 
 def _write(lookup: ModelLookup, place: Place, key: str, entry: StoredEntry | None) -> bool:
-    """Write the entry of a committed row, so that no open transaction removes it. Return whether it is there.
+    """Write the entry of a committed row in such a way that no open transaction removes it.
 
+    :param place: the columns that identify the entry.
     :param entry: the entry as it was read; None if there was none.
+    :returns: whether the entry is stored.
     """
     for _ in range(ATTEMPTS):
         if entry is None:
@@ -349,7 +364,8 @@ def _compare_entries_in(
         for entry in _without_row(lookup, [entry for _, entry in batch]):
             if not is_over(lookup, entry):
                 continue
-            # The writer cannot commit its row any more; perhaps it has since the first look.
+            # The writer of the entry has ended, so it cannot commit the row any more. It may have
+            # committed the row since the first query, so the row is looked for again.
             if not has_row(lookup, entry):
                 differences.surplus += 1
                 differences.example(
@@ -361,7 +377,7 @@ def _compare_entries_in(
 
 
 def _without_row(lookup: ModelLookup, batch: Sequence[StoredEntry]) -> Iterator[StoredEntry]:
-    """Return the entries that have no row. One query for each shard of their keys."""
+    """Return the entries of the batch that have no row. One query for each shard of their keys."""
     keys = {entry.key: lookup.key_of_text(entry.key) for entry in batch}
     by_alias: dict[str, list[StoredEntry]] = {}
     for entry in batch:

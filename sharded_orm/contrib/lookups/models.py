@@ -11,7 +11,7 @@ from sharded_orm.models.fields import ExactCharField
 
 
 class LookupEntry(EntryColumns):
-    """An entry in the global database."""
+    """An entry of the table in the global database."""
 
     class Meta:
         db_table = "sharded_orm_lookup"
@@ -24,15 +24,15 @@ class LookupEntry(EntryColumns):
 
 
 class LookupState(models.Model):
-    """Whether queries may rely on a lookup: all rows have their entries."""
+    """Whether queries may rely on a lookup, because each row has its entry."""
 
     lookup: models.CharField[str, str] = ExactCharField(max_length=200, primary_key=True)
     served_since: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    #: Whether its entries are those of a unique lookup.
+    #: Whether the lookup was unique when its entries were built.
     unique: models.BooleanField[bool, bool] = models.BooleanField()
-    #: The model of the project with the entries; empty if they are in the global database.
+    #: The label of the project's model that stores the entries; empty for the global database.
     table: models.CharField[str, str] = ExactCharField(max_length=200)
 
     class Meta:

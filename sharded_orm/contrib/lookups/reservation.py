@@ -1,4 +1,4 @@
-"""Reserves the values of rows that a transaction writes, before it commits them."""
+"""Reserves the values of rows for an open transaction, by entries that are committed before it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sharded_orm.models.sharding.bound_key import unbound
 
 R = TypeVar("R")
 
-#: The number of attempts to take an entry that others change at the same time.
+#: The number of attempts to take an entry over while others change it at the same time.
 ATTEMPTS = 5
 
 
@@ -42,16 +42,20 @@ def reserve(
 ) -> None:
     """Write the entries of rows that the open transaction has written. One statement per 100 rows.
 
+    :param connection: the connection object of the rows' shard.
+    :param change: the change that writes the entries.
     :param rows: for each entry, its lookup and the shard key of its row.
-    :raises LookupValueTaken: another row has the value of a unique lookup, or may get it.
-    :raises LookupRefused: processes with a former declaration look for the values in another table.
-    :raises ScatterError: a lookup is not built yet, and a shard that may have such a row does not answer.
+    :raises LookupValueTaken: another row has the value of a unique lookup, or an open transaction
+        may write such a row.
+    :raises LookupRefused: processes with an older declaration look for the values in another table.
+    :raises ScatterError: the lookup is not built yet, so all shards are searched for the value, and
+        a shard does not answer.
     """
     waiting = [
         lookup for lookup in {lookup for lookup, _ in rows.values()} if not is_served(lookup)
     ]
     refuse_other_table(waiting)
-    # In one order, so that two processes do not wait for each other.
+    # The entries are written in one order, so that two processes do not wait for each other.
     places = sorted(rows)
     change.note_tables(places)
     change.has_fresh, change.places = True, places
@@ -71,10 +75,11 @@ def reserve(
 def _refuse_rows_without_entries(
     connection: Any, rows: Mapping[Place, tuple[ModelLookup, str]]
 ) -> None:
-    """Refuse values of stored rows that have no entries yet, because the lookup is not built.
+    """Refuse values of a unique lookup that other rows have, while the lookup is not built yet.
 
-    Called when the entries are committed: whoever writes such a value later finds them. Costs a query on
-    each shard for 500 values, and none as soon as the lookup is served.
+    Such rows have no entries, so each shard is searched. The entries of the new rows are committed
+    before, so a transaction that writes the same value later finds them. Costs a query on each
+    shard for 500 values, and none after the lookup is built.
     """
     places_by_lookup: dict[ModelLookup, list[Place]] = {}
     for place, (lookup, _) in rows.items():
@@ -92,7 +97,10 @@ def _refuse_rows_without_entries(
 
 
 def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
-    """Return the ``values`` that rows have, except for one row of each on the shard of ``connection``."""
+    """Return those of ``values`` that a row has, besides one row per value on this connection's shard.
+
+    That one row is the row that the open transaction has written.
+    """
     conditions = {
         f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
     }
@@ -120,7 +128,8 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
 
 
 def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
-    # The entry is of this very row, which had the value before.
+    # The lookup is not unique, so the existing entry is of this very row, which had the value
+    # before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             return
@@ -144,8 +153,8 @@ def _take_unique(
                 return
             continue
         if watcher.owns(entry.token):
-            # This transaction has written the entry: it has deleted a row with this value, or has
-            # rolled back to a savepoint.
+            # This transaction has written the entry before: it has deleted a row with this value,
+            # or has rolled back to a savepoint.
             if entry.key != key:
                 raise refuse_taken(
                     lookup,
@@ -159,7 +168,8 @@ def _take_unique(
                 raise refuse_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # Only after the writer has ended: it cannot commit its row any more.
+            # The row is searched after its writer has ended, because the writer can then no longer
+            # commit it.
             if has_row(lookup, entry):
                 raise refuse_taken(
                     lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
@@ -172,7 +182,7 @@ def _take_unique(
 def refuse_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTaken:
     """Return the error for a value of a unique lookup that is taken.
 
-    :param why: a clause that says by whom.
+    :param why: a clause that says which row or transaction has the value.
     """
     return LookupValueTaken(
         f"{lookup.model.__name__}.{lookup.field.name}={place.value!r} is unique over all shards, and"
@@ -200,7 +210,7 @@ def is_over(lookup: ModelLookup, entry: StoredEntry) -> bool:
 
 
 def has_row(lookup: ModelLookup, entry: StoredEntry) -> bool:
-    """Whether ``entry`` belongs to a committed row. One query on a shard."""
+    """Whether a committed row has the value and the shard key of ``entry``. One query on a shard."""
     key, value = lookup.key_of_text(entry.key), lookup.field.to_python(entry.place.value)
     prepared = lookup.model._meta.pk.get_prep_value
 
@@ -217,18 +227,18 @@ def has_row(lookup: ModelLookup, entry: StoredEntry) -> bool:
 
 
 def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:
-    """Return how many rows have a value on a shard, as its open transaction sees it."""
+    """Return how many rows on the connection's shard have a value, as its open transaction sees them."""
     rows: Any = ShardedQuerySet(lookup.model, using=connection.alias)
     with unbound():
         return int(rows.filter(**{lookup.field.attname: place.value}).uncached().count())
 
 
 def _outside_transactions(read: Callable[[], R]) -> R:
-    """Return the result of ``read``, run outside of the transactions of this thread.
+    """Return the result of ``read``, run outside of this thread's transactions.
 
-    These may have older snapshots, and may have written what is not committed.
+    The transactions of this thread may see an older snapshot, and rows that are not committed yet.
     """
     if not entries.is_committed_at_once():
         with unbound():
-            return read()  # Other threads do not see what Django's TestCase has written.
+            return read()  # Another thread would not see what Django's TestCase has written.
     return entries.outside_transactions(read)

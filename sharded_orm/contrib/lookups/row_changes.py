@@ -1,7 +1,7 @@
-"""Follows the ORM's writes of a model with lookups: which values its rows get, and which they lose.
+"""Follows the ORM's writes of a model with lookups: the values that its rows get and lose.
 
-The entries of new values are committed before the rows, and those of old values are removed after
-them. So each committed row has its entries at any time.
+The entries of new values are committed before the rows are. The entries of old values are removed
+after the rows are committed. So each committed row has its entries at any time.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ from sharded_orm.contrib.lookups.transaction import EntryChange, TransactionEntr
 from sharded_orm.models.cached.insert_keys import returned_keys
 from sharded_orm.routing.where_clause import compares_as
 
-#: The largest number of rows of which one ``update()`` may change a field with a lookup.
+#: The largest number of rows that one ``update()`` of a field with a lookup may change.
 MAX_UPDATED = 5000
 
 
 def follower_of(model: Any) -> RowFollower | None:
-    """Return the follower of a model with lookups; None for other models."""
+    """Return the object that follows writes of a model with lookups; None for other models."""
     lookups = lookups_of(model)
     return RowFollower(lookups) if lookups else None
 
 
 @dataclass(frozen=True)
 class FollowedRow:
-    """A stored row: the values of its primary key, shard key and fields with lookups, prepared."""
+    """A stored row: its primary key, its shard key, and its values of fields with lookups.
+
+    All values are prepared for the database.
+    """
 
     pk: Any
     key: Any
@@ -49,7 +52,10 @@ class FollowedRow:
 
 
 class RowFollower:
-    """A :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower` of one model."""
+    """Writes the entries of lookups for each statement that changes rows of one model.
+
+    A :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`.
+    """
 
     def __init__(self, lookups: Sequence[ModelLookup]) -> None:
         self._lookups = lookups
@@ -60,14 +66,14 @@ class RowFollower:
             return True
         names = {lookup.field.name for lookup in self._lookups}
         names |= {self._lookups[0].key.name, query.get_meta().pk.name}
-        values: Any = query.values  # type: ignore[attr-defined]  # not in the stubs
+        values: Any = query.values  # type: ignore[attr-defined]  # the stubs lack it
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement has to be sent before its entries are written.
+        """Whether the statement has to be sent before its entries are written, in one transaction.
 
-        An INSERT of rows whose primary keys are known can follow its entries. As a transaction by itself, it
-        saves a round trip.
+        An INSERT of rows with known primary keys can be sent after its entries were written. It is
+        then a transaction by itself, which saves a round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)
@@ -81,11 +87,15 @@ class RowFollower:
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run the statement, and write the entries of the rows that it changes.
 
-        :raises LookupValueTaken: another row has the value of a unique lookup, or may get it.
-        :raises LookupRefused: the values that the rows get are not known.
+        :param compiler: the compiler of the statement.
+        :param execute: runs the statement.
+        :raises LookupValueTaken: another row has the value of a unique lookup, or an open
+            transaction may write such a row.
+        :raises LookupRefused: it is not known which values the rows get.
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
-            return execute()  # Not a shard of the model: a database that rows are imported from.
+            # The connection is to a database from which rows are imported. It has no lookups.
+            return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:
                 raise LookupRefused(
@@ -101,8 +111,8 @@ class RowFollower:
 
     def _watcher(self, compiler: Any) -> TransactionEntries:
         if compiler.connection.in_two_phase:
-            # Others take a writer whose session has ended for dead. But a prepared branch survives its
-            # session, and its rows may be committed later.
+            # A writer whose database session has ended counts as rolled back. But a prepared
+            # transaction survives its session, and its rows may be committed later.
             raise LookupRefused(
                 f"{self._lookups[0].model.__name__} has lookups, which cannot follow a commit in two"
                 " phases. Write its rows in a block of their own, without two_phase=True."
@@ -155,7 +165,7 @@ class RowFollower:
         return result
 
     def _column(self, query: Any, lookup: ModelLookup) -> Any:
-        """Return the field of ``lookup`` in the query's model; None if a historical model lacks it."""
+        """Return the query model's field of ``lookup``; None if a historical model lacks it."""
         try:
             field = query.get_meta().get_field(lookup.field.name)
         except FieldDoesNotExist:
@@ -173,7 +183,10 @@ class RowFollower:
         change: EntryChange,
         new: Sequence[tuple[ModelLookup, Any, Any, Any]],
     ) -> None:
-        """Write the entries of new values; each of ``new`` is lookup, primary key, key and value."""
+        """Write the entries of new values.
+
+        :param new: lookup, primary key, shard key and value of each entry.
+        """
         rows: dict[Place, tuple[ModelLookup, str]] = {}
         for lookup, pk, key, value in new:
             key_text = lookup.key_text(key)
@@ -205,7 +218,7 @@ class RowFollower:
                     f"update() would change a field with a lookup in more than {MAX_UPDATED} rows of"
                     f" {query.model.__name__} on {compiler.connection.alias!r}. Update fewer at a time."
                 )
-            # The historical models of migrations write the key with each save().
+            # Historical models, those of migrations, write the shard key with each save().
             if new_key is not None and any(new_key(row.pk) != row.key for row in rows):
                 raise self._fixed(query)
             result = _execute_on(query, rows, execute)
@@ -255,7 +268,8 @@ class RowFollower:
                 fields.append(meta.get_field(lookup.field.name))
                 positions.append(len(fields) - 1)
             except FieldDoesNotExist:
-                positions.append(None)  # A historical model lacks the field.
+                # The query's model is a historical one, of a migration, and lacks the field.
+                positions.append(None)
         select = _select(query, connection, [field.attname for field in fields], limit)
         try:
             rows = list(select.get_compiler(connection=connection).results_iter())
@@ -279,7 +293,7 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
     select.clear_select_clause()
     joins = any(select.alias_refcount[a] for a in select.alias_map if a != select.base_table)
     if select.group_by is not None or joins:
-        # A lock must not reach rows of joined tables, nor those of an aggregate.
+        # FOR UPDATE must not lock rows of joined tables, and databases refuse it for aggregates.
         inner = select
         inner.add_fields([query.get_meta().pk.attname])
         select = Query(query.model)
@@ -292,10 +306,11 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
 
 
 def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], Any]) -> int:
-    """Run an UPDATE or DELETE for the locked ``rows`` alone, and return their number.
+    """Run an UPDATE or DELETE for the locked ``rows`` only, and return the number of rows it changed.
 
-    The conditions have chosen the rows. They are not evaluated again: what they read of other rows and
-    tables is not locked, and may have changed. One statement per :data:`MAX_UPDATED` rows.
+    The statement's own conditions have selected these rows, and are replaced by their primary keys.
+    The conditions may read other rows and tables, which are not locked and may have changed since.
+    One statement per :data:`MAX_UPDATED` rows.
     """
     number = 0
     for alias in query.alias_map:
@@ -329,15 +344,15 @@ def _prepared(field: Any, value: Any) -> Any:
 
 
 def _new_value(query: Any, field: Any, obj: Any) -> Any:
-    # As Django does when it compiles the INSERT.
+    # The value is computed in the same way as in SQLInsertCompiler of Django.
     value = getattr(obj, field.attname) if query.raw else field.pre_save(obj, add=True)
     return plain_value(field, value)
 
 
 def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
-    """Return a function that takes a primary key, and returns the new value of the row's ``field``.
+    """Return a function that takes a primary key, and returns the new value of that row's ``field``.
 
-    :param value: what the UPDATE sets: a value, or the expression that ``bulk_update()`` makes.
+    :param value: the value that the UPDATE sets, or the expression that ``bulk_update()`` builds.
     """
     expression = value
     if type(expression) is Cast:
@@ -349,9 +364,10 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
     for when in expression.cases:
         compared = _compared_pk(query, when.condition) if type(when) is When else None
         if compared is None:
-            plain_value(field, value)  # Raises LookupRefused, as for any other expression.
+            # plain_value() raises LookupRefused, as for any other expression.
+            plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
-    # A row that no condition names gets the default of the expression.
+    # A row that no condition of the expression names gets its default.
     default = plain_value(field, expression.default)
     return lambda pk: by_pk.get(pk, default)
 

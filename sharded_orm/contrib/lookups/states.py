@@ -1,4 +1,4 @@
-"""Which lookups are served: all rows have their entries, so queries may rely on them."""
+"""Records which lookups queries may rely on ("served"), because all rows have their entries."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The lookups that this process has found served, as they are declared. None is ever withdrawn while
-# processes use it, see docs/howto/lookups.md.
+# The declarations of lookups that this process has found served: queries may rely on them. A lookup
+# is never withdrawn while processes use it, see docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
 
 def is_served(lookup: ModelLookup) -> bool:
-    """Whether ``lookup`` is served as it is declared. One query, until it is served.
+    """Whether queries may rely on ``lookup`` as it is declared now. One query until the answer is yes.
 
-    The entries of unique lookups differ from others, and may be in another table. So a lookup is built again
-    if its declaration has changed.
+    If the declaration has changed, the answer is no until the lookup is built again: the entries of
+    a unique lookup differ from others, and another declaration may name another table.
     """
     if is_known_to_be_served(lookup):
         return True
@@ -39,17 +39,17 @@ def is_served(lookup: ModelLookup) -> bool:
 
 
 def is_known_to_be_served(lookup: ModelLookup) -> bool:
-    """Whether this process has found ``lookup`` served. Sends nothing."""
+    """Whether this process knows already that queries may rely on ``lookup``. Sends nothing."""
     return _declaration(lookup) in _served
 
 
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
     """Refuse to write entries while other processes may rely on the entries of another table.
 
-    They do not look for a value in the declared one. One query for each lookup.
+    Those processes would not find the new entries in the declared table. One query for each lookup.
 
-    :param lookups: those that this process has not found served.
-    :raises LookupRefused: one of them is served with another table than the declared one.
+    :param lookups: lookups that this process does not know to be served, as they are declared now.
+    :raises LookupRefused: one of them is served, but with another table than the declared one.
     """
     for lookup in lookups:
         states = LookupState.objects.using(DEFAULT_DB_ALIAS)
@@ -75,7 +75,7 @@ def _declaration(lookup: ModelLookup) -> tuple[str, bool, str | None]:
 
 
 def serve(lookup: ModelLookup) -> None:
-    """Note that all rows have their entries in ``lookup``."""
+    """Record that queries may rely on ``lookup``, because all rows have their entries."""
     LookupState.objects.using(DEFAULT_DB_ALIAS).update_or_create(
         lookup=lookup.name,
         defaults={
@@ -87,9 +87,10 @@ def serve(lookup: ModelLookup) -> None:
 
 
 def withdraw(name: str) -> str | None:
-    """Note that queries may not rely on the lookup ``name``. Other processes may rely on it still.
+    """Record that queries may not rely on the lookup ``name``. Other processes may still do so.
 
-    :returns: the table with which the lookup was served last, "" for the global one; None if it never was.
+    :returns: the label of the model with the entries when the lookup was last in use; "" for the
+        table of the global database; None if the lookup was never in use.
     """
     _served.difference_update([served for served in list(_served) if served[0] == name])
     states = LookupState.objects.using(DEFAULT_DB_ALIAS).filter(lookup=name)
@@ -98,20 +99,21 @@ def withdraw(name: str) -> str | None:
 
 
 def forget(name: str) -> None:
-    """Forget a lookup that was withdrawn and has no entries any more."""
+    """Delete the state of a lookup that was withdrawn and has no entries any more."""
     states = LookupState.objects.using(DEFAULT_DB_ALIAS)
     states.filter(lookup=name, served_since=None).delete()
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Withdraw lookups that no model declares any more; serve all in test databases, which are new.
+    """Withdraw lookups that no model declares any more. In a test database, serve all others.
 
-    A receiver of ``post_migrate``, which Django also sends after a flush.
+    A test database is new, so it has no rows without entries. A receiver of ``post_migrate``, which
+    Django also sends after a flush.
     """
     if using != DEFAULT_DB_ALIAS:
         return
     declared = lookups_by_name()
-    # 'lookups drop' needs to know the tables.
+    # The states are kept, because 'lookups drop' needs to know the tables.
     LookupState.objects.using(using).exclude(lookup__in=declared).update(served_since=None)
     if _is_test_database():
         for lookup in declared.values():

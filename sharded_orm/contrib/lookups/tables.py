@@ -1,4 +1,4 @@
-"""The columns of entries, and tables with entries on shards (Pinterest, P11)."""
+"""The columns of entries, and the base class of tables with entries on shards (Pinterest, P11)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from sharded_orm.models.fields import ExactCharField
 
 
 class EntryColumns(models.Model):
-    """The shard key of a row that has a certain value, or of a row that may get it.
+    """An entry of a lookup: the shard key of a row that has a certain value, or may get it.
 
-    Each committed row has its entry. An entry may be without a row: the row is being written or was
-    deleted, or its writer has died.
+    Each committed row has its entry. An entry may exist without a row: its row is not committed yet
+    or was deleted, or its writer has died.
     """
 
     #: The lookup: ``app.model.field``.
     lookup: models.CharField[str, str] = ExactCharField(max_length=200)
     value: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: Empty in a unique lookup; in others, it tells the row from other rows with the same value.
+    #: Empty in a unique lookup. In other lookups, it distinguishes the row from others with the
+    #: same value.
     slot: models.CharField[str, str] = ExactCharField(max_length=64)
     #: The shard key.
     key: models.CharField[str, str] = ExactCharField(max_length=100)
-    #: Names the change that has written the entry last.
+    #: The name of the change that has written the entry last.
     token: models.CharField[str, str] = ExactCharField(max_length=32)
-    #: Whether the transaction of this change may still be open, as far as the entry tells.
+    #: Whether the transaction of this change may still be open. A transaction that has ended may be
+    #: recorded here some seconds later.
     is_open: models.BooleanField[bool, bool] = models.BooleanField()
-    #: The database session of this transaction; empty if it has no identity.
+    #: The database session of this transaction; empty if the session has no identity.
     writer: models.CharField[str, str] = ExactCharField(max_length=64)
-    #: When the entry was written, in seconds since 1970.
+    #: The time when the entry was written, in seconds since 1970.
     written_at: models.FloatField[float, float] = models.FloatField()
 
     class Meta:

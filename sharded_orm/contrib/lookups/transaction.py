@@ -1,8 +1,8 @@
-"""The lookups' part of one transaction on a shard: which entries follow a commit, which a rollback.
+"""Keeps track of the entries that one transaction on a shard has written.
 
-Each statement that writes rows is one :class:`EntryChange`. Its tokens name the entries that it has
-written, in three sets: new ones, existing ones that it has taken over, and those of values that no
-row will have any more.
+Each statement that writes rows is one :class:`EntryChange`. It has three tokens, which name the
+entries that it has written: new entries, existing entries that it has taken over, and entries of
+values that no row will have any more. After the end of the transaction, some of them are removed.
 """
 
 from __future__ import annotations
@@ -28,33 +28,36 @@ from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 
-#: Seconds after which an entry without a row counts as left behind, if the database cannot tell whether
-#: the session of its writer still exists.
+#: Seconds after which the writer of an entry counts as ended, if the database cannot tell whether
+#: the writer's session still exists.
 QUARANTINE = 600.0
-#: Seconds that the entries of a committed transaction wait, at most until the next one of the process,
-#: before they tell that it has ended.
+#: Seconds after a commit before its entries are updated to say that the transaction has ended. The
+#: update is sent with the next transaction of the process that writes entries.
 CLOSE_AFTER = 5.0
-#: The largest number of changes of a table that a process remembers to close, while the database does not answer.
+#: The largest number of changes of a table that a process keeps in memory while the database does
+#: not answer. The entries of further changes are not updated.
 MAX_WAITING = 10_000
-#: How often a process tries to close the entries of a table: after 5 s, 10 s, 20 s and so on.
+#: How many times a process tries to update the entries of a table, with pauses of 5 s, 10 s, 20 s
+#: and so on.
 CLOSE_ATTEMPTS = 10
 
 
 @dataclass
 class ChangesToClose:
-    """The ended changes of one table."""
+    """Changes of one table whose transactions have ended, while their entries do not say so yet."""
 
-    #: When the last attempt was, or the first change came.
+    #: When the last attempt to close them was made, or the first change was added, in monotonic
+    #: seconds.
     since: float
     tokens: dict[str, None] = field(default_factory=dict)
     failures: int = 0
 
 
 class EndedChanges:
-    """Changes whose transactions have ended, while their entries do not tell so yet. Thread-safe.
+    """Changes whose transactions have ended, while their entries do not say so yet. Thread-safe.
 
-    Entries are closed many at a time. The changes of a process that dies meanwhile are known by its
-    sessions, which have ended with it.
+    The entries of many changes are closed (updated) in one statement. If the process dies before,
+    others find that its database sessions have ended, and so have its transactions.
     """
 
     def __init__(self) -> None:
@@ -62,10 +65,12 @@ class EndedChanges:
         self._by_table: dict[EntryTable, ChangesToClose] = {}
 
     def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
-        """Note changes. Close the entries of a table if they are many, or if some have waited.
+        """Add changes. Close the entries of a table if they are many, or if some have waited long enough.
 
-        One statement per table. Entries of a table that does not answer wait for a later time, twice as long
-        with each failure, and are left as they are after :data:`CLOSE_ATTEMPTS`.
+        To close an entry is to record in it that its transaction has ended. Costs one statement per
+        table. If a table's database does not answer, the next attempt is made later, after a pause
+        that doubles with each failure. After :data:`CLOSE_ATTEMPTS` the entries are left as they
+        are.
         """
         now, due = time.monotonic(), list[tuple[EntryTable, ChangesToClose, list[str]]]()
         with self._lock:
@@ -90,11 +95,12 @@ class EndedChanges:
                     changes.failures = 0
 
     def _failed(self, table: EntryTable, changes: ChangesToClose) -> None:
-        """Note a failure, whose error is being handled. It is logged once, and so is that this was the last attempt."""
+        """Count a failed attempt, and log its error. Only the first and the last attempt are logged."""
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # Other processes that find a forgotten entry wait until the sessions of this process have ended.
+            # Other processes that find an entry which was left wait until the sessions of this
+            # process have ended.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]
@@ -134,9 +140,12 @@ def _log_left(table: EntryTable, count: int, what: str) -> None:
 def in_each_table(
     run: Callable[[EntryTable, Sequence[str]], None], tokens: Iterable[tuple[EntryTable, str]]
 ) -> list[tuple[EntryTable, str]]:
-    """Call ``run`` for the changes of each table, and return those of tables where it has failed.
+    """Call ``run`` for the changes of each table, and return the changes of tables where it failed.
 
-    Their transactions have ended, so an error is logged: their callers must not take it for one of them.
+    An error is logged and not raised: the transactions of these changes have ended, and the caller
+    would take the error for a failure of its transaction.
+
+    :param tokens: pairs of a table and the token of a change.
     """
     failed: list[tuple[EntryTable, str]] = []
     for table, of_table in _by_table(tokens).items():
@@ -159,31 +168,33 @@ ended_changes = EndedChanges()
 
 
 def _forget_changes_of_parent() -> None:
-    # Another thread of the parent may have held the lock at the fork.
-    ended_changes.__init__()  # type: ignore[misc]  # the object is known by many names
+    # The lock is replaced, because another thread of the parent may have held it at the fork. The
+    # object itself stays, because other modules have imported it.
+    ended_changes.__init__()  # type: ignore[misc]
 
 
 os.register_at_fork(after_in_child=_forget_changes_of_parent)
 
 
 class EntryChange(StatementChange):
-    """What one statement has changed in lookups. It is complete if each row has its entries."""
+    """The entries that one statement has changed. The change is complete if each row has its entries."""
 
     def __init__(self) -> None:
         token = uuid4().hex[1:]
         self.fresh, self.taken, self.old = token + "f", token + "t", token + "o"
         self.has_fresh = self.has_taken = self.has_old = False
-        #: The entries of the new values.
+        #: The identities of the entries of the new values.
         self.places: Collection[Place] = ()
-        #: Whether the statement was sent; only if it follows its entries.
+        #: Whether the statement was sent. Set only for a statement that is sent after its entries.
         self.is_sent = False
-        #: The tables with its entries.
+        #: The tables in which the change has written entries.
         self.tables: set[EntryTable] = set()
 
     def note_tables(self, places: Iterable[Place]) -> None:
-        """Note that the entries at ``places`` are about to be written.
+        """Record in which tables entries are about to be written.
 
-        :raises LookupRefused: they would wait for a transaction of this thread.
+        :param places: the identities of the entries.
+        :raises LookupRefused: the write would wait for a transaction of this thread.
         """
         tables = {entries.table_of(place.lookup, place.value) for place in places}
         for table in tables:
@@ -191,16 +202,17 @@ class EntryChange(StatementChange):
         self.tables |= tables
 
     def in_tables(self, tokens: Iterable[str]) -> Iterator[tuple[EntryTable, str]]:
-        """Return ``tokens``, each with every table that may have its entries."""
+        """Return pairs of a table and a token, for every table that may have entries of ``tokens``."""
         return product(self.tables, tokens)
 
     def tokens(self) -> tuple[str, ...]:
         return self.fresh, self.taken, self.old
 
     def surplus(self, stands: bool) -> list[str]:
-        """Return the tokens of entries that no row needs after the end of the transaction.
+        """Return the tokens of entries to be removed, because no row needs them after the transaction.
 
-        These are the entries of old values if the change stands, and the new entries if it was rolled back.
+        These are the entries of old values if the statement is committed, and the new entries
+        otherwise.
 
         :param stands: whether the statement is committed; otherwise it was rolled back.
         """
@@ -209,7 +221,10 @@ class EntryChange(StatementChange):
         return [self.fresh] if self.has_fresh else []
 
     def rest(self, stands: bool) -> list[str]:
-        """Return the tokens of the other entries, which stay."""
+        """Return the tokens of the entries that stay after the transaction.
+
+        :param stands: whether the statement is committed; otherwise it was rolled back.
+        """
         tokens = [self.taken] if self.has_taken else []
         if stands and self.has_fresh:
             tokens.append(self.fresh)
@@ -219,7 +234,7 @@ class EntryChange(StatementChange):
 
 
 class TransactionEntries(StatementWatcher[EntryChange]):
-    """The changes of one transaction.
+    """The entries that one transaction has written.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -233,7 +248,7 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @property
     def writer(self) -> str:
-        """The session of the transaction. Call this after the first statement of the transaction only."""
+        """The database session of the transaction. Read this only after its first statement."""
         if self._writer is None:
             self._writer = entries.writer_text(self._connection.session_id())
         return self._writer
@@ -243,28 +258,29 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def change(self) -> Iterator[EntryChange]:
-        """Return a context manager around one statement and the changes of its entries."""
+        """Return a context manager for one statement in a transaction, and the writes of its entries."""
         change = EntryChange()
         self._changes.append(change)
         try:
             yield change
         except BaseException:
-            # Roll back, as Model.save_base() of Django does after an error. If the caller commits in
-            # spite of this, before_commit() refuses.
+            # Roll the transaction back, as Model.save_base() of Django does after an error. If the
+            # caller commits in spite of this, before_commit() raises an error.
             self._connection.needs_rollback = True
             raise
         change.is_complete = True
 
     @contextmanager
     def statement(self) -> Iterator[EntryChange]:
-        """Return a context manager around one statement in autocommit, which follows its entries."""
+        """Return a context manager for one statement in autocommit, which is sent after its entries."""
         change = EntryChange()
         self._changes.append(change)
         try:
             yield change
         except BaseException as exc:
-            # What the database has answered with an error is not committed. If the session was lost, or
-            # something else has interrupted the wait for the answer, nobody knows.
+            # A statement to which the database has answered with an error is not committed. If the
+            # session was lost, or the wait for the answer was interrupted, it is unknown whether it
+            # is committed.
             has_answer = isinstance(exc, IntegrityError | DataError) or (
                 isinstance(exc, DatabaseError) and self._connection.session_id().connection
             )
@@ -277,8 +293,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def before_commit(self) -> None:
         """Refuse a commit after which a row would be without its entry.
 
-        :raises LookupRefused: a statement is committed whose entries could not be written.
-        :raises LookupExpired: others have taken this transaction's writer for dead.
+        :raises LookupRefused: the transaction contains a statement whose entries could not be
+            written.
+        :raises LookupExpired: other transactions have taken values over, because this one was open
+            too long.
         """
         if self.incomplete():
             raise LookupRefused(
@@ -289,7 +307,13 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             self._renew()
 
     def _renew(self) -> None:
-        """Make sure that nobody has taken this transaction's entries over, nor will during the COMMIT."""
+        """Make sure that this transaction still has its entries, and keeps them during the COMMIT.
+
+        Other transactions may take entries over if they find the time of their last write too old. So
+        the time is renewed first, and then the entries are read.
+
+        :raises LookupExpired: another transaction has taken an entry over.
+        """
         own: set[Place] = set()
         tokens = (pair for change in self._changes for pair in change.in_tables(change.tokens()))
         for table, of_table in _by_table(tokens).items():
@@ -308,13 +332,18 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
-            return  # Entries without rows do no harm.
+            # It is unknown whether the rows are committed, so the entries stay. Entries without
+            # rows do no harm.
+            return
         if not self._is_committed_at_once:
-            return  # The test case rolls the entries back.
+            # The statements on entries are in the test's transaction, which Django's TestCase rolls
+            # back.
+            return
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))
         left = in_each_table(entries.remove, surplus)
-        # Others may wait for values that were rolled back, so these are closed now.
+        # Entries of a rollback are closed at once, and not later, because others may wait for their
+        # values.
         undone = (change for change, stands in ends if not stands)
         rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
         left += in_each_table(entries.close, rest)

@@ -1,4 +1,4 @@
-"""The app of mirrors: it follows the writes of their sources."""
+"""The Django app of mirrors. It follows the writes of models that have mirrors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ class MirrorsConfig(AppConfig):
     label = "sharded_orm_mirrors"
     verbose_name = "Mirrors"
     default_auto_field = "django.db.models.BigAutoField"
-    #: Each shard has the tables of this app: an outbox of its own, and the versions of its mirrors' rows.
+    #: Each shard has the tables of this app: an outbox of writes to deliver, and the versions of
+    #: the rows of its mirrors.
     tables_on_shards = True
-    #: What ``ShardMeta`` may say beside what the library itself knows.
+    #: The attributes that this app adds to those that ``ShardMeta`` of a model may have.
     shard_meta_names = frozenset({"mirror_of", "condition", "fields", "verify_reads"})
 
     def fields_of_sharded_model(self, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that a new class has beside those that it declares."""
+        """Return the fields that a new model class gets besides those that it declares.
+
+        :param name: the name of the class.
+        :param attrs: the attributes in the body of the class.
+        """
         from sharded_orm.contrib.mirrors.copied_fields import fields_of_mirror
 
         return fields_of_mirror(name, attrs)
@@ -29,5 +34,6 @@ class MirrorsConfig(AppConfig):
         from sharded_orm.backends.write_hooks.followers import provide_followers
         from sharded_orm.contrib.mirrors.capture import follower_of
 
-        import_module("sharded_orm.contrib.mirrors.checks")  # The import registers the checks.
+        # The import registers the system checks.
+        import_module("sharded_orm.contrib.mirrors.checks")
         provide_followers(follower_of)

@@ -1,4 +1,4 @@
-"""What is left in the outboxes: how much, since when, and what no relay can deliver."""
+"""Counts the writes that were not delivered to mirrors yet, and the dead letters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from sharded_orm.exceptions import ShardedOrmError
 class Backlog:
     """The rows in the outboxes of all shards.
 
-    :param rows: number of rows. Up to 100 per shard and process were delivered already.
+    An outbox row is a write that has to be delivered to mirrors.
+
+    :param rows: number of rows. Each process may leave up to 100 rows per shard that were delivered
+        already.
     :param lag: age in seconds of the oldest row that a relay would deliver; 0.0 if there is none.
-    :param dead: the dead letters, as sentences.
+    :param dead: the dead letters, the rows that relays have given up, as sentences.
     :param problems: sentences about shards that did not answer.
     """
 
@@ -31,7 +34,10 @@ class Backlog:
 
 
 def backlog() -> Backlog:
-    """Ask all shards of sources for their :class:`Backlog`. One query per shard, one more for dead letters."""
+    """Return the :class:`Backlog` of all shards that have sources of mirrors.
+
+    One query per shard, and one more for dead letters.
+    """
     found = Backlog()
     age = ExpressionWrapper(DatabaseClock() - F("written_at"), output_field=DurationField())
     for group in source_groups():

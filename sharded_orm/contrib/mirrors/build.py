@@ -1,4 +1,4 @@
-"""Fills a mirror that was added to a source with rows."""
+"""Copies the existing rows of a source into a new mirror."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharded_orm.models.sharding.bound_key import unbound
 def find_mirror(name: str) -> Mirror:
     """Return the mirror with this label, such as ``photos.WrittenComment``, or with this class name.
 
-    :raises MirrorNotFound: there is none, or there are several.
+    :raises MirrorNotFound: no mirror or several mirrors have this name.
     """
     matching = [
         mirror
@@ -32,13 +32,13 @@ def find_mirror(name: str) -> Mirror:
 
 
 def build(mirror: Mirror, *, stopping: Callable[[], bool] = lambda: False) -> Iterator[int]:
-    """Copy all rows of the source that the mirror does not have. Yield the number of rows so far.
+    """Copy all rows of the source that the mirror lacks. Yield the number of copied rows so far.
 
-    Each process that writes the source must know the mirror already: then every write from now on
-    reaches it, and only the rows from before are missing. A row that a writer has delivered is newer, so
-    it is left alone. Can be run again after an interruption.
+    Each process that writes the source must know the mirror before the call. Then all new writes
+    reach the mirror, and only older rows are missing. A row that a writer has delivered is newer,
+    so it is not changed. The build can be run again after an interruption.
 
-    Costs per 500 rows two reads of the source and a transaction on each shard of the mirror.
+    Costs two reads of the source per 500 rows, and a transaction on each shard of the mirror.
 
     :raises Exception: the error of the first row that the mirror does not accept.
     """
@@ -63,7 +63,7 @@ def build(mirror: Mirror, *, stopping: Callable[[], bool] = lambda: False) -> It
 
 
 def _copy(mirror: Mirror, rows: list[Any]) -> None:
-    # Version 0: whatever was written since has a higher one.
+    # The version is 0, because any delivery since then has a higher version and must win.
     attname = mirror.key.attname
     new = [
         RowToDeliver(pk, key, 0, {attname: frozenset([mirror_key])}, is_new=False)

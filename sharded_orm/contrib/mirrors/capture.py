@@ -1,4 +1,4 @@
-"""Follows the ORM's writes: those of sources get into the outbox, those of mirrors are refused."""
+"""Follows the ORM's writes: writes of sources are recorded in the outbox, writes of mirrors are refused."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from sharded_orm.models.cached.insert_keys import returned_keys
 
 
 def follower_of(model: Any) -> OutboxFollower | None:
-    """Return the follower of a source or a mirror; None for other models."""
+    """Return the object that follows writes of a source or a mirror; None for other models."""
     if not apps.models_ready:
         return None
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    if meta.apps is not apps:  # A historical model of a migration.
+    # The model is a historical one, of a migration. The current model is followed instead.
+    if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
         except LookupError:
@@ -53,15 +54,19 @@ class OutboxFollower:
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run a statement, and record the rows that it changes in the same transaction.
 
-        An UPDATE or DELETE costs one query more, which locks the rows. The outbox costs one INSERT per
-        500 rows and transaction, which is sent with the COMMIT if it is for one row and the backend can do so.
+        An UPDATE or DELETE costs one more query, which locks the rows. The outbox costs one INSERT per
+        500 rows and transaction. If it is for one row, and the backend can do so, it is sent with the
+        COMMIT.
 
+        :param compiler: the compiler of the statement.
+        :param execute: runs the statement.
         :raises MirrorReadOnly: the statement writes a mirror.
         :raises WriteNotFollowed: it is unknown which rows the statement changes.
         """
         followed = self._followed
         if compiler.connection.shard.group != followed.options.group:
-            return execute()  # Not a shard of the model: a database that rows are imported from.
+            # The connection is to a database from which rows are imported. It has no mirrors.
+            return execute()
         if isinstance(followed, Mirror):
             _refuse_write_of_mirror(followed)
             return execute()
@@ -100,9 +105,9 @@ def _refuse_write_of_mirror(mirror: Mirror) -> None:
 
 @contextmanager
 def _rolled_back_on_error(connection: Any) -> Iterator[None]:
-    """Have the transaction rolled back if the block fails, as ``Model.save_base()`` of Django does.
+    """Roll the transaction back if the block fails, as ``Model.save_base()`` of Django does.
 
-    If the caller commits in spite of this, :class:`TransactionChanges` refuses.
+    If the caller commits in spite of this, :class:`TransactionChanges` raises an error.
     """
     try:
         yield
@@ -122,7 +127,7 @@ class SourceWrite:
         self._connection = compiler.connection
 
     def _fields(self, fields: Sequence[Any]) -> list[Any]:
-        """Return the fields with the same names in the query's model, which may be a historical one."""
+        """Return the fields of the query's model with the same names. It may be a historical model."""
         meta = self._query.get_meta()
         try:
             return [meta.get_field(field.name) for field in fields]
@@ -167,10 +172,11 @@ class SourceWrite:
         return rows, result
 
     def _stored(self, pks: Sequence[Any]) -> list[WrittenRow]:
-        """Return those of the rows that are stored, and lock them.
+        """Return those rows with the primary keys ``pks`` that are stored now, and lock them.
 
-        With ignore_conflicts, the database does not tell which rows it has inserted. Of the others, some
-        are rows of other transactions, and some do not exist, because another column was in conflict.
+        With ignore_conflicts, the database does not report which rows it has inserted. Some of the
+        others are rows of other transactions. Some do not exist, because another column was in
+        conflict.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)
@@ -202,7 +208,7 @@ class SourceWrite:
                 f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
             ) from exc
         for position, field in enumerate(identity):
-            # A historical model saves all its fields, also those that are the same as before.
+            # A historical model saves all its fields, including fields that have not changed.
             if field.attname in new and any(
                 _plain(field, new[field.attname]) != row[position] for row in matching
             ):
@@ -226,8 +232,8 @@ class SourceWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None or len(select.alias_map) > 1:
-            # With joins or a GROUP BY, the query can only be the subquery that finds the ids: it could
-            # not lock the rows of this table alone.
+            # A query with joins or a GROUP BY could not lock rows of this table alone. So it
+            # becomes a subquery that selects the primary keys.
             inner = select
             inner.add_fields([fields[0].attname])
             inner.distinct = False
@@ -246,10 +252,10 @@ class SourceWrite:
         return list(compiler.apply_converters(rows, converters)) if converters else rows
 
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
-        """Run the statement for the rows that were read, and for no others.
+        """Run the statement for the rows that were read, and for no other rows.
 
-        Without the condition, the statement might also change a row that another transaction has made
-        match in the meantime.
+        The statement's own conditions are not enough: another transaction may have changed a row in
+        the meantime so that it matches them.
         """
         if not pks:
             return 0
@@ -265,20 +271,21 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        # The statement may take effect even if it raises: the handler of a signal can raise anywhere.
-        # The rows would not be in the outbox if the caller committed them.
+        # The change counts as incomplete until its rows are in the outbox. The statement may take
+        # effect even if it raises an error, because the handler of a signal can raise anywhere. If
+        # the caller committed then, the rows would be missing in the outbox.
         self._change.is_complete = False
         with _rolled_back_on_error(self._connection):
             return execute()
 
 
 def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
-    """Return the values of ``field`` of the rows that were inserted, as they are read back.
+    """Return the values of ``field`` of the inserted rows, in the form in which they are read back.
 
-    None for those not known.
+    :returns: one value per row; None if a value is not known.
     """
     objs = compiler.query.objs
-    # The caller may have given "7", or a UUID as text.
+    # The values are converted, because the caller may have assigned "7" for 7, or a UUID as text.
     values = [_plain(field, getattr(obj, field.attname)) for obj in objs]
     if None not in values:
         return values
@@ -290,9 +297,10 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
 
 
 def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
-    """Return what an INSERT of ``obj`` has stored; None if ``obj`` does not tell."""
+    """Return the values that an INSERT of ``obj`` has stored; None if they cannot be read from ``obj``."""
     if type(obj) is not source.model or not source.keeps_values:
-        return None  # Of a historical model, perhaps.
+        # The instance is of another class, perhaps a historical model, whose fields may differ.
+        return None
     values = {name: obj.__dict__.get(name) for name in source.copied}
     if any(hasattr(value, "resolve_expression") for value in values.values()):
         return None
@@ -321,7 +329,7 @@ def _keys_before_and_after(
 def _plain(field: Any, value: Any) -> Any:
     """Return a new value of a field as it is read back; None if only the database knows the value.
 
-    Such a key is a hint, which saves a look-up: the row itself is read when it is delivered.
+    The result is only a hint, which saves a query. If it is missing, the delivery reads the row.
     """
     if value is None or hasattr(value, "resolve_expression"):
         return None

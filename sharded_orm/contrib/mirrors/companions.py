@@ -1,4 +1,4 @@
-"""Other kinds of copies that the command ``mirrors`` looks after, beside mirrors."""
+"""Other kinds of copies, besides mirrors, that the command ``mirrors`` maintains."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 @dataclass
 class CompanionReport:
-    """What was done with copies.
+    """The work that was done on copies of rows.
 
     :param rows: number of copies that were written, or compared.
-    :param differences: sentences about copies that differ.
-    :param pending: number of copies that differ because they are not delivered yet.
-    :param problems: sentences about shards that did not answer or refuse their copies.
+    :param differences: sentences about copies that differ from their rows.
+    :param pending: number of copies that differ because a change is not delivered yet.
+    :param problems: sentences about shards that did not answer, or refused a copy.
     """
 
     rows: int = 0
@@ -24,7 +24,7 @@ class CompanionReport:
 
 
 class Companion(Protocol):
-    """A kind of copies. An app provides one when it is ready."""
+    """A kind of copies, such as reference tables. An app registers its kind when it is ready."""
 
     def labels(self) -> list[str]:
         """Return the labels of the models that have copies."""
@@ -43,22 +43,23 @@ class Companion(Protocol):
     ) -> CompanionReport:
         """Compare the copies of a model with its rows.
 
+        :param repair: whether to write copies that differ.
         :param newest_first: whether rows with the highest primary keys come first.
-        :param sample: the share of rows that are compared, in chunks drawn at random; None for all.
+        :param sample: the fraction of rows to compare, in chunks drawn at random; None for all.
         """
 
     def build(self, label: str, stopping: Callable[[], bool]) -> CompanionReport:
         """Write the copies of a model that are missing or differ."""
 
     def status(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return what to show of each model, for JSON, and sentences about problems."""
+        """Return a dict about each model, to be shown as JSON, and sentences about problems."""
 
 
 _companions: list[Companion] = []
 
 
 def provide_companion(companion: Companion) -> None:
-    """Add a kind of copies."""
+    """Register a kind of copies."""
     _companions.append(companion)
 
 
@@ -67,7 +68,7 @@ def companions() -> list[Companion]:
 
 
 def find_companion(name: str) -> tuple[Companion, str] | None:
-    """Return the kind of copies that has a model of this name, and the model's label."""
+    """Return the kind of copies with a model of this name, and the model's label; None if none has."""
     for companion in _companions:
         if (label := companion.find(name)) is not None:
             return companion, label

@@ -15,9 +15,10 @@ from sharded_orm.contrib.mirrors.reads import aliases_of, is_same, values_of, wa
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
-#: The most rows of both sides that are compared at once, unless there are very many shards.
+#: The largest number of rows, of the source and the mirror together, that are compared at once. A
+#: chunk may be larger if there are very many shards.
 CHUNK = 8000
-#: The rows of a shard that a chunk may have in any case.
+#: The number of rows of each shard that a chunk may have, even if there are very many shards.
 FROM_SHARD = 50
 
 
@@ -30,12 +31,13 @@ def compare(
 ) -> Iterator[ComparisonReport]:
     """Compare ``mirror`` with its source. Yield the report after each chunk.
 
-    A chunk is a range of primary keys, with the rows of all shards. So each row is read once. Costs two
-    queries per chunk and shard of each side, and some more for chunks with differences.
+    A chunk is a range of primary keys, with the rows of all shards. So each row is read once. Costs
+    two queries per chunk for each shard of the source and of the mirror, and some more for chunks
+    with differences.
 
-    :param repair: whether rows that differ are mended.
+    :param repair: whether rows that differ are repaired.
     :param newest_first: whether rows with the highest primary keys come first.
-    :param sample: the share of chunks that are compared, such as 0.1; None for all.
+    :param sample: the fraction of chunks to compare, such as 0.1; None for all.
     """
     report = ComparisonReport()
     sides = _Sides(mirror, newest_first)
@@ -62,7 +64,10 @@ class _Sides:
         self._mirror_names = mirror.attributes
 
     def chunks(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the primary keys after which a chunk begins, and with which it ends; None for no limit."""
+        """Yield the bounds of each chunk, from ``after`` (exclusive) to ``until`` (inclusive).
+
+        A bound is a primary key, or None if there is no bound.
+        """
         after = None
         while True:
             until = self._boundary(after)
@@ -80,17 +85,21 @@ class _Sides:
                 behind = self._range(rows.using(alias), after, None)
                 behind = behind.order_by("-pk" if self._newest_first else "pk")
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
-        # Any order of Python's will do: a row of any shard is before the end of the first chunk that it is
-        # not behind. But if a database orders text keys in another way, a chunk may be much larger.
+        # Python may order text keys in another way than the database. That is no error, because a
+        # row of any shard is in the first chunk whose end it does not exceed. But a chunk may then
+        # be much larger.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the values of rows in the order of :attr:`Mirror.names`, and then the shard key."""
+        """Yield the values of the source's rows in the order of :attr:`Mirror.names`, then the shard key."""
         for _, row in self._rows(self._source, self._source_names, after, until):
             yield row
 
     def mirror_rows(self, after: Any, until: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yield the alias of each row, and its values in the order of :attr:`Mirror.attributes`."""
+        """Yield the shard alias and the values of each row of the mirror.
+
+        The values are in the order of :attr:`Mirror.attributes`.
+        """
         return self._rows(self._mirror, self._mirror_names, after, until)
 
     def _rows(
@@ -114,9 +123,11 @@ class _Sides:
 def _compare_chunk(
     mirror: Mirror, sides: _Sides, after: Any, until: Any
 ) -> tuple[int, list[list[Suspect]]]:
-    """Return the number of rows, and those that differ or are on another shard than their source wants.
+    """Compare one chunk, and return the number of rows and the suspects: rows that may differ.
 
-    :returns: the suspects in batches, each with a primary key once.
+    A row of the mirror is also suspect if it is on another shard than its source determines.
+
+    :returns: the suspects in batches. A primary key is in a batch only once.
     """
     pk_at = mirror.names.index(mirror.source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)
@@ -130,7 +141,8 @@ def _compare_chunk(
     twice = []
     for row in source:
         pk, key = row[pk_at], row[key_at]
-        # A second row with the same id finds nothing, and is suspect.
+        # If two rows of the source have the same id, the second finds no stored row, and becomes
+        # suspect.
         copy = stored.pop((homes.get(key, ""), pk), None)
         if copy is None or not is_same(copy, row[:-1], mirror.json_positions):
             suspect = Suspect(pk, row[-1], frozenset([key]))

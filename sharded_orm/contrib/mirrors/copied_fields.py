@@ -1,4 +1,4 @@
-"""``ShardMeta.fields``: the fields of a mirror are made from those of its source."""
+"""Makes the fields of a mirror from the fields of its source, by ``ShardMeta.fields``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from django.db.models import BigIntegerField, Field, GeneratedField, IntegerFiel
 from sharded_orm.contrib.mirrors.exceptions import InvalidMirror
 from sharded_orm.models.sharding.options import target_field
 
-# What says how a source makes or finds its rows. A mirror has its own keys, and its values come from the source.
+# The options of a field that describe how a source creates or finds its rows. A mirror has its own
+# keys and indexes, and its values come from the source.
 _NOT_COPIED = frozenset(
     {"unique", "db_index", "db_column", "auto_now", "auto_now_add", "db_default", "default"}
 )
 
 
 def fields_of_mirror(name: str, attrs: Mapping[str, Any]) -> dict[str, Field[Any, Any]]:
-    """Return the fields that a new class gets because its ``ShardMeta`` has ``fields``, or declares none.
+    """Return the fields of a new mirror class that are copied from its source.
+
+    A class gets them if its ``ShardMeta`` has ``fields``, or if it declares no field itself.
 
     :param name: the name of the class.
-    :param attrs: what the class declares.
+    :param attrs: the attributes in the body of the class.
     :raises InvalidMirror: the source is not loaded yet, or has no such field.
     """
     meta = attrs.get("ShardMeta")
@@ -73,13 +76,13 @@ def _chosen(name: str, source: Any, chosen: Any, key_name: Any) -> Iterator[Any]
             f"ShardMeta.fields of {name} names {unknown!r}, and its source {source._meta.label} has the fields"
             f" {sorted(f.attname for f in fields)!r}."
         )
-    # The keys are always needed.
+    # The primary key and the shard key are always copied.
     wanted |= {source._meta.pk.name, key_name}
     yield from (f for f in fields if wanted & {f.name, f.attname})
 
 
 def _copy(field: Any, *, is_key: bool) -> Field[Any, Any]:
-    """Return a plain field for the values of ``field``: no foreign key, and no generator of ids."""
+    """Return a plain field for the values of ``field``: not a foreign key, and without generated ids."""
     target = target_field(field)
     nullable = {"null": field.null and not is_key, "blank": field.blank}
     is_own = type(target).__module__.startswith("sharded_orm.")

@@ -1,4 +1,4 @@
-"""What ``ShardMeta`` says about mirrors: :class:`Mirror` and :class:`Source`."""
+"""The declarations of mirrors in ``ShardMeta``: :class:`Mirror` and :class:`Source`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from sharded_orm.models.sharding.options import ShardOptions, shard_options, tar
 
 
 def text_of(field: Any, value: Any) -> str:
-    """Return a value of a key as the tables of mirrors store it."""
+    """Return a value of a key field in the form in which the tables of mirrors store it."""
     return str(target_field(field).get_prep_value(value))
 
 
 def value_of(field: Any, text: str) -> Any:
-    """Return the value whose :func:`text_of` is ``text``."""
+    """Return the value of a key field that :func:`text_of` has turned into ``text``."""
     return target_field(field).to_python(text)
 
 
@@ -43,9 +43,9 @@ def value_of(field: Any, text: str) -> Any:
 class Mirror:
     """A model whose rows are copies of rows of another model, sharded by another key.
 
-    :param fields: the pairs of a field of the mirror and the field of the source that it copies.
+    :param fields: pairs of a field of the mirror and the field of the source that it copies.
     :param key: the field of the source whose values are the shard keys of the mirror.
-    :param condition: which rows of the source the mirror has; None for all.
+    :param condition: the condition that selects the rows to copy; None for all rows.
     """
 
     model: type[Model]
@@ -72,7 +72,7 @@ class Mirror:
 
     @cached_property
     def attributes(self) -> tuple[str, ...]:
-        """The attributes of the mirror, in the same order."""
+        """The attributes of the mirror that have the copies, in the order of :attr:`fields`."""
         return tuple(own.attname for own, _ in self.fields)
 
     @cached_property
@@ -82,7 +82,7 @@ class Mirror:
 
     @cached_property
     def own_source_key(self) -> Any:
-        """The field of the mirror that has the shard key of the source; None if it leaves it out."""
+        """The field of the mirror that copies the source's shard key; None if the mirror lacks it."""
         return next((own for own, original in self.fields if original is self.source.key), None)
 
 
@@ -90,7 +90,7 @@ class Mirror:
 class Source:
     """A model that has mirrors.
 
-    :cvar what: what distinguishes such a model, for error messages.
+    :cvar what: a clause about such a model, for error messages.
     """
 
     model: type[Model]
@@ -116,7 +116,7 @@ class Source:
         return self.model._meta.pk
 
     def epoch_of(self, key: Any) -> int:
-        """Return the version of the placement of a shard key; 0 if keys do not move."""
+        """Return a number that grows each time the shard key moves to another shard; 0 if keys do not move."""
         strategy = runtime.strategy(self.options.group)
         return strategy.version(self.key.get_prep_value(key)) if strategy.moves_keys else 0
 
@@ -127,10 +127,10 @@ class Source:
 
     @cached_property
     def keeps_values(self) -> bool:
-        """Whether an instance has the values that its INSERT stores, once it has been sent.
+        """Whether an instance still has the values that its INSERT has stored, until the commit.
 
-        A field of a project may store something else, and a value that is not immutable may change
-        before the commit.
+        Not if a project's own field class may store another value, or if a value is mutable and so
+        may change before the commit.
         """
         kinds = {type(f) for f in self.model._meta.concrete_fields if f.attname in self.copied}
         return all(
@@ -141,7 +141,7 @@ class Source:
 
     @cached_property
     def mirror_keys(self) -> tuple[Any, ...]:
-        """The fields whose values are shard keys of mirrors, each once."""
+        """The fields whose values are shard keys of mirrors. Each field is named once."""
         return tuple(dict.fromkeys(mirror.key for mirror in self.mirrors))
 
 
@@ -172,13 +172,13 @@ def declarations() -> Declarations:
 
 
 def forget() -> None:
-    """Forget the results of :func:`declarations`, as after a change of the installed apps."""
+    """Forget the results of :func:`declarations`, for example after the installed apps have changed."""
     global _declared
     _declared = None
 
 
 def source_of(label: str) -> Source | None:
-    """Return the source with this label; None if no model with mirrors has it any more."""
+    """Return the source with this label; None if the model is gone or has no mirrors any more."""
     try:
         declared = declarations().get(apps.get_model(label))
     except LookupError:
@@ -247,7 +247,7 @@ def _field(model: Any, attname: str) -> Any:
 
 
 def problems_of(model: Any) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the declaration of the mirror ``model``: id of the check, and text."""
+    """Yield the errors in the declaration of the mirror ``model``, as pairs of check id and sentence."""
     try:
         source = _source_model(model)
     except (LookupError, ValueError, AttributeError):

@@ -1,8 +1,8 @@
-"""Brings written rows of a source to its mirrors.
+"""Delivers written rows of a source to its mirrors.
 
-Whoever delivers reads the row first, and then writes it with the version of its outbox row. So the
-state that is written is never older than its version, and the last version of a row has its last
-state. Delivering twice, late or in another order does no harm.
+A delivery first reads the row from its source, and then writes it with the version of its outbox
+row, the record of the write. So the written state is never older than its version, and the last
+version of a row has its last state. To deliver a row twice, late or in another order does no harm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sharded_orm.models.sharding.bound_key import unbound
 
 @dataclass(frozen=True)
 class RowToDeliver:
-    """The outbox rows of one row of a source, taken together."""
+    """The row of a source that is to be delivered, with the combined data of its outbox rows."""
 
     pk: Any
     key: Any
@@ -39,7 +39,7 @@ class RowToDeliver:
 
 
 def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
-    """Return one :class:`RowToDeliver` for each row among ``entries``, with its highest version.
+    """Return one :class:`RowToDeliver` for each row of a source in ``entries``, with its highest version.
 
     Rows with the same id under different shard keys are different rows.
     """
@@ -60,15 +60,15 @@ def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
 
 
 def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any, Exception]:
-    """Bring the present state of ``rows`` to ``mirrors``. Not inside of a transaction.
+    """Write the current state of ``rows`` to ``mirrors``. Must be called outside of a transaction.
 
-    May be called again with the same rows, also at the same time. A row that a shard does not accept,
-    or a shard that does not answer, does not hold up the others.
+    May be called again with the same rows, even at the same time. If a shard does not answer, or
+    does not accept a row, the other rows are still delivered.
 
-    Costs for each mirror and 500 rows: a read of the source's shards, and a transaction on each shard
-    that has or had the rows.
+    Costs for each mirror and 500 rows: a read of the source's shards, and a transaction on each
+    shard that has or had the rows.
 
-    :returns: the ids of rows that did not reach every mirror, with the first error.
+    :returns: the ids of rows that did not reach every mirror, each with the first error.
     """
     failures: dict[Any, Exception] = {}
     for mirror in mirrors:
@@ -78,7 +78,7 @@ def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any
 
 
 def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
-    """Yield all rows in batches that have each id once."""
+    """Yield all rows in batches. An id is in a batch only once."""
     by_pk: dict[Any, list[RowToDeliver]] = defaultdict(list)
     for row in rows:
         by_pk[row.pk].append(row)
@@ -91,13 +91,14 @@ def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
 
 def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
     try:
-        # Repeated if a key or a shard moves. A second call does no harm.
+        # If a key or a shard moves meanwhile, the delivery is repeated. To deliver twice does no
+        # harm.
         return repeated(
             mirror.options.group,
             partial(_deliver_to, mirror, rows),
             nothing_written=lambda _: True,
         )
-    except Exception as exc:  # The caller decides, row by row.
+    except Exception as exc:  # The rows are delivered one by one below.
         if len(rows) == 1 or is_outage(exc):
             return dict.fromkeys((row.pk for row in rows), exc)
     failures: dict[Any, Exception] = {}
@@ -107,8 +108,9 @@ def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Ex
 
 
 def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
-    # The shards are looked up before the source is read. If a key moved after the source was read, a
-    # state that is old by now could get to its new shard, which does not have the old one's versions.
+    # The shards are looked up before the source is read. Otherwise a key could move after the
+    # source was read. Then an old state could be written to the key's new shard, where no version
+    # prevents it.
     attname = mirror.key.attname
     aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
     states = read_source(mirror, rows)
@@ -132,12 +134,15 @@ def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Excep
 
 
 def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> dict[Any, Exception]:
-    """Write ``rows``, one by one if the shard does not accept one of them."""
+    """Write ``rows`` on one shard; one by one if the shard refuses one of them.
+
+    :returns: the ids of rows that were not written, with the errors.
+    """
     try:
         write_rows(mirror, alias, rows)
     except (KeyMoved, ShardMoved):
         raise
-    except Exception as exc:  # The caller decides, row by row.
+    except Exception as exc:  # The rows are written one by one below.
         if len(rows) == 1 or is_outage(exc):
             return dict.fromkeys((row.pk for row in rows), exc)
     else:
@@ -149,12 +154,12 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error says nothing about the row: a server is down, or others hold its locks."""
+    """Whether an error does not concern the row: a server is down, or others hold its locks."""
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
 
 
 def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
-    """Return the shards of ``keys``. A key that has none gets one."""
+    """Return the aliases of the shards of ``keys``. A key without a shard is assigned to one."""
     options = mirror.options
     assert options.key is not None
     prepared = {key: options.key.get_prep_value(key) for key in keys}
@@ -167,10 +172,11 @@ def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
 def read_source(
     mirror: Mirror, rows: Sequence[RowToDeliver]
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
-    """Return a state of those ``rows`` that the mirror is to have, by primary key.
+    """Return the states of those ``rows`` that the mirror is to have, by primary key.
 
-    It is not older than the version of the row. It is the present one, or what an INSERT of exactly this
-    version has stored. The state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`.
+    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. It
+    is the current state of the row, or the state that the INSERT of exactly this version has
+    stored. So it is never older than the version.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):
@@ -194,6 +200,7 @@ def read_source(
     return {
         values[pk_at]: (values[key_at], tuple(values))
         for *values, key in found
-        # The id may be used under the key of another one of the rows, too.
+        # One id may exist under several shard keys. Only the row with the wanted key is
+        # returned.
         if text_of(source.key, key) == key_texts.get(values[pk_at])
     }

@@ -1,7 +1,7 @@
-"""Rows of a mirror that differ from their source: a closer look at them, and their repair.
+"""Verifies and repairs rows of a mirror that seem to differ from their source.
 
-Rows may be written meanwhile. So a row that differs is read again, and what is still in an outbox is
-not a difference: a relay will deliver it.
+Rows may be written meanwhile, so each suspect row is read again. If the write of a row is still in
+an outbox, the row does not count as different: a relay will deliver the write.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
-# A row that is written again and again differs each time it is read, but the differences are others.
+# The number of times that a row is compared. A row that is written all the time differs each time,
+# but in another way, so it is not a real difference.
 _LOOKS = 3
 
 
 class Kind(StrEnum):
-    """In which way a mirror differs from its source."""
+    """The way in which a row of a mirror differs from its source."""
 
     MISSING = "missing"
     """The source has the row, and the mirror does not."""
@@ -52,10 +53,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that differs.
+    """A row of a mirror that differs from its source.
 
-    :param alias: the shard of the mirror that has the row, or should have it; None if its key has no
-        shard yet.
+    :param alias: the shard of the mirror that has the row, or should have it; None if its key has
+        no shard yet.
     :param source_key: the shard key of the source's row; None if it is not known.
     """
 
@@ -70,7 +71,8 @@ class Difference:
         return f"{self.mirror.label}(pk={self.pk!r}){where} is {self.kind}"
 
 
-#: A difference, what to write, and the version that the shard had before the source was read.
+#: A difference, the row to write, and the version that the mirror's shard had before the source was
+#: read.
 Finding = tuple[Difference, MirrorRow, StoredVersion | None]
 
 
@@ -78,10 +80,10 @@ Finding = tuple[Difference, MirrorRow, StoredVersion | None]
 class ComparisonReport:
     """The outcome of a comparison.
 
-    :param compared: number of rows that were read from the source and from the mirror, taken together.
+    :param compared: number of rows that were read, from the source and from the mirror together.
     :param pending: number of rows that differ because a relay has not delivered them yet.
-    :param repaired: number of differences that were mended.
-    :param failures: the differences that could not be mended, with the errors.
+    :param repaired: number of differences that were repaired.
+    :param failures: the differences that could not be repaired, with the errors.
     """
 
     compared: int = 0
@@ -97,11 +99,11 @@ class ComparisonReport:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row that may differ.
+    """A row that may differ from its source.
 
-    :param source_key: None if it is not known.
-    :param mirror_keys: shard keys in the mirror under which the row was seen or is expected.
-    :param aliases: shards that have a row of the mirror which was seen there.
+    :param source_key: the shard key of the source's row; None if it is not known.
+    :param mirror_keys: shard keys in the mirror under which the row was read or is expected.
+    :param aliases: shards of the mirror on which the row was read.
     """
 
     pk: Any
@@ -116,12 +118,16 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Look at ``suspects`` again; report those that differ, and mend them if ``repair`` is true."""
+    """Compare ``suspects`` again, and add the rows that really differ to ``report``.
+
+    :param repair: whether to repair these rows.
+    """
     findings: dict[Any, list[Finding]] = {}
     states: dict[Any, Any] = {}
     for look in range(_LOOKS):
         present, differing = _look(mirror, suspects)
-        # A row whose source was written since the last look is not settled: leave it to the next one.
+        # If the source's row was written since the last comparison, the row is left to the next
+        # comparison.
         findings = {
             suspect.pk: found
             for suspect in suspects
@@ -155,8 +161,8 @@ def _look(
 ) -> tuple[dict[Any, Any], dict[Any, list[Finding]]]:
     """Compare ``suspects`` once more.
 
-    :returns: the state of each row of the source, and what differs for each row: what to write, and
-        the version that the shard had before the source was read.
+    :returns: the state of each row of the source, and the findings for each row: the difference,
+        the row to write, and the version that the mirror's shard had before the source was read.
     """
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     key = mirror.names.index(mirror.key.attname)
@@ -175,7 +181,7 @@ def _look(
     for alias, pks in by_alias.items():
         for pk, version in stored_versions(mirror, alias, pks).items():
             versions[alias, pk] = version
-    # Read the source only now: it is at least as new as the versions.
+    # The source is read after the versions, so that its state is at least as new as they are.
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     existing = _source_keys(mirror, suspects)
     differing: dict[Any, list[Finding]] = defaultdict(list)
@@ -216,14 +222,17 @@ def _look(
             )
     for pk, (source_key, values) in wanted.items():
         if pk not in seen and homes.get(values[key]) is None:
-            # The key has no shard yet. A delivery gives it one.
+            # The key has no shard yet. A delivery will assign the key to a shard.
             difference = Difference(mirror, Kind.MISSING, pk, None, source_key)
             differing[pk].append((difference, MirrorRow(pk, source_key, 0, values), None))
     return wanted, differing
 
 
 def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
-    """Return the shard key of each row of the source that exists, whether the mirror wants it or not."""
+    """Return the shard key of each existing row of the source, by primary key.
+
+    Rows that the mirror does not copy are included.
+    """
     source = mirror.source
     with unbound():
         rows: Any = ShardedQuerySet(source.model).uncached().order_by()
@@ -239,13 +248,17 @@ def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
 def _recorded(
     mirror: Mirror, suspects: Sequence[Suspect], findings: dict[Any, list[Finding]]
 ) -> dict[Any, list[OutboxEntry]]:
-    """Return what the outboxes have of ``suspects``, by primary key, without dead letters."""
+    """Return the outbox entries of ``suspects``, by primary key, without dead letters.
+
+    A dead letter is a write that relays have given up.
+    """
     source = mirror.source
     texts = [text_of(source.pk, suspect.pk) for suspect in suspects]
     strategy = runtime.strategy(source.options.group)
     keys = {difference.source_key for found in findings.values() for difference, _, _ in found}
     if None in keys or strategy.moves_keys:
-        # A key may have moved after its row was written, or it is not known.
+        # All shards are searched, because a key is not known, or has moved after its row was
+        # written.
         shards = list(runtime.group(source.options.group).shards())
     else:
         numbers = strategy.locate_many({source.key.get_prep_value(k) for k in keys})
@@ -266,7 +279,8 @@ def _recorded(
 def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
     """Whether a relay will deliver ``entry`` to one of the shards that differ.
 
-    Rows that were delivered stay in the outbox for a while.
+    The existence of the entry proves nothing: entries that were delivered stay in the outbox for a
+    while.
     """
     keys = entry.written.mirror_keys.get(mirror.key.attname, frozenset())
     aliases = set(aliases_of(mirror, keys).values())
@@ -283,14 +297,14 @@ def _may_be_newer(mirror: Mirror, entry: OutboxEntry, version: StoredVersion | N
         None,
         text_of(mirror.source.key, entry.written.key),
     ):
-        return True  # Whoever delivers it asks the source.
+        return True  # The versions cannot be compared. A delivery would read the source to decide.
     return entry.version > version.number
 
 
 def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
-    """Deliver what the outboxes have of ``suspects``, and repair those that differ all the same.
+    """Deliver the outbox entries of ``suspects``, then repair rows that still differ.
 
-    Not inside of a transaction.
+    Must be called outside of a transaction.
     """
     found: dict[Any, list[Finding]] = {
         s.pk: [
@@ -314,9 +328,9 @@ def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
 def _repair(
     mirror: Mirror, difference: Difference, row: MirrorRow, version: StoredVersion | None
 ) -> bool:
-    """Mend one row, unless somebody has delivered it since it was compared.
+    """Repair one row, unless it has been delivered since it was compared.
 
-    :returns: False if the source's row has gone since: a relay delivers this.
+    :returns: False if the source's row was deleted meanwhile, because a relay delivers that.
     """
     if row.values is None:
         assert difference.alias is not None
@@ -327,11 +341,12 @@ def _repair(
     keys = {mirror.key.attname: frozenset([key])}
     recorded = _record(mirror.source, WrittenRow(row.pk, difference.source_key, keys, epoch))
     if recorded is None:
-        return False  # The deletion has an outbox row of its own.
+        # The row was deleted meanwhile, and the deletion has an outbox row of its own.
+        return False
     alias, entry = recorded
     if not _may_be_newer(mirror, entry, version):
-        # The source was restored from a backup, and counts from an earlier number again. Its versions
-        # must win from now on.
+        # The source was restored from a backup, so its versions are lower than those of the mirror.
+        # The version of this row is lowered, so that writes of the source win from now on.
         assert difference.alias is not None
         reset = MirrorRow(row.pk, difference.source_key, entry.version - 1, row.values)
         write_rows(mirror, difference.alias, [reset], unchanged={row.pk: version})
@@ -342,10 +357,12 @@ def _repair(
 
 
 def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | None:
-    """Write a row into the outbox of its shard, as if it had been saved. Return the shard's alias, too.
+    """Write a row into the outbox of its shard, as if the row had been saved.
 
-    The row is locked first, as by a save. Otherwise a writer that has an earlier number might commit
-    later. None if there is no such row.
+    The row is locked first, as by a save. Otherwise a writer that has a lower outbox number might
+    commit later.
+
+    :returns: the alias of the shard, and the outbox entry; None if there is no such row.
     """
     options = source.options
     shard = options.place_key(options.group, source.key.get_prep_value(written.key))

@@ -28,14 +28,14 @@ class WriteNotFollowed(MirrorError, RuntimeError):
 class MirrorRaced(MirrorError, IntegrityError):
     """Other processes have written the same rows of a mirror at the same time, again and again.
 
-    The rows stay in the outbox, so a relay writes them later.
+    The writes are still recorded in the outbox, so a relay delivers them later.
     """
 
 
 class IdUsedTwice(MirrorError, RuntimeError):
     """Two rows of a source have the same id under different shard keys, and a mirror can have only one.
 
-    The row that came second stays in the outbox.
+    The write of the second row stays in the outbox.
     """
 
 

@@ -1,4 +1,4 @@
-"""The tables of mirrors. Every shard has both, for its own rows."""
+"""The tables of mirrors. Every shard has both tables, for its own rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OutboxRow(models.Model):
-    """A row of a source that was written, and whose mirrors may not have followed yet.
+    """A record that a row of a source was written, and that its mirrors may not have the change yet.
 
-    It is written in the transaction of the write, on the shard of the source. It says which row has
-    changed, not how: whoever delivers it reads the row.
+    It is written in the transaction of the write, on the shard of the source. It names the row and
+    not the new values: a delivery reads the row.
 
-    ``id`` ascends in the order in which the transactions that write one row commit, because the
-    write holds the lock of the row when the number is given out.
+    ``id`` grows in the order in which the transactions that write one row commit, because a write
+    holds the lock of the row when the database assigns the id.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
@@ -25,15 +25,17 @@ class OutboxRow(models.Model):
     source: models.CharField[str, str] = ExactCharField(max_length=100)
     #: The primary key of the row, as text.
     row: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: The shard key of the row, as text. The row is found by it wherever the key is now.
+    #: The shard key of the row, as text. By this key, the row is found even after the key has
+    #: moved.
     key: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: JSON: the shard keys under which mirrors may have had the row before the write, or have it
-    #: after it, by the name of the source's attribute.
+    #: JSON: the shard keys in the mirrors that the row may have had before the write, or has after
+    #: it. They are grouped by the name of the source's attribute.
     mirror_keys: models.TextField[str, str] = models.TextField(default="{}")
-    #: Ascends each time the key moves to another shard, whose ``id`` may be lower.
+    #: A number that grows each time the shard key moves to another shard, whose ``id`` may be
+    #: lower.
     epoch: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     written_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
-    #: How often a relay has failed to deliver the row by an error that is not an outage.
+    #: The number of failed deliveries by a relay, without those that failed because of an outage.
     attempts: models.PositiveSmallIntegerField[int, int] = models.PositiveSmallIntegerField(
         default=0
     )
@@ -47,10 +49,11 @@ class OutboxRow(models.Model):
 
 
 class RowVersion(models.Model):
-    """The version of a row of a mirror on this shard, also of a row that was removed.
+    """The version of a row of a mirror on this shard. It is kept after the row was removed.
 
     A row of the mirror is written only together with a higher version, under the lock of this row.
-    Versions under different shard keys of the source cannot be compared: each shard counts for itself.
+    Versions of different shard keys of the source cannot be compared, because each shard of the
+    source counts for itself.
     """
 
     pk = models.CompositePrimaryKey("mirror", "row")

@@ -1,4 +1,4 @@
-"""The outbox of a shard: which rows of sources were written there, and are not delivered yet."""
+"""The outbox of a shard: a record of the rows of sources that were written and not delivered yet."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sharded_orm.contrib.mirrors.models import OutboxRow
 from sharded_orm.contrib.mirrors.statements import insert_outbox_row
 from sharded_orm.database_clock import DatabaseClock
 
-# A version has the epoch of the shard key in its upper bits, and the number of the outbox row in its
-# lower ones: 2**36 writes per shard, and 2**27 moves of keys.
+# A version has the epoch, which grows when the shard key moves, in its upper bits. It has the id of
+# the outbox row in its lower bits. So there may be 2**36 writes per shard, and 2**27 moves of keys.
 _NUMBER_BITS, _EPOCH_BITS = 36, 27
-#: Rows of an outbox that are read, written or deleted with one statement.
+#: The number of outbox rows that one statement reads, writes or deletes.
 BATCH = 500
 
 
@@ -27,12 +27,14 @@ BATCH = 500
 class WrittenRow:
     """A row of a source that a statement has changed.
 
+    :param pk: the primary key of the row.
     :param key: the shard key of the row.
-    :param mirror_keys: the shard keys that its mirrors may have had before, or have now, by the
-        attribute of the source. Keys that are not known are left out.
-    :param epoch: the version of the placement of the shard key.
-    :param is_new: whether the statement was an INSERT. Not stored.
-    :param inserted: what the INSERT has stored, by attribute; None if that is not known. Not stored.
+    :param mirror_keys: the shard keys in the mirrors that the row may have had before, or has now,
+        by the attribute of the source. Keys that are not known are left out.
+    :param epoch: the version of the placement of the shard key, which grows when the key moves.
+    :param is_new: whether the statement was an INSERT. Not stored in the outbox.
+    :param inserted: the values that the INSERT has stored, by attribute; None if they are not
+        known. Not stored in the outbox.
     """
 
     pk: Any
@@ -45,7 +47,7 @@ class WrittenRow:
 
 @dataclass(frozen=True)
 class OutboxEntry:
-    """A row of an outbox, in memory."""
+    """A row of an outbox, as an object in memory."""
 
     number: int
     version: int
@@ -56,7 +58,7 @@ def outbox_rows(alias: str) -> QuerySet[OutboxRow]:
     return QuerySet(OutboxRow, using=alias)
 
 
-#: Returns the rows as the outbox has them. May be called when the transaction has been committed.
+#: A function that returns the recorded rows as outbox entries. Call it after the commit.
 Recorded = Callable[[], list[OutboxEntry]]
 
 
@@ -65,8 +67,9 @@ def record(source: Source, alias: str, rows: Sequence[WrittenRow]) -> Recorded:
 
     Costs one statement per 500 rows.
 
-    :returns: a function, because the number of a row that is sent with the COMMIT is not known before.
-        It raises VersionsExhausted if the number of a row is too large for a version.
+    :returns: a function that returns the entries of the outbox after the commit. The number of a row
+        that is sent with the COMMIT is not known before. The function raises VersionsExhausted if a
+        number is too large for a version.
     """
     if len(rows) == 1 or not connections[alias].features.can_return_rows_from_bulk_insert:
         recorded = [(_record_one(source, alias, row), row) for row in rows]
@@ -103,7 +106,7 @@ def _entry(number: int, row: WrittenRow) -> OutboxEntry:
 
 
 def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
-    """Return a stored row of an outbox as it was recorded."""
+    """Return the entry that a stored row of an outbox represents."""
     fields = {field.attname: field for field in source.mirror_keys}
     keys: dict[str, list[str]] = json.loads(row.mirror_keys)
     written = WrittenRow(
@@ -112,7 +115,8 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
         {
             name: frozenset(value_of(fields[name], text) for text in texts)
             for name, texts in keys.items()
-            if name in fields  # Otherwise the mirror with this key was removed.
+            # An attribute that is not among the fields belonged to a mirror that was removed.
+            if name in fields
         },
         row.epoch,
     )
@@ -124,7 +128,8 @@ def remove(alias: str, numbers: Iterable[int]) -> None:
     ordered = sorted(numbers)
     for start in range(0, len(ordered), BATCH):
         rows: Any = outbox_rows(alias).filter(pk__in=ordered[start : start + BATCH])
-        # Nothing refers to the rows, so Django need not read them first.
+        # _raw_delete() does not read the rows first, which is not necessary because nothing refers
+        # to them.
         rows._raw_delete(alias)
 
 

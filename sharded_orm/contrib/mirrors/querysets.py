@@ -16,25 +16,26 @@ from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
-# After a look that finds differences, the rows are mended and read again. So a second look finds
-# differences only if they cannot be mended, or if rows are written all the time.
+# The number of times that the rows are compared. After a comparison that finds differences, the
+# rows are repaired and read again. So a second one finds differences only if rows cannot be
+# repaired, or are written all the time.
 _LOOKS = 3
 
 
 class MirrorQuerySet(ShardedQuerySet[M]):
     """A queryset of a mirror whose ``ShardMeta`` has ``verify_reads = True``.
 
-    Each time it reads instances, it also reads their rows of the source: one query per source shard and
-    page, one round trip per node. If a row is gone or differs there, the mirror is mended, and the query
-    runs again. So pages are full, and filters and order are those of the present values. What cannot be
-    mended now, such as inside a transaction, is left out if it is gone, and has the source's values
-    otherwise.
+    Each time it reads instances, it also reads their rows of the source: one query per source shard
+    and page, in one round trip per node (a database server). If a row of the source is gone or
+    differs, the mirror is repaired, and the query runs again. So pages are full, and filters and
+    order are right for the current values. If a row cannot be repaired now, such as inside a
+    transaction, it is left out if its source is gone, and otherwise gets the source's values.
 
-    Instances have None for the NULL of SQL and for the null of JSON. If a row has None in a JSONField, one
-    more query of the page tells which of the two it is.
+    Instances have None for the NULL of SQL and for the null of JSON. If a row has None in a JSONField,
+    one more query of the page finds out which of the two it is.
 
-    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row that the
-    mirror does not have at all cannot be noticed by reading the mirror.
+    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row that
+    the mirror does not have at all cannot be noticed by reading the mirror.
     """
 
     _is_verified = False
@@ -68,15 +69,17 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 return
             try:
                 mend(mirror, suspects)
-            except Exception:  # A shard is down, or refuses the row.
+            # The row cannot be repaired, because a shard is down or refuses the row.
+            except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
             self._read_again()
 
     def _nulls(self, mirror: Mirror, rows: Sequence[Any]) -> dict[Any, dict[str, Any]] | None:
-        """Return what the JSON fields of ``rows`` have that are None in the instances, by primary key.
+        """Return the null of each JSON field that is None in an instance: NULL of SQL or null of JSON.
 
-        None if other rows have come into the page meanwhile, because a null has changed.
+        :returns: the nulls by primary key and attribute. None if the page has other rows meanwhile,
+            because a null has changed.
         """
         names = [mirror.attributes[position] for position in mirror.json_positions]
         if self.query.combinator or not any(
@@ -84,7 +87,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # The same page once more: whether a row belongs into it may depend on its nulls.
+            # The query of the page runs once more: whether a row belongs to the page may depend on
+            # its nulls.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -101,7 +105,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Read again without the rows that are gone, and give the others the values of the source."""
+        """Read again without rows that the source lacks, and set the others to the source's values."""
         position = mirror.names.index(mirror.key.attname)
         gone = [
             suspect.pk
@@ -127,17 +131,18 @@ class MirrorQuerySet(ShardedQuerySet[M]):
 
     def _without(self, pks: Sequence[Any]) -> Self:
         clone = self._chain()
-        # exclude() refuses a sliced queryset. Here the slice is to be taken of the other rows.
+        # exclude() refuses a sliced queryset. Here the slice must be taken after the rows are
+        # excluded.
         clone.query.add_q(~Q(pk__in=pks))
         clone._is_verified = True
         return clone
 
 
 def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
-    """Return what the source has of ``rows``: shard key and values, by primary key."""
+    """Return the shard key and values that the source has for ``rows``, by primary key."""
     if not rows:
         return {}
-    assert mirror.own_source_key is not None  # A system check makes sure of it.
+    assert mirror.own_source_key is not None  # A system check ensures this.
     attname = mirror.own_source_key.attname
     with uncached():
         return source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
@@ -151,11 +156,12 @@ def _differs(
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    getattr(row, key.attname)  # Loaded if it was deferred, because another key means another row.
+    # The key is loaded if it was deferred, because another key means another row.
+    getattr(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []
     for name, value in zip(mirror.attributes, values, strict=True):
-        own = loaded.get(name, value)  # What is deferred is not compared.
+        own = loaded.get(name, value)  # A deferred value is not compared.
         if own is None:
             own = known.get(name, value if value is JSON_NULL else None)
         stored.append(own)

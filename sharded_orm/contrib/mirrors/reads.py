@@ -1,4 +1,4 @@
-"""Reads both sides of a mirror, and where its rows belong."""
+"""Reads the rows of a mirror and of its source, and the shards on which the rows belong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ JSON_NULL: Final = Value(None, JSONField())
 def values_of(mirror: Mirror, rows: Any, names: Sequence[str]) -> list[tuple[Any, ...]]:
     """Return the values of ``rows``, with :data:`JSON_NULL` for the null of JSON. One query per shard.
 
-    :param names: the attributes of all fields of the mirror or of its source, and then any others.
+    :param rows: a queryset of the mirror or of its source.
+    :param names: the attributes of all copied fields, followed by any other attributes.
     """
     positions = mirror.json_positions
     if not positions:
@@ -37,19 +38,20 @@ def values_of(mirror: Mirror, rows: Any, names: Sequence[str]) -> list[tuple[Any
 
 
 def are_null(names: Iterable[str]) -> list[IsNull]:
-    """Return expressions that tell whether the database has the NULL of SQL in these fields."""
+    """Return expressions that are true if the database has the NULL of SQL in these fields."""
     return [IsNull(F(name), True) for name in names]
 
 
 def is_same(row: Sequence[Any], other: Sequence[Any], json_positions: Iterable[int]) -> bool:
-    """Whether two rows have the same values, with :data:`JSON_NULL` for the null of JSON."""
+    """Whether two rows have the same values. The null of JSON is :data:`JSON_NULL` in both."""
     if row != other and not all(
-        # A value that differs from itself is a NaN.
+        # If a value differs from itself, it is a NaN. Two NaNs count as equal.
         a == b or (a != a and b != b)
         for a, b in zip(row, other, strict=True)
     ):
         return False
-    # In Python, True is 1, and 1 is 1.0. In JSON they are three values.
+    # JSON values are compared as texts: in Python, True equals 1, and 1 equals 1.0, but in JSON
+    # these are three values.
     return all(
         row[position] is other[position]
         or _text_of_json(row[position]) == _text_of_json(other[position])
@@ -71,8 +73,8 @@ def wanted_rows(mirror: Mirror) -> Any:
 def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
     """Return the shard key and values of the rows that the mirror is to have, by primary key.
 
-    :param source_keys: the shard keys of the source, by primary key. If one is None, all shards are
-        asked.
+    :param source_keys: the shard keys of the source, by primary key. If one of them is None, all
+        shards are queried.
     """
     source = mirror.source
     texts = {
@@ -88,13 +90,14 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
         return {
             pk: (key, tuple(values))
             for *values, pk, key in values_of(mirror, rows, names)
-            # The id may be used under the key of another one of the rows, too.
+            # One id may exist under several shard keys. Only the row with the wanted key is
+            # returned.
             if texts.get(pk) in (None, text_of(source.key, key))
         }
 
 
 def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
-    """Return the shards of those ``keys`` that have one."""
+    """Return the alias of the shard of each of ``keys``. Keys without a shard are left out."""
     group, field = mirror.options.group, mirror.options.key
     assert field is not None
     prepared = {key: field.get_prep_value(key) for key in keys}
@@ -107,9 +110,12 @@ def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
 
 
 def rows_of_id(mirror: Mirror, pk: Any, source_keys: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the rows with one id that the mirror is to have, by the text of the source's shard key.
+    """Return the values of the source's rows with one id, by the text of their shard key.
 
-    There are several only if an id was used again, under another shard key. One query per shard.
+    Only rows that the mirror is to have are returned. There are several only if an id was used
+    again under another shard key. One query per shard.
+
+    :param source_keys: the shard keys of the source under which the id may exist.
     """
     field = mirror.source.key
     with unbound():

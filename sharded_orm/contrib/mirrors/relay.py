@@ -1,7 +1,7 @@
-"""The relay: it delivers what writers have left in the outboxes of shards.
+"""The relay, which delivers writes that are left in the outboxes of shards.
 
-Any number of relays may run. Two that deliver the same row do no harm, because its version decides;
-the lease only spares them the work.
+Any number of relays may run. Two relays that deliver the same row do no harm, because the version
+of the row decides. The lease that each takes only spares them the double work.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from sharded_orm.operations.runs import journal
 logger = logging.getLogger("sharded_orm.mirrors")
 
 KIND = "mirrors relay"
-#: A row that was refused so often is a dead letter: only ``relay --retry-dead`` tries it again.
+#: The number of failures after which an outbox row is a dead letter: only ``relay --retry-dead``
+#: tries to deliver it again.
 MOST_ATTEMPTS = 10
-#: Rows that are younger, in seconds, are left to their writers.
+#: Outbox rows that are younger than this number of seconds are left to their writers.
 MIN_AGE = 1.0
 
 
 @dataclass
 class RelayReport:
-    """What one round of a relay has done.
+    """The work that one round of a relay has done.
 
     :param delivered: number of outbox rows that were delivered and removed.
-    :param failed: number of rows that were not.
-    :param held: aliases of shards whose outboxes another relay works on.
+    :param failed: number of outbox rows that could not be delivered.
+    :param held: aliases of shards on whose outboxes another relay works.
     :param problems: sentences about shards and rows.
     """
 
@@ -56,9 +57,9 @@ def source_groups() -> list[str]:
 
 
 def relay(*, min_age: float = MIN_AGE, stopping: Callable[[], bool] = lambda: False) -> RelayReport:
-    """Deliver what is in the outboxes of all shards, once. Costs one query per shard without work.
+    """Deliver the rows in the outboxes of all shards, once. Costs one query per shard without work.
 
-    A shard that does not answer, or that another relay works on, is left out.
+    A shard that does not answer, or on which another relay works, is left out.
 
     :param min_age: seconds; younger rows are left to their writers.
     :param stopping: returns True if the relay is to stop after its batch.
@@ -81,7 +82,7 @@ def relay(*, min_age: float = MIN_AGE, stopping: Callable[[], bool] = lambda: Fa
 
 
 def retry_dead_letters() -> int:
-    """Have relays try again what they have given up. Return the number of these rows."""
+    """Let relays try again to deliver dead letters, the rows that they have given up. Return their number."""
     return sum(
         outbox_rows(shard.alias).filter(attempts__gte=MOST_ATTEMPTS).update(attempts=0)
         for group in source_groups()
@@ -112,14 +113,15 @@ def _relay_shard(
             deliver_batch(alias, batch, report)
     finally:
         try:
-            # Nothing is to be resumed, so the run leaves no trace in the journal.
+            # The lease is a row of the journal of operations. It is deleted, because no work has to
+            # be resumed.
             lease.own_row().delete()
         finally:
             lease.release()
 
 
 def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -> None:
-    """Deliver rows of the outbox of ``alias``, and remove those that have reached all mirrors."""
+    """Deliver rows of the outbox of ``alias``, and remove the rows that have reached all mirrors."""
     by_source: dict[str, list[OutboxRow]] = defaultdict(list)
     for row in batch:
         by_source[row.source].append(row)
@@ -155,7 +157,7 @@ def _deliver_rows(
 
 
 def describe(report: RelayReport) -> dict[str, Any]:
-    """Return ``report`` for JSON."""
+    """Return ``report`` as a dict, to be shown as JSON."""
     return {
         "delivered": report.delivered,
         "failed": report.failed,

@@ -13,15 +13,15 @@ from sharded_orm.exceptions import ShardedOrmError
 
 logger = logging.getLogger("sharded_orm.mirrors")
 
-#: A process that has delivered so many rows of a shard removes them from its outbox. A relay removes
-#: the rest: it finds that they were delivered.
+#: The number of delivered rows of a shard after which a process removes them from the outbox. A
+#: relay removes the rest, because it finds that they were delivered.
 REMOVED_AT_ONCE = 100
 
 _of_thread = threading.local()
 
 
 class Delivered:
-    """The numbers of outbox rows of one shard that a thread has delivered, and not yet removed."""
+    """The ids of outbox rows of one shard that a thread has delivered, but not removed yet."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -33,7 +33,7 @@ class Delivered:
         return by_alias.setdefault(alias, cls(alias))
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Note that rows were delivered. Removes all, if there are many by now. Raises no error."""
+        """Record that rows were delivered. Remove all delivered rows if there are many. Raises no error."""
         self._numbers += numbers
         if len(self._numbers) < REMOVED_AT_ONCE or connections[self._alias].in_atomic_block:
             return

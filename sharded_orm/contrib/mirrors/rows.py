@@ -1,4 +1,4 @@
-"""Writes rows of a mirror on one shard, so that an older version never overwrites a newer one."""
+"""Writes rows of a mirror on one shard. An older version never overwrites a newer one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from sharded_orm.contrib.mirrors.statements import insert_version
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
-# A collision is over as soon as the other writer has committed, so already a second one is rare.
+# The number of attempts to write rows while others write the same rows. A collision ends when the
+# other writer has committed, so even a second one is rare.
 _ATTEMPTS = 5
 
 is_writing = _writing.get
@@ -42,7 +43,10 @@ def _writing_mirror() -> Iterator[None]:
 
 
 class StoredVersion(NamedTuple):
-    """The version that a shard has of a row, and the shard key of the source to which it belongs, as text."""
+    """The version that a shard has stored for a row.
+
+    :param key: the shard key of the source to which the version belongs, as text.
+    """
 
     number: int
     key: str | None
@@ -50,12 +54,12 @@ class StoredVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class MirrorRow:
-    """What a row of a mirror is to be on one shard.
+    """The state that a row of a mirror is to have on one shard.
 
     :param source_key: the shard key of the row of the source; None if it is not known.
-    :param values: its values in the order of :attr:`Mirror.attributes`; None if the row is not to be
-        on this shard.
-    :param is_new: whether the row was probably never there. This saves a statement.
+    :param values: the values in the order of :attr:`Mirror.attributes`; None if the row is to be
+        removed from this shard.
+    :param is_new: whether the shard has probably never had the row. This saves a statement.
     """
 
     pk: Any
@@ -72,28 +76,30 @@ def write_rows(
     *,
     unchanged: Mapping[Any, StoredVersion | None] | None = None,
 ) -> None:
-    """Make rows of ``mirror`` on the shard ``alias`` what ``rows`` say, unless they are newer already.
+    """Write ``rows`` of ``mirror`` on the shard ``alias``, unless the shard has newer versions of them.
 
-    One transaction. May be called again with the same rows. Costs two statements for new rows, and
-    some more plus one per row for others. Those of a single new row are sent with the COMMIT, if the
-    backend can do so.
+    All rows are written in one transaction. May be called again with the same rows. Costs two
+    statements for new rows, and for others some more and one per row. The statements for a single new
+    row are sent with the COMMIT, if the backend can do so.
 
     :param rows: at most one for each primary key.
-    :param unchanged: for repairs: the versions that the shard had before the source was read, by primary
-        key. A row is written if, and only if, it has this version still. None for the ordinary rule.
+    :param unchanged: for repairs: the versions that the shard had before the source was read, by
+        primary key. A row is written only if its version is still the same. None in other cases: a
+        row is written if its version is newer.
     :raises MirrorRaced: other processes write the same rows all the time.
-    :raises IdUsedTwice: the source has one of the ids twice.
+    :raises IdUsedTwice: the source has two rows with one of the ids.
     :raises django.db.IntegrityError: a constraint of the mirror refuses a row.
     """
-    rows = sorted(rows, key=lambda row: _text(mirror, row))  # Others lock them in the same order.
+    rows = sorted(rows, key=lambda row: _text(mirror, row))  # All writers lock rows in this order.
     for attempt in range(_ATTEMPTS):
         try:
             with transaction.atomic(using=alias), _writing_mirror():
-                # Do not look for stored rows first: the primary key of the versions refuses a row that
-                # is not new.
+                # No query looks for stored rows first: the primary key of the versions refuses a
+                # row that is not new.
                 if attempt == 0 and all(row.is_new and row.values is not None for row in rows):
                     connection: Any = connections[alias]
-                    # Of many rows, the packet might be too large for the server.
+                    # Only a single row is sent with the COMMIT: the packet with many rows might be
+                    # too large for the server.
                     with connection.sent_with_commit() if len(rows) == 1 else nullcontext():
                         _insert_versions(mirror, alias, rows)
                         _insert(mirror, alias, rows)
@@ -104,7 +110,8 @@ def write_rows(
             if attempt == _ATTEMPTS - 1:
                 raise
         except (OperationalError, ProgrammingError) as exc:
-            # Only a statement that is sent by itself finds out whether the shard moves.
+            # The table is missing, perhaps because the shard moves. The next attempt sends its
+            # statements by themselves, which finds this out.
             if attempt > 0 or not is_missing_table(exc):
                 raise
 
@@ -142,7 +149,7 @@ def _write_locked(
     for row in present:
         assert row.values is not None
         if row.pk in stored and stored[row.pk] != row.values[position]:
-            # The key never changes in place, so the row is stored anew.
+            # The shard key of a stored row never changes, so the row is deleted and inserted again.
             gone.append(row.pk)
             del stored[row.pk]
     if gone:
@@ -162,10 +169,13 @@ def _write_locked(
 def _decided_by_source(
     mirror: Mirror, alias: str, row: MirrorRow, stored_key: str
 ) -> MirrorRow | None:
-    """Return what the shard is to have of an id that it had under another shard key; None if it stays.
+    """Return the row to write for an id that the shard had under another shard key of the source.
 
-    The two versions cannot be compared, so the source decides. It is read while the version is locked, so
-    no delivery that had this lock before has read a newer state.
+    The two versions cannot be compared, so the source decides. It is read while the version is
+    locked, so no earlier holder of this lock has read a newer state.
+
+    :returns: None if the stored row stays.
+    :raises IdUsedTwice: the source has rows with the id under both keys.
     """
     source = mirror.source
     keys = value_of(source.key, stored_key), row.source_key
@@ -205,7 +215,7 @@ def _insert(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
         if row.values is not None
     ]
     if objs:
-        # The library's queryset refuses rows whose key is not on this shard (any more).
+        # ShardedQuerySet refuses rows whose key is not on this shard, or no longer.
         ShardedQuerySet(mirror.model, using=alias).using(alias).bulk_create(objs)
 
 
@@ -248,7 +258,8 @@ def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> N
                 for row in rows
             )
     except IntegrityError as exc:
-        # Others have inserted a version at the same time. A constraint of the mirror itself fails later.
+        # Other writers have inserted a version at the same time. If a constraint of the mirror
+        # itself is violated, a later statement fails.
         raise MirrorRaced(
             f"Others write the same rows of {mirror.label} on {alias!r}: {exc}"
         ) from exc
@@ -257,12 +268,13 @@ def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> N
 def _lock_versions(
     mirror: Mirror, alias: str, rows: Sequence[MirrorRow]
 ) -> dict[str, StoredVersion]:
-    """Return the versions of those of ``rows`` that the shard has or had, and lock them."""
+    """Return the versions that the shard has of ``rows``, and lock them."""
     versions = _versions(mirror, alias, rows)
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # Without row locks, a transaction that reads first may fail when it begins to write.
+        # On databases without row locks, a transaction that begins with a read may fail when it
+        # writes.
         versions.update(version=F("version"))
     return _by_row(versions)
 

@@ -1,6 +1,7 @@
 """INSERTs of single rows into the tables of mirrors. Their SQL is compiled once.
 
-Each write of a source executes two of them, and compiling costs several times as much as sending.
+Each write of a source executes two such INSERTs, and to compile one takes several times as long as
+to send it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from sharded_orm.database_clock import DatabaseClock
 
 
 def insert_outbox_row(alias: str, *values: Any) -> Callable[[], int]:
-    """Insert a row with the present time. Return a function that tells its number.
+    """Insert a row into the outbox, with the present time. Return a function that returns its id.
 
+    :param alias: the alias of the shard.
     :param values: source, row, key, mirror_keys and epoch of :class:`OutboxRow`.
     """
     connection = connections[alias]
     sql = _sql(connection, OutboxRow)
     with connection.cursor() as cursor:
-        # After ``epoch``, the columns written_at, attempts and error.
+        # The two values are for the columns attempts and error. The SQL sets written_at itself.
         cursor.execute(sql, [*values, 0, ""])
         if cursor.description is not None:
             number = int(cursor.fetchone()[0])
             return lambda: number
-        # If the row is sent with the COMMIT, the cursor has its number afterwards.
+        # If the row is sent with the COMMIT, the cursor has its id only afterwards.
         return lambda: int(cursor.cursor.lastrowid)
 
 
@@ -46,9 +48,9 @@ _compiled: dict[tuple[type, type[models.Model]], str] = {}
 
 
 def _sql(connection: Any, model: type[models.Model]) -> str:
-    """Return the INSERT of one row, as Django compiles it for a kind of database.
+    """Return the INSERT of one row, as Django compiles it for this kind of database.
 
-    All shards of a kind have the same SQL: it does not name the schema.
+    All shards of one kind share the SQL, because it does not name the schema.
     """
     kind = (type(connection), model)
     sql = _compiled.get(kind)

@@ -1,4 +1,4 @@
-"""The mirrors' part of one transaction on a shard: what it has written is delivered after its commit."""
+"""Keeps the changes of sources in one transaction on a shard, and delivers them after its commit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger("sharded_orm.mirrors")
 
 
 class SourceChange(StatementChange):
-    """What one statement has changed in a source.
+    """The rows of a source that one statement has changed.
 
-    It is complete if each row that the statement has changed is among ``rows``: so as long as the
+    The change is complete if ``rows`` has each changed row. It is also complete as long as the
     statement is not sent.
     """
 
@@ -33,18 +33,20 @@ class SourceChange(StatementChange):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rows: Sequence[WrittenRow] = ()
-        #: What the outbox has of the rows; None until they are recorded there.
+        #: A function that returns the outbox entries of the rows; None until the rows are in the
+        #: outbox.
         self.recorded: Recorded | None = None
-        #: The recording of the transaction in which they were.
+        #: The number of the recording, within the transaction, that wrote the rows into the outbox.
         self.recording = 0
         self.is_delivered = False
 
 
 class TransactionChanges(StatementWatcher[SourceChange]):
-    """The changes of one transaction: what is recorded before its commit, and delivered after it.
+    """The changes of sources in one transaction: recorded before its commit, and delivered after it.
 
-    The rows are locked by the transaction until its end. So they may get the numbers of the outbox at any
-    time between their statement and the commit: the later a transaction commits, the higher its numbers are.
+    The rows are locked by the transaction until its end. So they may get their numbers in the outbox at
+    any time between their statement and the commit: the later a transaction commits, the higher its
+    numbers are.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -54,25 +56,26 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook: Callable[[], None] | None = None
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
-        # How often rows were recorded, and how often they had been when each savepoint was set.
+        # The number of recordings into the outbox so far, and at the time when each savepoint was
+        # set.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
-        # Whether rows may not be stored although their statements have succeeded.
+        # Whether rows may be missing in the database although their statements have succeeded.
         self._may_lack_rows = False
-        #: Whether the transaction may be, or has been, committed. While it is open, Django calls the
-        #: hook in tests only.
+        #: Whether changes may be delivered: the transaction is open, or is committed. While it is
+        #: open, Django calls the hook of deliver_after_commit() in tests only.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
-        """Return the change of a statement that is not executed yet."""
+        """Add and return the change of a statement that is about to be sent."""
         change = SourceChange(source)
         self._changes.append(change)
         return change
 
     def add_rows(self, change: SourceChange, rows: Sequence[WrittenRow]) -> None:
-        """Note the rows of a statement that was executed. They will be recorded and delivered.
+        """Add the rows that a statement has changed, to be recorded in the outbox and delivered.
 
-        They are recorded at once if that costs as much as later.
+        They are recorded at once, unless they can be sent with the COMMIT, which is cheaper.
         """
         change.rows = rows
         self._pending.append(change)
@@ -81,7 +84,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self.deliver_after_commit()
 
     def _record(self) -> None:
-        """Write the rows into the outbox that are not there yet."""
+        """Write those rows into the outbox that are not in it yet."""
         pending, self._pending = self._pending, []
         self._recordings += 1
         for change in pending:
@@ -90,14 +93,15 @@ class TransactionChanges(StatementWatcher[SourceChange]):
                 change.recording = self._recordings
 
     def deliver_after_commit(self) -> None:
-        """Deliver all changes when the transaction has been committed.
+        """Deliver all changes after the transaction is committed.
 
-        Then the writer itself, and whoever reads after it, usually finds the mirrors written. If they
-        cannot be written, the writer gets no error: a relay delivers the rows later.
+        So the writer, and anybody who reads after it, usually finds the mirrors up to date. If the
+        mirrors cannot be written, the writer gets no error: a relay delivers the changes later.
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # One hook is enough, unless it may be dropped with a savepoint, or other hooks came after it.
+        # One hook is enough, unless it may be dropped with a savepoint, or another hook was added
+        # after it.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
             if last is self._hook and savepoints <= set(connection.savepoint_ids):
@@ -106,10 +110,13 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         transaction.on_commit(self._hook, using=connection.alias, robust=True)
 
     def _deliver(self) -> None:
-        self._hook = None  # In a TestCase, hooks that were called stay in Django's list.
+        # The hook is forgotten, because in a TestCase it stays in Django's list after it was
+        # called.
+        self._hook = None
         if not self._may_deliver:
             return
-        self._record()  # In a TestCase nothing is committed, so it is not done yet.
+        # In a TestCase nothing is committed, so before_commit() has not recorded the rows.
+        self._record()
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
         for change in self._changes:
             if change.is_undone or change.is_delivered:
@@ -122,7 +129,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             _Delivery(source, self._connection.alias, entries)()
 
     def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return ``entry`` without values that may not be stored: then the row is read."""
+        """Return ``entry`` without values if these may not be stored. The delivery then reads the row."""
         if not self._may_lack_rows:
             return entry
         return replace(entry, written=replace(entry.written, is_new=False, inserted=None))
@@ -130,9 +137,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     # ##### The end of the transaction #####
 
     def before_commit(self) -> None:
-        """Write the changed rows into the outbox. Refuse a commit after which the mirrors would not follow.
+        """Write the changed rows into the outbox. Refuse a commit after which a mirror would lack a change.
 
-        :raises WriteNotFollowed: a statement is committed whose rows are not known.
+        :raises WriteNotFollowed: the transaction contains a statement whose changed rows are not known.
         """
         for change in self.incomplete():
             raise WriteNotFollowed(
@@ -148,7 +155,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             self._record()
 
     def may_commit(self) -> None:
-        # What the next statement commits implicitly must be in the outbox, or no relay would find it.
+        # The rows are recorded before the next statement, which may commit implicitly. Otherwise no
+        # relay would find them.
         self._record()
 
     def savepoint(self, sid: str) -> None:
@@ -158,20 +166,22 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
         since = self._recordings_at.get(sid, self._recordings)
-        # What may_commit() has recorded since the savepoint is gone.
+        # The rollback to the savepoint has removed the outbox rows that may_commit() wrote since
+        # then.
         gone = [c for c in self._changes if c.recording > since and not c.is_undone]
         for change in gone:
             change.recorded, change.recording = None, 0
         self._pending += gone
 
     def ended(self, committed: bool | None) -> None:
-        # If the end is unknown, the transaction may be committed later. Whoever read the rows now would
-        # bring their old state to the mirrors. A relay sees the outbox only after the commit.
+        # If it is unknown whether the transaction was committed, nothing is delivered: it may be
+        # committed later, and a delivery now would write the old state to the mirrors. A relay sees
+        # the outbox row only after the commit.
         self._may_deliver = committed is True
 
 
 class DeferrableDelivery:
-    """A delivery to shards, which waits for the end of the thread's open transactions on them.
+    """A delivery to shards that waits until this thread has no transaction open on them.
 
     :param groups: the groups of the shards.
     """
@@ -183,8 +193,9 @@ class DeferrableDelivery:
     def __call__(self) -> None:
         in_use = sorted(filter(in_transaction, self._groups))
         if in_use and not self._is_deferred:
-            # Another transaction is open, and the delivery would become a part of it. So wait for its
-            # end. (In a TestCase there is always one, so do not wait twice.)
+            # This thread has a transaction open on a shard, and the delivery would become a part of
+            # it. So the delivery waits for its end. It waits only once, because in a TestCase a
+            # transaction is always open.
             self._is_deferred = True
             wrapper: Any = connections[in_use[0]]
             open_aliases = sorted(wrapper.open_transactions())
@@ -198,7 +209,7 @@ class DeferrableDelivery:
 
 
 class _Delivery(DeferrableDelivery):
-    """Delivers what one transaction has written to a source, after its commit."""
+    """Delivers the rows of a source that one transaction has written, after its commit."""
 
     def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
         super().__init__({mirror.options.group for mirror in source.mirrors})
@@ -207,7 +218,7 @@ class _Delivery(DeferrableDelivery):
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         failures = deliver(rows_to_deliver(self._entries), self._source.mirrors)
         for pk, exc in failures.items():
-            # The row stays in the outbox. The writer has committed, so it gets no error.
+            # The outbox still has the row. The writer gets no error, because it has committed.
             logger.warning(
                 "row %r of %s reaches its mirrors later, by a relay: %s",
                 pk,

@@ -12,4 +12,5 @@ class ObjectsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        import_module("sharded_orm.contrib.objects.checks")  # The import registers the checks.
+        # The import registers the system checks.
+        import_module("sharded_orm.contrib.objects.checks")

@@ -12,26 +12,27 @@ from django.db.models import signals
 from sharded_orm.contrib.objects.exceptions import BodyTooLarge, DamagedObject, InvalidValue
 from sharded_orm.models.sharding.options import describe
 
-# NUL in a JSON text, and not a backslash in front of the text u0000.
+# The escape of the character NUL in a JSON text. An escaped backslash before "u0000" is no NUL.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 _read_json = json.JSONDecoder().raw_decode
 
 
 class BodyColumn(models.JSONField):
-    """The JSON of all fields of an object (P5). A new field costs no change of the table.
+    """The column with the JSON of all fields of an object (P5). A new field costs no change of the table.
 
-    The value of an instance is a dict. It is a text, or another kind of value, if the stored body is
-    damaged; :func:`body_of` refuses that.
+    The attribute of an instance is a dict. If the stored body is damaged, it is a text or another
+    kind of value, which :func:`body_of` refuses.
     """
 
     def deconstruct(self) -> Any:
-        # Migrations see a plain JSONField: they must stay valid if this class moves.
+        # Migrations contain a plain JSONField, so that they stay valid if this class moves.
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.JSONField", args, kwargs
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        # Overrides JSONField.from_db_value(), in half of the time: a page decodes a body for each object.
+        # Overrides JSONField.from_db_value() and takes half of its time, because a page decodes a
+        # body for each of its objects.
         if type(value) is str and value[:1] == "{":
             try:
                 body, end = _read_json(value)
@@ -42,7 +43,8 @@ class BodyColumn(models.JSONField):
         return super().from_db_value(value, expression, connection)
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
-        # save() has prepared the body already, but receivers of the signal may have changed it since.
+        # save() has prepared the body already. But receivers of ``pre_save`` may have changed it
+        # since.
         prepared = "_prepared" in model_instance.__dict__
         if not prepared or signals.pre_save.has_listeners(type(model_instance)):
             prepare_body(model_instance, add)
@@ -65,7 +67,7 @@ def prepare_body(instance: Any, add: bool) -> None:
 
 
 def body_of(instance: Any) -> dict[str, Any]:
-    """Return the body of an object; changes of the dict are changes of the object.
+    """Return the body of an object, a dict. To change the dict is to change the object.
 
     :raises DamagedObject: the stored body is no JSON object.
     """
@@ -81,7 +83,7 @@ def body_of(instance: Any) -> dict[str, Any]:
 def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
     try:
         text = json.dumps(body, allow_nan=False)
-        # PostgreSQL stores neither of them, so no database does.
+        # Refuse single surrogates and NUL on all databases, because PostgreSQL cannot store them.
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
         if "\\u0000" in text and _NUL.search(text):
@@ -99,8 +101,11 @@ def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
         )
 
 
-class VersionColumn(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # generic in the stubs only
-    """Counts the changes of an object. Each UPDATE of an object has its last version as a condition."""
+class VersionColumn(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # only the stubs are generic
+    """Counts the changes of an object.
+
+    Each UPDATE of an object has as a condition that the stored version is the one that was read.
+    """
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()

@@ -1,6 +1,7 @@
 """System checks of objects and mappings. No check queries a database.
 
-Fields of bodies are checked as Django checks those of models, with the ids of Django.
+The fields that are kept in the bodies of objects are checked as Django checks model fields, with
+the ids of Django.
 
 ===========================  =========================================================
 ``sharded_orm_objects.E001``  a reference or mapping names no class of objects

@@ -29,7 +29,7 @@ class DamagedObject(ObjectError, DatabaseError):
 
 
 class WrongObjectType(ObjectError, ValueError):
-    """An id, or an object, is of another type than the one that is asked for."""
+    """An id or an object is of another type than the expected one."""
 
 
 class ConcurrentEdit(ObjectError, DatabaseError):
@@ -37,7 +37,7 @@ class ConcurrentEdit(ObjectError, DatabaseError):
 
 
 class UnsavedChanges(ObjectError, RuntimeError):
-    """``edit()`` would drop assignments that were not saved."""
+    """An edit or a reload would drop assignments to the object that were not saved."""
 
 
 class BodyFieldInQuery(ObjectError, RuntimeError):
@@ -45,7 +45,7 @@ class BodyFieldInQuery(ObjectError, RuntimeError):
 
 
 class ObjectWriteRefused(ObjectError, RuntimeError):
-    """A statement would write objects without a look at their versions, or change the sides of an entry."""
+    """A statement would write objects without comparing versions, or change an object of a mapping's entry."""
 
 
 class InvalidPageSize(ObjectError, ValueError):
@@ -53,4 +53,4 @@ class InvalidPageSize(ObjectError, ValueError):
 
 
 class InvalidCursor(ObjectError, ValueError):
-    """A text is no cursor of a page."""
+    """A text is not a cursor, the position where a page of a mapping ends."""

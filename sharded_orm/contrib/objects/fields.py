@@ -1,7 +1,8 @@
-"""The fields of objects: Django's own field classes, whose values are in the body of the object.
+"""The fields of objects: Django's own field classes, whose values are kept in the object's JSON.
 
 Their arguments are Django's: ``null``, ``default``, ``max_length``, ``choices``, ``validators``,
-``blank``, ``verbose_name`` and so on, and ``was``: the former name of the field.
+``blank``, ``verbose_name`` and so on. One argument is added: ``was``, the former names of the
+field.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 else:
     _FieldBase = object
 
-# What JSON has by itself. Other values are stored as the text that value_to_string() makes of them.
+# The Python types that JSON has. Other values are stored as the text that value_to_string()
+# returns.
 _OF_JSON = (str, int, float, dict, list, type(None))
-# What can be changed in place, without an assignment to the attribute of the object.
+# The types whose values can be changed in place, without an assignment to the object's attribute.
 _MUTABLE = (dict, list)
 _NOTHING = object()
 # Arguments of Django's fields about columns and indexes, which a field in a body does not have.
@@ -48,7 +50,8 @@ class BodyField(_FieldBase):
     """A mixin that keeps the values of a Django field in the JSON of an object.
 
     :param was: the former names of the field, one text or several. If an object has no value under
-        the new name, the value under a former name is used. The next save renames it.
+        the new name, the value under a former name is used. The next save of the object stores it
+        under the new name.
     """
 
     was: tuple[str, ...]
@@ -63,7 +66,7 @@ class BodyField(_FieldBase):
         super().__init__(*args, **kwargs)
 
     def get_attname_column(self) -> tuple[str, None]:
-        # A field without a column is no field of the table, so neither migrations nor queries see it.
+        # A field without a column is not a field of the table, so migrations and queries ignore it.
         return self.get_attname(), None
 
     def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +83,7 @@ class BodyField(_FieldBase):
         setattr(cls, self.attname, BodyAttribute(self))
 
     def get_col(self, alias: Any, output_field: Any = None) -> Any:
-        # Every query calls this method that filters, orders or selects by a field.
+        # Django calls this method for every query that filters, orders or selects by a field.
         raise BodyFieldInQuery(
             f"{self.model.__name__}.{self.name} is in the bodies of the objects, which a query does not"
             " search. Find objects by their ids or through a mapping, and filter in Python; or store"
@@ -90,9 +93,9 @@ class BodyField(_FieldBase):
     # -- Values -------------------------------------------------------------------------
 
     def read(self, instance: Any) -> Any:
-        """Return the value of an object, which is the default if its body has none.
+        """Return the field's value of an object; the default if the object's JSON has none.
 
-        :raises DamagedObject: the body, or the value in it, cannot be read.
+        :raises DamagedObject: the JSON, or the value in it, cannot be read.
         """
         body = body_of(instance)
         stored = self._stored(body)
@@ -101,15 +104,16 @@ class BodyField(_FieldBase):
             return self._from_json(instance, stored)
         value = self.get_default()
         if self.has_default() and callable(self.default):
-            # The next call may give another value, and a list or dict may be changed in place.
+            # The default is stored in the body, because the next call of a callable default may
+            # return another value, and a list or dict may be changed in place.
             body[self.name] = self.to_json(value)
             return self.read(instance)
         return value
 
     def write(self, instance: Any, value: Any) -> None:
-        """Set the value of an object in memory.
+        """Set the field's value of an object in memory.
 
-        :raises ValidationError: the value is of a wrong kind.
+        :raises ValidationError: the value is of a wrong type.
         """
         stored = self.to_json(value)
         body = body_of(instance)
@@ -131,16 +135,16 @@ class BodyField(_FieldBase):
         return next((body[name] for name in self.was if name in body), _NOTHING)
 
     def _watch(self, instance: Any, stored: Any) -> None:
-        """Remember a value that the caller may change in place."""
+        """Remember the JSON of a list or dict, to notice later that it was changed in place."""
         if isinstance(stored, _MUTABLE):
             seen = instance.__dict__.setdefault("_seen", {})
             if self.name not in seen:
                 seen[self.name] = _text(stored)
 
     def to_json(self, value: Any) -> Any:
-        """Return ``value`` as the body has it.
+        """Return ``value`` in the form in which the object's JSON stores it.
 
-        :raises ValidationError: the value is of a wrong kind.
+        :raises ValidationError: the value is of a wrong type.
         """
         if value is None:
             return None
@@ -171,10 +175,10 @@ class BodyField(_FieldBase):
             ) from exc
 
     def prepare(self, instance: Any, add: bool) -> None:
-        """Make the value of an object ready to be stored.
+        """Make the field's value of an object ready to be stored.
 
-        Checked are all values of a new object, and otherwise those that have changed: an object from
-        before a validator existed can still be saved.
+        All values of a new object are validated. Of a stored object, only the values that have
+        changed are validated, so that an object from before a validator existed can still be saved.
 
         :raises InvalidValue: the value is missing, or a validator refuses it.
         """
@@ -206,21 +210,25 @@ def _is_same(present: Any, stored: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    # Not ==, for which [1] and [True] are the same.
+    # Values are compared by their JSON texts, because [1] == [True] is true in Python.
     try:
         return json.dumps(value, default=repr)
     except (TypeError, ValueError):
-        return None  # It cannot be stored; save() says so.
+        return None  # The value cannot be stored; save() will report that.
 
 
 def values_were_read(instance: Any) -> None:
-    """Note that the values of an object are those of the database."""
+    """Record that the values of an object in memory are those of the database, after a read."""
     instance.__dict__.pop("_assigned", None)
     instance.__dict__.pop("_seen", None)
 
 
 def values_were_saved(instance: Any) -> None:
-    """Note the same after a write. The caller may still have lists and dicts of the body."""
+    """Record that the values of an object in memory are those of the database, after a write.
+
+    The caller may still hold lists and dicts of the object, so their current contents are
+    remembered.
+    """
     instance.__dict__.pop("_assigned", None)
     if seen := instance.__dict__.get("_seen"):
         body = body_of(instance)
@@ -228,7 +236,7 @@ def values_were_saved(instance: Any) -> None:
 
 
 class BodyAttribute:
-    """The attribute of an object for a field in its body."""
+    """The descriptor that makes a field in the body an attribute of the object."""
 
     def __init__(self, field: BodyField) -> None:
         self.field = field
@@ -254,7 +262,8 @@ class Email(BodyField, models.EmailField):
 
 class URL(BodyField, models.URLField):
     def formfield(self, **kwargs: Any) -> Any:
-        # The default of Django from 6.0 on, which Django 5.2 warns of.
+        # "https" is the default of Django from 6.0 on. Without the argument, Django 5.2 emits a
+        # warning.
         return super().formfield(**{"assume_scheme": "https", **kwargs})
 
 
@@ -307,12 +316,12 @@ class JSON(BodyField, models.JSONField):
 
 
 class Ref(BodyField, models.BigIntegerField):
-    """A reference to an object of any shard: its id. ``pin.board_id`` is the id, ``pin.board`` the object.
+    """A reference to an object on any shard. ``pin.board_id`` is its id, ``pin.board`` the object itself.
 
     :param to: the class of the object, its label, or ``"self"``.
 
-    Reading ``pin.board`` costs one query, or a look into the cache, the first time. It raises
-    ``DoesNotExist`` if the object was deleted: no database holds references over shards.
+    The first read of ``pin.board`` costs one query, or one request to the cache. It raises
+    ``DoesNotExist`` if the object was deleted: no database enforces references between shards.
     """
 
     def __init__(self, to: Any, *args: Any, **kwargs: Any) -> None:
@@ -365,7 +374,7 @@ class Ref(BodyField, models.BigIntegerField):
         )
 
     def validate(self, value: Any, model_instance: Any) -> None:
-        """Refuse an id without an object."""
+        """Raise an error if no object has this id."""
         super().validate(value, model_instance)
         if value is not None:
             try:
@@ -375,7 +384,7 @@ class Ref(BodyField, models.BigIntegerField):
 
 
 class ReferenceAttribute(BodyAttribute):
-    """The attribute of an object for another object that it refers to."""
+    """The descriptor that returns the object to which a reference leads."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -384,7 +393,8 @@ class ReferenceAttribute(BodyAttribute):
         pk = field.read(instance)
         if pk is None:
             return None
-        # Not in _state.fields_cache: the library takes what is there for rows of the same shard.
+        # The object is not stored in _state.fields_cache: sharded_orm assumes that objects there
+        # are on the same shard.
         known = instance.__dict__.setdefault("_referred", {})
         if field.name not in known or known[field.name].pk != pk:
             known[field.name] = field.target.objects.get(pk)

@@ -15,11 +15,12 @@ else:
 
 
 class ObjectForm(_ModelForm):
-    """A ``ModelForm`` of an object, which also knows the version that the visitor has seen.
+    """A ``ModelForm`` of an object, which also submits the version that the visitor has seen.
 
-    Declare it as any ``ModelForm``, with ``Meta.model`` and ``Meta.fields``. If somebody else has changed
-    the object since the form was shown, the form has an error. If that happens between the validation and
-    the saving, ``save()`` raises :exc:`~sharded_orm.contrib.objects.exceptions.ConcurrentEdit`.
+    Declare it as any ``ModelForm``, with ``Meta.model`` and ``Meta.fields``. If somebody else has
+    changed the object since the form was shown, the form has an error. If the object is changed
+    between validation and saving, ``save()`` raises
+    :exc:`~sharded_orm.contrib.objects.exceptions.ConcurrentEdit`.
     """
 
     object_version = forms.IntegerField(widget=forms.HiddenInput, required=False)

@@ -22,11 +22,11 @@ from sharded_orm.models.base import ShardedModel, ShardedModelBase
 
 @dataclass(frozen=True, eq=False)
 class MappingSides:
-    """The two sides of a mapping.
+    """The two sides of a mapping. Its entries are on the shards of the near side.
 
-    :param app_label: the app of the mapping, in which a class named by its bare name is.
-    :param near, far: the classes of objects, or their labels. Entries are on the shard of the near side.
-    :param near_column, far_column: the columns with the ids.
+    :param app_label: the app of the mapping. A class that is named without an app belongs to it.
+    :param near, far: the classes of objects, or their labels.
+    :param near_column, far_column: the columns of an entry with the ids of the two objects.
     """
 
     app_label: str
@@ -50,7 +50,7 @@ class MappingSides:
 
 
 class MappingBase(ShardedModelBase):
-    """The metaclass of mappings: makes ``ShardMeta`` of the two sides and ``class MappingMeta``."""
+    """The metaclass of mappings. Makes ``ShardMeta`` from the two sides and ``class MappingMeta``."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
@@ -68,7 +68,10 @@ class MappingBase(ShardedModelBase):
 
 
 def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
-    """Return ``class Meta`` with the index of the pages, which one of its own does not inherit."""
+    """Return the mapping's ``class Meta`` with the index by which pages are read.
+
+    A ``class Meta`` that a project declares does not inherit the index.
+    """
     paging = next((base._paging for base in bases if hasattr(base, "_paging")), None)
     indexes = tuple(getattr(meta, "indexes", ()))
     if paging is None or any(index.fields == paging for index in indexes):
@@ -77,7 +80,7 @@ def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
 
 
 class MappingEntry(ShardedModel, metaclass=MappingBase):
-    """What mappings and mirror mappings have in common: the columns of an entry, and the manager."""
+    """The common base of mappings and mirror mappings: the columns of an entry, and the manager."""
 
     _sides: ClassVar[MappingSides]
 
@@ -96,7 +99,7 @@ class MappingEntry(ShardedModel, metaclass=MappingBase):
 
     @classmethod
     def _mapping_meta(cls, name: str, attrs: dict[str, Any], side: Any) -> dict[str, Any]:
-        """Return ``cache`` and ``group`` for the entries that are on the shards of ``side``."""
+        """Return the options ``cache`` and ``group`` for entries on the shards of ``side``."""
         meta = attrs.get("MappingMeta", getattr(cls, "MappingMeta", None))
         values = read_meta(f"{name}.MappingMeta", meta, ("cache", "group"), ())
         group = values.get("group") if isinstance(side, str) else side._object.group

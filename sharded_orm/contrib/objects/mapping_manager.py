@@ -21,12 +21,12 @@ from sharded_orm.models import ShardedManager, ShardedQuerySet
 from sharded_orm.models.sharding.options import describe
 from sharded_orm.models.sharding.type_variables import M
 
-# The largest number of entries that are read at a time.
+# The largest number of entries that one query reads.
 _MOST = 1000
 
 
 class MappingQuerySet(ShardedQuerySet[M]):
-    """The queryset of mappings. The primary key of an entry follows from its two sides."""
+    """The queryset of mappings. The primary key of an entry is made of the ids of its two objects."""
 
     def update(self, **kwargs: Any) -> int:
         if not {"id", "pk", "source_id", "target_id"}.isdisjoint(kwargs):
@@ -46,17 +46,19 @@ class MappingQuerySet(ShardedQuerySet[M]):
 _Manager: Any = ShardedManager.from_queryset(MappingQuerySet)  # type: ignore[attr-defined]
 
 
-class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a function
-    """The manager of mappings. Wherever it takes an object, it takes an id as well."""
+class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
+    """The manager of mappings. Each method that takes an object also accepts its id."""
 
     def add(self, source: Any, target: Any, sequence: int | None = None) -> bool:
-        """Add an object to a mapping, and return whether it was not in it before.
+        """Add an object to a mapping, and return whether it is new there.
 
         Two statements on the shard of the source.
 
-        :param sequence: the position; by default the time in microseconds since 1970. If the object is
-            in the mapping already, its position stays.
-        :raises WrongObjectType: an id or object is of another type than the mapping's.
+        :param source: the object to which ``target`` is added, or its id.
+        :param target: the object to add, or its id.
+        :param sequence: the position; by default the time in microseconds since 1970. If the target
+            is in the mapping already, its position stays.
+        :raises WrongObjectType: an id or object is of another type than the mapping declares.
         :raises InvalidValue: the position has more than 64 bits.
         """
         sides, entry = self.model._sides, self._key(source, target)
@@ -67,11 +69,14 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
         return bool(created)
 
     def remove(self, source: Any, target: Any) -> bool:
-        """Remove an object from a mapping, and return whether it was in it. One statement."""
+        """Remove an object from a mapping, and return whether it was in the mapping. One statement."""
         return bool(self._entry(source, target).delete()[0])
 
     def move(self, source: Any, target: Any, sequence: int) -> bool:
-        """Give an object of a mapping another position, and return whether it is in it. One statement."""
+        """Set the position of an object in a mapping. One statement.
+
+        :returns: whether the object is in the mapping.
+        """
         return bool(self._entry(source, target).update(sequence=sequence))
 
     def contains(self, source: Any, target: Any) -> bool:
@@ -79,7 +84,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
         return bool(self._entry(source, target).exists())
 
     def count(self, source: Any) -> int:
-        """Return the number of entries of ``source``, those of deleted objects included. One statement."""
+        """Return the number of entries of ``source``, also those of deleted objects. One statement."""
         return int(self._entries(source).count())
 
     def page(
@@ -92,13 +97,14 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
     ) -> Page:
         """Return some objects of a mapping, in the order of their positions.
 
-        The entries are read on the shard of the source, then the objects in one round trip per node. Deleted
-        objects are left out, and the page is filled up with those that follow: one more read of entries
-        and objects each time.
+        The entries are read on the shard of the source. Then the objects are read, in one round
+        trip per node (database server). Deleted objects are left out, and the page is filled up
+        with the objects that follow: each time one more read of entries and objects.
 
-        :param after: the cursor ``next`` of the page before, or its text; None for the first page.
+        :param after: the cursor ``next`` of the previous page, or its text; None for the first
+            page.
         :param size: the number of objects, at most 999.
-        :param newest_first: whether to begin at the highest sequence.
+        :param newest_first: whether to begin at the highest position.
         :raises InvalidCursor: ``after`` is no cursor.
         :raises InvalidPageSize: ``size`` is too small or too large.
         """
@@ -161,18 +167,20 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
 
 
 def entry_id(source: int, target: int) -> UUID:
-    """Return the primary key of an entry: the two ids, one behind the other.
+    """Return the primary key of an entry: the two ids of 64 bits, one after the other.
 
-    So there is one entry for each pair, it is found by its primary key, and its key is like no other on
-    any shard.
+    So each pair has one entry at most, which is found by its primary key, and no entry on any shard
+    has the same key.
     """
     return UUID(int=source << 64 | target)
 
 
 def check_entry(entry: Any) -> None:
-    """Check an entry that is about to be stored: one with a wrong side would make lists unreadable.
+    """Check the two ids and the position of an entry before it is stored.
 
-    :raises WrongObjectType: a side is of another type than the mapping's.
+    An entry with a wrong id would make its page unreadable.
+
+    :raises WrongObjectType: an id is of another type than the mapping declares.
     :raises InvalidValue: the position has more than 64 bits.
     """
     sides = entry._sides
@@ -197,7 +205,12 @@ def sides_changed(model: Any) -> ObjectWriteRefused:
 
 
 def id_of(cls: Any, value: Any) -> int:
-    """Return the id of an object of ``cls``, which is given itself or by its id."""
+    """Return the id of an object.
+
+    :param cls: the class that the object must have.
+    :param value: the object or its id.
+    :raises WrongObjectType: the object or the id is of another type.
+    """
     if hasattr(value, "_meta"):
         if not isinstance(value, cls):
             raise WrongObjectType(

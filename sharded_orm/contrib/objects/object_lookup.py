@@ -1,4 +1,4 @@
-"""Lookups of objects by a value that is given: :class:`ObjectLookup` (Pinterest, P11)."""
+"""Lookups of objects by a value from outside: :class:`ObjectLookup` (Pinterest, P11)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sharded_orm.models.base import ShardedModel, ShardedModelBase
 _Manager: Any = ShardedManager
 
 
-class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a function
+class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
     """The manager of lookups of objects. Each value leads to one object at most."""
 
     def find(self, value: str) -> Any:
@@ -37,9 +37,10 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
         return self.model.target.objects.get(row.target_id)
 
     def find_many(self, values: Iterable[str]) -> Batch:
-        """Return the objects with these values, by value: two round trips per node.
+        """Return a dict from values to the objects to which they lead.
 
-        Objects with damaged bodies are left out, and named in ``damaged`` of the result by their values.
+        Two round trips per node (database server). Objects with damaged bodies are left out. Their
+        values are the keys of ``damaged`` of the result.
         """
         rows = self.in_bulk(list(values))
         objects = self.model.target.objects.get_many(row.target_id for row in rows.values())
@@ -53,8 +54,8 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
     def claim(self, value: str, target: Any) -> None:
         """Let a value lead to an object from now on. One INSERT.
 
-        :raises LookupValueTaken: another object has the value.
-        :raises InvalidValue: the value is too long, or no text that each database can store.
+        :raises LookupValueTaken: the value leads to another object.
+        :raises InvalidValue: the value is too long, or is not a text that every database can store.
         """
         self._check(value)
         pk = id_of(self.model.target, target)
@@ -65,19 +66,23 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
             )
 
     def release(self, value: str, target: Any) -> bool:
-        """Give a value free if it leads to ``target``, and return whether it did. One DELETE."""
+        """Remove a value if it leads to ``target``, so that others can claim it. One DELETE.
+
+        :returns: whether the value led to ``target``.
+        """
         pk = id_of(self.model.target, target)
         return bool(self.filter(pk=value, target_id=pk).delete()[0])
 
     def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:
-        """Return the object with a value and whether it is new; create it with ``fields`` if there is none.
+        """Return the object to which a value leads; create it with ``fields`` if there is none.
 
-        If several processes do this at once, all get the same object. The value of an object that was
-        deleted goes to the new one. A process that dies in between may leave an object that no value leads
-        to.
+        If several processes call this at once, all get the same object. If the object of the value
+        was deleted, the value leads to the new object from then on. A process that dies in the
+        middle may leave an object to which no value leads.
 
+        :returns: the object, and whether it was created.
         :raises DamagedObject: the object exists, and its body cannot be read.
-        :raises InvalidValue: the value is too long, or no text that each database can store.
+        :raises InvalidValue: the value is too long, or is not a text that every database can store.
         """
         self._check(value)
         objects = self.model.target.objects
@@ -111,7 +116,10 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
             ) from exc
 
     def _claimed(self, value: str, pk: int, former: int | None = None) -> int:
-        """Let ``value`` lead to ``pk`` if it is free or leads to ``former``; return to what it leads."""
+        """Let ``value`` lead to the id ``pk`` if no object has the value or ``former`` has it.
+
+        :returns: the id of the object to which the value leads afterwards.
+        """
         if former is not None and self.filter(pk=value, target_id=former).update(target_id=pk):
             return pk
         row = self.model(value=value, target_id=pk)
@@ -127,7 +135,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
 
 
 class ObjectLookupBase(ShardedModelBase):
-    """The metaclass of lookups of objects: makes ``ShardMeta`` of ``class LookupMeta``."""
+    """The metaclass of lookups of objects. Makes ``ShardMeta`` from ``class LookupMeta``."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any

@@ -20,16 +20,17 @@ logger = logging.getLogger("sharded_orm.objects")
 
 
 class Batch(dict[Any, Any]):
-    """Objects by their ids, or by the values that lead to them."""
+    """A dict of objects, keyed by their ids, or by the values that lead to them."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: The errors of the objects whose bodies cannot be read, by the same keys. They are also logged.
+        #: The errors of the objects whose bodies cannot be read, with the same kind of keys. The
+        #: errors are also logged.
         self.damaged: dict[Any, DamagedObject] = {}
 
 
 class ObjectQuerySet(ShardedQuerySet[M]):
-    """The queryset of objects. ``delete()`` sets ``active`` to False; ``purge()`` deletes rows."""
+    """The queryset of objects. ``delete()`` sets ``active`` to False; ``purge()`` deletes the rows."""
 
     def delete(self) -> tuple[int, dict[str, int]]:
         rows: Any = self.filter(active=True)
@@ -38,18 +39,18 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         )
         return count, {self.model._meta.label: count} if count else {}
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as in QuerySet
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def purge(self) -> tuple[int, dict[str, int]]:
-        """Remove the rows from their shards for good, shard by shard, as ``delete()`` of Django does."""
+        """Delete the rows from their shards for good, shard by shard, as ``delete()`` of Django does."""
         return super().delete()
 
     purge.alters_data = True  # type: ignore[attr-defined]
     purge.queryset_only = True  # type: ignore[attr-defined]
 
     def take_write_lock(self) -> None:
-        """Lock the rows until the end of the transaction, also where SELECT takes no locks."""
+        """Lock the rows until the end of the transaction, even if SELECT takes no locks (on SQLite)."""
         super().update(version=F("version"))
 
     def update(self, **kwargs: Any) -> int:
@@ -87,14 +88,14 @@ class ObjectQuerySet(ShardedQuerySet[M]):
 _Manager: Any = ShardedManager.from_queryset(ObjectQuerySet)  # type: ignore[attr-defined]
 
 
-class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a function
-    """The manager of objects. No read of it finds deleted objects, except with ``with_deleted()``."""
+class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
+    """The manager of objects. Deleted objects are found by ``with_deleted()`` only."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().filter(active=True)
 
     def with_deleted(self) -> Any:
-        """Return a queryset of all objects, also of those that were deleted and not yet purged."""
+        """Return a queryset of all objects, including objects that were deleted and not yet purged."""
         return super().get_queryset()
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +106,7 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a functi
         :raises WrongObjectType: the id is of another type.
         :raises InvalidID: the value is no id.
         :raises DoesNotExist: there is no such object, or it was deleted.
-        :raises DamagedObject: its body cannot be read.
+        :raises DamagedObject: the body of the object cannot be read.
         """
         if len(args) == 1 and isinstance(args[0], int) and not kwargs:
             value = args[0]
@@ -123,10 +124,11 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a functi
         return found
 
     def get_many(self, ids: Iterable[int]) -> Batch:
-        """Return the objects with these ids, by id and in this order: one round trip per node.
+        """Return a dict of the objects with these ids, in the order of the ids.
 
-        Ids without an object, and those of deleted objects, are left out. Objects with damaged bodies
-        are left out, logged, and named in ``damaged`` of the result.
+        One round trip per node (database server). Ids without an object and ids of deleted objects
+        are left out. Objects with damaged bodies are also left out; they are logged, and their ids
+        are the keys of ``damaged`` of the result.
 
         :raises WrongObjectType: an id is of another type.
         :raises InvalidID: a value is no id.
@@ -149,9 +151,9 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a functi
         return batch
 
     def purge(self, before: datetime | None = None) -> int:
-        """Remove deleted objects from all shards for good, and return their number.
+        """Delete the rows of deleted objects from all shards for good, and return their number.
 
-        :param before: only objects that were deleted before this moment; None for all.
+        :param before: purge only objects that were deleted before this time; None for all.
         """
         rows = self.with_deleted().filter(active=False)
         if before is not None:
@@ -162,5 +164,5 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a functi
 
 
 def _as_id(value: Any) -> Any:
-    # Addresses and forms have texts.
+    # Ids from addresses and forms are texts.
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value

@@ -1,4 +1,4 @@
-"""``class ObjectMeta`` and ``class MappingMeta``, as checked values."""
+"""The options in ``class ObjectMeta`` and ``class MappingMeta``, checked."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType, WrongObjectType
 from sharded_orm.ids.layout import PACKED, PackedLayout
 
-#: The largest size of a body in bytes, unless ``ObjectMeta.max_body`` says otherwise. The cache
-#: stores no larger values, either.
+#: The largest size of a body in bytes, unless ``ObjectMeta.max_body`` sets another limit. The cache
+#: does not store larger values either.
 MAX_BODY = 1_000_000
 
 
 @dataclass(frozen=True)
 class ObjectOptions:
-    """What ``class ObjectMeta`` of an object says.
+    """The options that ``class ObjectMeta`` of an object declares.
 
     :param group: the group of shards, whose strategy is ``"embedded"``.
-    :param type_id: the number of the type among the models of the group; it must never change.
-    :param layout: the parts of an id, as of :class:`~sharded_orm.models.PackedIDField`.
+    :param type_id: the number of the type among the models of the group. It must never change.
+    :param layout: the parts of an id and their sizes; see
+        :class:`~sharded_orm.models.PackedIDField`.
     :param max_body: the largest size of a body, in bytes of its JSON.
     :param removed: the names of former fields. Their values are dropped when an object is saved.
     :param cache: whether objects are cached.
@@ -34,14 +35,14 @@ class ObjectOptions:
     cache: bool = False
 
     def check_id(self, name: str, value: Any) -> int:
-        """Return ``value``, an id of this type.
+        """Return ``value`` if it is an id of this type.
 
-        :param name: the name of the class, for the error.
+        :param name: the name of the class, for the error message.
         :raises WrongObjectType: the id is of another type.
         :raises InvalidID: the value is no id.
         """
         if type(value) is int and value >> 63 == 0 and self._type_in(value) == self.type_id:
-            return value  # in a tenth of the time of unpack()
+            return value  # this test takes a tenth of the time of unpack()
         parts = self.layout.unpack(value)
         if parts.type != self.type_id:
             raise WrongObjectType(
@@ -58,9 +59,9 @@ class ObjectOptions:
 def read_meta(
     label: str, meta: Any, known: Iterable[str], required: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the attributes of the class ``meta``, those of its bases included.
+    """Return the attributes of the class ``meta``, including those of its bases.
 
-    :param label: the class to which ``meta`` belongs, for the error.
+    :param label: the class to which ``meta`` belongs, for the error message.
     :raises InvalidObjectType: an attribute is unknown or missing.
     """
     values = {

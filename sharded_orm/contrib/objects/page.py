@@ -11,10 +11,11 @@ from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidCursor
 
 @dataclass(frozen=True, order=True)
 class Cursor:
-    """A position in a mapping: behind the entry with this sequence and this target.
+    """A position in a mapping: after the entry with this sequence and this target.
 
-    ``str()`` makes a text for addresses, of which :meth:`parse` makes the cursor again. It stays right
-    whatever is added, moved or removed: the next page begins behind this position.
+    ``str(cursor)`` is a text for addresses, and :meth:`parse` turns it into the cursor again. The
+    cursor stays valid if objects are added, moved or removed: the next page begins after this
+    position.
     """
 
     sequence: int
@@ -25,7 +26,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the cursor of ``str(cursor)``.
+        """Return the cursor that ``str(cursor)`` has turned into ``text``.
 
         :raises InvalidCursor: the text is no cursor.
         """
@@ -44,9 +45,10 @@ class Cursor:
 class Page:
     """Some objects of a mapping, in order.
 
-    :param objects: the objects; as many as were asked for, unless the mapping ends.
+    :param objects: the objects; as many as the caller asked for, unless the mapping ends.
     :param next: the cursor of the next page; None if no object follows.
-    :param damaged: the objects that were left out because their bodies cannot be read, by their ids.
+    :param damaged: the errors of objects that were left out because their bodies cannot be read, by
+        id.
     """
 
     objects: list[Any]

@@ -24,12 +24,12 @@ from sharded_orm.models import PackedIDField
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
 from sharded_orm.models.sharding.options import describe
 
-# The positional arguments of save() until Django 6.
+# The names of the positional arguments that save() accepts until Django 6.
 _SAVE = ("force_insert", "force_update", "using", "update_fields")
 
 
 class ObjectBase(ShardedModelBase):
-    """The metaclass of objects: makes the id and the ``ShardMeta`` of ``class ObjectMeta``."""
+    """The metaclass of objects. Makes the id and ``ShardMeta`` from ``class ObjectMeta``."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
@@ -39,7 +39,7 @@ class ObjectBase(ShardedModelBase):
             _refuse_concrete_base(name, bases)
             options = _options(name, bases, attrs)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
-            pk.creation_counter = -1  # the first column, before those of the base class
+            pk.creation_counter = -1  # the id is the first column, before those of the base class
             attrs |= {
                 "_object": options,
                 "id": pk,
@@ -112,9 +112,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         return sorted(own, key=lambda field: field.creation_counter)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the id and the values of all fields, as JSON has them.
+        """Return the id and the values of all fields, in the form in which JSON has them.
 
-        References are ids. No query is sent.
+        References to other objects are ids. No query is sent.
 
         :raises DamagedObject: the body, or a value in it, cannot be read.
         """
@@ -126,9 +126,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     # -- Writing --------------------------------------------------------------------------
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Store the object.
+        """Store the object. One INSERT or one UPDATE.
 
-        If it was read before, its version must still be the stored one. One INSERT or one UPDATE.
+        If the object was read before, the stored version must still be the version that was read.
 
         :raises ConcurrentEdit: somebody else has changed or purged the object since it was read.
         :raises InvalidValue: a value is missing, or a validator of its field refuses it.
@@ -141,13 +141,14 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 return  # as Django does
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
             kwargs["update_fields"] = (names - own) | {"data", "ts", "version"}
-        # Before the transaction, which an error inside of it would make unusable.
+        # The body is prepared before the transaction begins, because an error inside of the
+        # transaction would make it unusable.
         prepare_body(self, self._state.adding)
         if not self._state.adding and "ts" in self.__dict__:
-            # The UPDATE sets another one in memory, also if it fails.
+            # Keep the stored time: the UPDATE sets a new time in memory, even if it fails.
             self.__dict__.setdefault("_stored_ts", self.ts)
-        # A receiver of pre_save may save the object, too. _do_update() of the outer save() then needs
-        # the time that the inner one has stored.
+        # A receiver of pre_save may save the object as well. _do_update() of the outer save() then
+        # needs the time that the inner save() has stored.
         is_inner = "_prepared" in self.__dict__
         self.__dict__["_prepared"] = True
         try:
@@ -158,7 +159,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             self.__dict__.pop("_stored_ts", None)
         values_were_saved(self)
 
-    save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    save.alters_data = True  # type: ignore[attr-defined]  # as in Model
 
     def _do_update(
         self,
@@ -168,17 +169,19 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         values: Any,
         *rest: Any,
     ) -> Any:
-        # Overrides Model._do_update(). Compare the version and set it in one statement (P6). The time
-        # is compared as well: after a rollback the instance has a version that was never stored, which
-        # somebody else may have stored since.
+        # Overrides Model._do_update(). The version is compared and set in one statement (P6). The
+        # time is compared as well: after a rollback, the instance has a version that was not
+        # stored. Somebody else may have stored another change under the same version since.
         stored = next((value for field, _, value in values if field.attname == "version"), None)
         if "version" in self.get_deferred_fields():
             raise self._read_partly()
         if stored != self.version + 1:
-            # The deserializer of fixtures stores rows as they are.
+            # The version was not counted up by save(): the deserializer of fixtures stores rows as
+            # they are.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
         if self._state.adding:
-            return update_result(False)  # A new object with an id replaces no other: insert it.
+            # A new object with an id replaces no stored object, so it is inserted.
+            return update_result(False)
         if "_stored_ts" not in self.__dict__:
             raise self._read_partly()
         unchanged = base_qs.filter(version=self.version, ts=self.__dict__["_stored_ts"])
@@ -204,10 +207,11 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     ) -> None:
         """Read the object again, as ``refresh_from_db()`` of Django does.
 
-        Body, version and time are always read together: a new version with an old body would let
-        ``save()`` overwrite what somebody else has stored.
+        The body, version and time are always read together: with a new version and an old body,
+        ``save()`` would overwrite what somebody else has stored.
 
-        :raises UnsavedChanges: a deferred field would be loaded over assignments that were not saved.
+        :raises UnsavedChanges: a deferred field would be loaded over assignments that were not
+            saved.
         """
         if fields is not None:
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
@@ -260,10 +264,13 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         alias = str(self._state.db)
         rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
         if not connections[alias].features.has_select_for_update:
-            # On SQLite: a transaction that begins with a read cannot write after another one.
+            # Only on SQLite: a transaction that begins with a read cannot write if another one has
+            # written since.
             rows.take_write_lock()
         if self.__dict__.get("active", True):
-            rows = rows.filter(active=True)  # An object that is known to be deleted may come back.
+            # If the instance is known to be deleted, the lock also finds deleted rows, so that the
+            # block of edit() can undelete it.
+            rows = rows.filter(active=True)
         return rows.select_for_update().get()
 
     def _take_over(self, row: Any) -> None:
@@ -273,10 +280,11 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         values_were_read(self)
 
     def delete(self, using: Any = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
-        """Set ``active`` to False: no read finds the object any more, but ``with_deleted()`` does.
+        """Set ``active`` to False. From then on, only ``with_deleted()`` finds the object.
 
-        To bring it back, set ``active`` to True in ``edit()``. The entries of mappings stay, and pages
-        leave them out. One UPDATE, and a SELECT of the new state. See :meth:`purge`.
+        To undo this, set ``active`` to True in ``edit()``. The entries of the object in mappings
+        stay, and pages leave it out. Costs one UPDATE, and one SELECT of the new state. See
+        :meth:`purge`.
         """
         rows = type(self).objects.with_deleted().filter(pk=self.pk, active=True)
         deleted: tuple[int, dict[str, int]] = rows.delete()
@@ -284,10 +292,10 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             self.refresh_from_db()
         return deleted
 
-    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.alters_data = True  # type: ignore[attr-defined]  # as in Model
 
     def purge(self) -> tuple[int, dict[str, int]]:
-        """Remove the row from its shard for good. One DELETE."""
+        """Delete the row from its shard for good. One DELETE."""
         return super().delete()
 
-    purge.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    purge.alters_data = True  # type: ignore[attr-defined]  # as in Model

@@ -1,4 +1,4 @@
-"""The app of reference tables: it follows the writes of their rows."""
+"""The Django app of reference tables: global tables with a copy on each shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class ReferencesConfig(AppConfig):
     label = "sharded_orm_references"
     verbose_name = "Reference tables"
     default_auto_field = "django.db.models.BigAutoField"
-    #: A fixture must not say how far the copies of another site go.
+    #: Fixtures leave the tables of this app out: they would contain the versions of another site's
+    #: copies.
     is_left_out_of_fixtures = True
 
     def ready(self) -> None:
@@ -32,9 +33,11 @@ class ReferencesConfig(AppConfig):
         from sharded_orm.contrib.references.writes import follower_of
 
         if reference_models():
-            # Not every write of the ORM passes through a method of a model or queryset.
+            # The hooks of the backend are required, because some writes of the ORM pass through no
+            # method of a model or queryset.
             require_hooks()
-        import_module("sharded_orm.contrib.references.checks")  # The import registers the checks.
+        # The import registers the system checks.
+        import_module("sharded_orm.contrib.references.checks")
         provide_followers(follower_of, everywhere=True)
         provide_companion(ReferenceTables())
         pre_save.connect(refuse_fixtures)

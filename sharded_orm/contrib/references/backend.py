@@ -1,4 +1,4 @@
-"""The global database: what it must be able to do, and whether its transaction is open."""
+"""Checks of the global database: whether its backend can follow writes, and its open transactions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 
 
 def problem_of_backend() -> str | None:
-    """Return why writes of the global database cannot be followed, as a sentence; None if they can."""
+    """Return a sentence that says why writes of the global database cannot be followed; None if they can."""
     connection = connections[DEFAULT_DB_ALIAS]
     engine = connection.settings_dict["ENGINE"]
-    # A process without databases writes nothing.
+    # With the dummy backend, the process has no database, so it writes nothing.
     if isinstance(connection, CommitHookMixin) or engine == "django.db.backends.dummy":
         return None
     return (
@@ -27,7 +27,7 @@ def problem_of_backend() -> str | None:
 def require_hooks() -> None:
     """Raise an error if writes of the global database cannot be followed.
 
-    :raises InvalidReferenceModel: the database has a backend without the hooks.
+    :raises InvalidReferenceModel: the backend of the database does not report writes and commits.
     """
     if (problem := problem_of_backend()) is not None:
         raise InvalidReferenceModel(problem)
@@ -40,7 +40,7 @@ def in_test_case() -> bool:
 
 
 def in_transaction() -> bool:
-    """Whether this thread has a transaction of its own open on the global database."""
+    """Whether this thread has a transaction open on the global database, besides that of a ``TestCase``."""
     connection = connections[DEFAULT_DB_ALIAS]
     is_open = connection.in_atomic_block or not connection.get_autocommit()
     return is_open and not in_test_case()

@@ -29,7 +29,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSource(Source):
-    """A reference model, as what follows writes sees it: a source whose rows are found by their primary keys."""
+    """A reference model in the role of a source for the classes that follow writes.
+
+    Its shard key is its primary key.
+    """
 
     what: ClassVar[str] = "is a reference table"
 
@@ -46,7 +49,7 @@ class ReferenceSource(Source):
 
 
 def reference_models() -> list[type[ReferenceModel]]:
-    """Return the installed reference models: those first to which others refer."""
+    """Return the installed reference models. A model comes before models with foreign keys to it."""
     chosen = [
         model
         for model in apps.get_models()
@@ -72,7 +75,7 @@ def reference_models() -> list[type[ReferenceModel]]:
 def find_model(name: str) -> type[ReferenceModel] | None:
     """Return the reference model with this label, or with this class name; None if there is none.
 
-    :raises ReferenceModelNotFound: several have the class name.
+    :raises ReferenceModelNotFound: several models have this class name.
     """
     matching = [
         model
@@ -86,7 +89,7 @@ def find_model(name: str) -> type[ReferenceModel] | None:
 
 
 def groups() -> list[str]:
-    """Return the groups whose shards have copies: all."""
+    """Return the groups whose shards have copies: all groups."""
     return sorted(runtime.topology().groups)
 
 
@@ -102,13 +105,16 @@ def copied_fields(model: Any) -> list[Any]:
 
 
 def columns_digest(model: Any) -> str:
-    """Return a text that tells whether two processes copy the same columns."""
+    """Return a hash of the copied columns. It is equal in two processes if they copy the same columns."""
     columns = "\0".join(sorted(f.column for f in copied_fields(model)))
     return sha256(columns.encode()).hexdigest()
 
 
 def problems_of(model: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield what keeps a reference model from having copies: id of the check, sentence, field or model."""
+    """Yield the reasons why a reference model cannot have copies.
+
+    :returns: tuples of the id of a check, a sentence, and the field or model in question.
+    """
     children = [r for r in model._meta.related_objects if getattr(r, "parent_link", False)]
     if model._meta.parents or children:
         yield "E002", "It shares its rows with another table. Use an abstract base class.", model

@@ -1,4 +1,4 @@
-"""Brings the copies on shards to the version of the global rows."""
+"""Updates the copies of global rows on shards."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
-# Seconds that a statement waits for the locks of others on a shard. All writers of reference tables wait as
-# long. On MariaDB and MySQL, it is innodb_lock_wait_timeout; on SQLite, the option timeout.
+# Seconds that a statement waits for locks that others hold on a shard. All writers of reference
+# tables wait as long, because the writer holds their lock. On MariaDB and MySQL, the setting is
+# innodb_lock_wait_timeout; on SQLite, the option timeout.
 _PATIENCE = 2.0
 
 
 @dataclass
 class CopyReport:
-    """What was brought to the shards.
+    """The copies that were updated on shards.
 
     :param written: number of copies that were written or removed.
-    :param shards: number of shards that were behind.
-    :param problems: sentences about shards whose copies stay behind.
+    :param shards: number of shards whose copies were out of date.
+    :param problems: sentences about shards whose copies could not be updated.
     """
 
     written: int = 0
@@ -53,20 +54,22 @@ def bring_all(
     anew: Iterable[Any] = (),
     stopping: Callable[[], bool] = lambda: False,
 ) -> CopyReport:
-    """Bring the copies on all shards to the version of the global rows. Not inside of a transaction.
+    """Update the copies on all shards to the current version of the global rows.
 
-    May be called by many processes at the same time, and again after any interruption. A shard that does
-    not answer, and further shards of its node, are left out.
+    Must be called outside of a transaction. May be called by many processes at the same time, and
+    again after any interruption. If a shard does not answer, it is left out, as are the other
+    shards of its node (a database server).
 
     Costs one query per shard that is up to date.
 
     :param anew: models whose copies are compared row by row, whatever their versions are.
+    :param stopping: returns True if the call is to stop after a shard.
     """
     report, models = CopyReport(), reference_models()
     if not models:
         return report
     if in_transaction():
-        # Its uncommitted rows would be copied.
+        # The open transaction's own uncommitted rows would be copied.
         report.problems.append("this thread has an open transaction on the global database")
         return report
     down, compared = set[str](), frozenset(anew)
@@ -93,14 +96,15 @@ def bring_all(
 def bring(
     shard: Shard, models: Sequence[Any], version: Version, *, anew: Collection[Any] = frozenset()
 ) -> int | None:
-    """Bring the copies on one shard to the version of the global rows, in one transaction.
+    """Update the copies on one shard to the current version of the global rows, in one transaction.
 
     :param models: all reference models, in the order of :func:`~.declaration.reference_models`.
-    :param version: a version that the global rows had.
+    :param version: a version that the global rows had when the caller read it.
+    :param anew: models whose copies are compared row by row, whatever their versions are.
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
     alias = shard.alias
-    # Look without the lock first: it stops the commits of writers.
+    # Compare the versions without the lock first, because the lock stops the commits of writers.
     if not anew and not behind(alias, models, version):
         return None
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
@@ -121,18 +125,18 @@ def bring(
 
 
 def states_on(alias: str) -> dict[str, Any]:
-    """Return the versions of the copies on a shard, by the label of the model."""
+    """Return the versions of the copies on a shard, keyed by the label of the model."""
     return {row.name: row for row in versions_on(alias)}
 
 
 def lock_states(alias: str) -> dict[str, Any]:
-    """Return the versions of the copies on a shard, and lock them until the end of the transaction on the shard.
+    """Return the versions of the copies on a shard, and lock them until the end of its transaction.
 
-    To be called before global rows are read whose copies are written. So if the session that has the
-    lock of the global rows is lost, whoever takes that lock next waits here, and writes last.
+    Call this before the global rows are read. The lock of the global rows ends if its session is
+    lost. Then the next holder of that lock waits here, so it writes its copies last.
 
-    :raises django.db.OperationalError: others hold the rows of the shard. All later statements of the
-        transaction may raise it, too.
+    :raises django.db.OperationalError: others hold the rows of the shard. All later statements of
+        the transaction may raise the error as well.
     """
     connection: Any = connections[alias]
     connection.limit_lock_waits(_PATIENCE)
@@ -143,10 +147,10 @@ def lock_states(alias: str) -> dict[str, Any]:
 def may_be_continued(
     state: TableVersion | None, model: Any, version: Version
 ) -> TypeGuard[TableVersion]:
-    """Whether a shard with this ``state`` lacks only what was noted since then.
+    """Whether the copies with this ``state`` only lack changes that were recorded since then.
 
-    False for a new shard, model or column, after old code has written its columns only, and if the global
-    database was restored from a backup.
+    False for a new shard, model or column, after older code has written only its own columns, and
+    if the global database was restored from a backup. All rows have to be compared then.
     """
     return (
         state is not None and state.columns == columns_digest(model) and is_before(state, version)
@@ -154,7 +158,7 @@ def may_be_continued(
 
 
 def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
-    """Return those of ``models`` whose copies on a shard are not those of ``version``."""
+    """Return those of ``models`` whose copies on a shard are older than ``version``, or must be compared."""
     states = states_on(alias)
     return [
         model

@@ -1,4 +1,4 @@
-"""Compares copies on a shard with the global rows, and writes what differs."""
+"""Compares the copies on a shard with the global rows, and writes copies that differ."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def writing_copies() -> Iterator[None]:
 
 @dataclass
 class CopyDifference:
-    """What differs between the global rows of ``model`` and their copies on a shard.
+    """The differences between the global rows of ``model`` and their copies on a shard.
 
     :param missing: values of rows that the shard lacks, in the order of the copied fields.
-    :param stale: values of rows that the shard has with others.
-    :param orphaned: primary keys of rows that only the shard has.
+    :param stale: values of global rows whose copies on the shard have other values.
+    :param orphaned: primary keys of copies without a global row.
     :param compared: number of rows that were compared.
     """
 
@@ -51,12 +51,12 @@ class CopyDifference:
         return len(self.missing) + len(self.stale) + len(self.orphaned)
 
     def pk_of(self, row: tuple[Any, ...]) -> Any:
-        """Return the primary key among the values of a row."""
+        """Return the primary key from the values of a row."""
         return row[copied_fields(self.model).index(self.model._meta.pk)]
 
     @property
     def pks(self) -> list[Any]:
-        """The primary keys of the rows that differ, each once."""
+        """The primary keys of the rows that differ. Each key is named once."""
         return [*map(self.pk_of, self.missing), *map(self.pk_of, self.stale), *self.orphaned]
 
     def drop(self, pks: Container[Any]) -> int:
@@ -78,11 +78,11 @@ def compare_rows(
 ) -> CopyDifference:
     """Compare the copies on the shard ``alias`` with the global rows.
 
-    Costs two queries per 500 rows, and if all are compared, two more per 500 copies.
+    Costs two queries per 500 rows. If all rows are compared, costs two more per 500 copies.
 
     :param pks: the primary keys of the rows to be compared; None for all rows.
     :param newest_first: whether rows with the highest primary keys come first, if all are compared.
-    :param sample: the share of chunks of 500 rows, and of 500 copies, that are compared; None for all.
+    :param sample: the fraction of chunks of 500 rows, and of 500 copies, to compare; None for all.
     """
     found = CopyDifference(model)
     if pks is not None:
@@ -142,7 +142,7 @@ def _json_positions(fields: Sequence[Any]) -> list[int]:
 
 
 def _pages(model: Any, alias: str, newest_first: bool, sample: float | None) -> Iterator[list[Any]]:
-    """Yield the primary keys of the table on ``alias``, or of a random share of its pages."""
+    """Yield the primary keys of the table on ``alias`` in pages of 500, or a random sample of the pages."""
     rows: QuerySet[Any] = QuerySet(model, using=alias).order_by("-pk" if newest_first else "pk")
     page = list(rows.values_list("pk", flat=True)[:BATCH])
     while page:
@@ -156,8 +156,8 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
     """Make the copies on ``alias`` equal to the global rows, in the shard's open transaction.
 
     :param found: the differences, in the order of :func:`~.declaration.reference_models`.
-    :raises django.db.IntegrityError: rows of the shard refer to an orphaned copy. SQLite and PostgreSQL
-        say so at the commit.
+    :raises django.db.IntegrityError: rows of the shard refer to an orphaned copy, one without a
+        global row. SQLite and PostgreSQL raise the error at the commit.
     """
     found = [each for each in found if len(each)]
     if not found:
@@ -168,7 +168,8 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
                 _delete_orphans(found, alias)
                 _write(found, alias, replace=False)
         except IntegrityError:
-            # Rows have swapped unique values, or a copy refers to one that is to go.
+            # Rows have swapped unique values, or a copy refers to a copy that is to be deleted. So
+            # changed copies are deleted and inserted again.
             with transaction.atomic(using=alias):
                 _write(found, alias, replace=True)
                 _delete_orphans(found, alias)
@@ -180,7 +181,7 @@ def _delete_orphans(found: Sequence[CopyDifference], alias: str) -> None:
 
 
 def copies_of(model: Any, alias: str, pks: Sequence[Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return the values of copies on a shard, by primary key."""
+    """Return a dict of the values of copies on a shard, by primary key."""
     found: dict[Any, tuple[Any, ...]] = {}
     for start in range(0, len(pks), BATCH):
         found |= _rows(model, alias, list(pks[start : start + BATCH]))
@@ -193,7 +194,8 @@ def delete_copies(model: Any, alias: str, pks: Sequence[Any]) -> None:
     for start in range(0, len(pks), BATCH):
         doomed: Any = QuerySet(model, using=alias).filter(pk__in=pks[start : start + BATCH])
         if own:
-            # They may refer to one another, and some databases look at each row by itself.
+            # The foreign keys between the copies are set to NULL first, because some databases
+            # check each deleted row by itself.
             doomed.update(**dict.fromkeys(own))
         doomed._raw_delete(alias)
 
@@ -214,8 +216,9 @@ def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
-    # The global database has checked the foreign keys between reference tables, and no row of the shard
-    # loses the row to which it refers. So their order does not matter.
+    # Foreign keys are not checked here, so the order of the copies does not matter. The global
+    # database has checked the foreign keys between reference tables, and no row of the shard loses
+    # the row to which it refers.
     with connections[alias].constraint_checks_disabled():
         for each in found:
             if replace:

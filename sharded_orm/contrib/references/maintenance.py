@@ -1,4 +1,4 @@
-"""What ``manage.py mirrors`` does with reference tables."""
+"""The actions of ``manage.py mirrors`` for reference tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ from sharded_orm.topology.model import Shard
 
 
 class ReferenceTables:
-    """Implements :class:`~sharded_orm.contrib.mirrors.companions.Companion`."""
+    """The copies of reference tables, as a kind of copies for ``manage.py mirrors``.
+
+    Implements :class:`~sharded_orm.contrib.mirrors.companions.Companion`.
+    """
 
     def labels(self) -> list[str]:
         return sorted(model._meta.label for model in reference_models())
@@ -50,12 +53,13 @@ class ReferenceTables:
     def check(
         self, label: str, *, repair: bool, newest_first: bool, sample: float | None
     ) -> CompanionReport:
-        """Compare the copies with the global rows. What a relay will bring is no difference.
+        """Compare copies with the global rows. A change that a relay will deliver is not a difference.
 
         Costs four queries per 500 rows and shard.
 
+        :param repair: whether to write copies that differ.
         :param newest_first: whether rows with the highest primary keys come first.
-        :param sample: the share of chunks of 500 rows of a shard that are compared; None for all.
+        :param sample: the fraction of chunks of 500 rows of a shard to compare; None for all.
         """
         model, report = _model(label), CompanionReport()
         for shard in shards():
@@ -67,7 +71,10 @@ class ReferenceTables:
         return report
 
     def status(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Costs one query per shard, and another one for each that is behind."""
+        """Return the status of each reference model, and sentences about problems.
+
+        Costs one query per shard, and one more for each shard that is out of date.
+        """
         models = reference_models()
         if not models:
             return [], []
@@ -106,12 +113,13 @@ def _report(copied: CopyReport) -> CompanionReport:
 
 
 def _settle(shard: Shard, found: CopyDifference, report: CompanionReport, *, repair: bool) -> None:
-    """Look again at the copies of a shard that differ; report them, and mend them if ``repair`` is true."""
+    """Compare copies that seemed to differ once more, and report or repair real differences."""
     model = found.model
     report.rows += found.compared
     if not len(found):
         return
-    # Rows may have been written meanwhile, so look again while nobody can commit.
+    # Rows may have been written since the comparison, so they are compared again while nobody can
+    # commit.
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
         now = lock()
         with transaction.atomic(using=shard.alias):
@@ -139,7 +147,7 @@ def _sentences(found: CopyDifference, shard: Shard) -> Iterator[str]:
 
 
 def _lag(shard: Shard, model: Any) -> float:
-    """Return the age in seconds of the oldest change that a shard does not have; 0.0 if it is unknown."""
+    """Return the age in seconds of the oldest change that a shard lacks; 0.0 if the age is unknown."""
     state = states_on(shard.alias).get(model._meta.label)
     rows = changes().filter(name=model._meta.label)
     if state is not None:

@@ -1,4 +1,4 @@
-"""The base class of reference models, and the tables that say how far their copies go."""
+"""The base class of reference models, and the tables with the versions of global rows and copies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sharded_orm.models.global_models import GlobalModel
 
 
 class ReferenceModel(GlobalModel):
-    """A model whose rows are in the global database, with a copy of each on every shard.
+    """A model whose rows are in the global database, with a copy of each row on every shard.
 
-    Sharded models refer to it by ordinary foreign keys, with a database constraint, and their queries may
-    join it. All writes go to the global database, also those of an instance that was read from a copy.
-    They reach the copies after the commit.
+    Sharded models refer to it by ordinary foreign keys, with a database constraint, and their
+    queries may join it. All writes go to the global database, even if the instance was read from a
+    copy. They reach the copies after the commit.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -29,15 +29,16 @@ class ReferenceModel(GlobalModel):
         require_hooks()
         super().save_base(*args, **kwargs)
 
-    save_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    save_base.alters_data = True  # type: ignore[attr-defined]  # as in Model
 
 
 class TableVersion(models.Model):
     """A version of the rows of reference tables.
 
-    The global database has one row, with an empty name: each transaction that writes reference tables
-    raises its version immediately before the commit. The row is also the lock under which all copies
-    are written. On a shard, there is a row for each table: the copies have all changes up to its version.
+    The global database has one row of this model, with an empty name. Each transaction that writes
+    reference tables raises its version immediately before the commit. The row is also the lock
+    under which all copies are written. A shard has one row for each reference table: its copies
+    have all changes up to this version.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -45,13 +46,14 @@ class TableVersion(models.Model):
     #: The label of a reference model, such as ``geo.Country``; empty for the global rows.
     name: models.CharField[str, str] = ExactCharField(max_length=100, primary_key=True)
     version: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: A random number of the history that the version counts. After a flush, another one begins.
+    #: A random number that identifies the sequence of versions. After a flush, a new sequence
+    #: begins.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: JSON: primary keys, as text, of copies that were removed before the global rows. Either the global
-    #: row is gone soon, or the copy has to be restored.
+    #: JSON: primary keys, as text, of copies that were removed before their global rows. Either the
+    #: global row is deleted soon, or the copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
-    #: A digest of the names of the copied columns. Processes with other code may copy other columns.
+    #: A hash of the names of the copied columns. Processes with other code may copy other columns.
     columns: models.CharField[str, str] = models.CharField(max_length=64, default="")
 
     class Meta:
@@ -62,7 +64,7 @@ class TableVersion(models.Model):
 
 
 class ChangedRow(models.Model):
-    """A global row of a reference table, also one that was removed, with the version of its last change."""
+    """The version of the last change of a global row. It is kept after the row was deleted."""
 
     pk = models.CompositePrimaryKey("name", "row")
     #: The label of the model.

@@ -1,7 +1,8 @@
 """Removes the copies of rows that are about to be deleted, before the rows themselves.
 
-So no row on a shard can begin to refer to a row that goes. The shard notes which copies it has removed,
-in the same transaction: whoever comes later finds the global row gone, or restores the copy.
+So no row on a shard can begin to refer to a row that is being deleted. In the same transaction, the
+shard records which copies were removed. If the deletion fails, the next update of the shard finds
+the global row, and restores the copy.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ logger = logging.getLogger("sharded_orm.references")
 
 
 def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
-    """Delete the copies of rows on all shards, in a transaction of each shard.
+    """Delete the copies of rows on all shards, in one transaction per shard.
 
-    Called in the transaction that is about to delete the rows, which holds the lock from now on. If one
-    shard refuses, the copies on the others are restored.
+    Called in the transaction that is about to delete the global rows. That transaction holds the
+    lock of the reference tables from now on. If a shard refuses, the copies on the other shards are
+    restored.
 
-    :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or this
-        thread has an open transaction on a shard.
+    :param pks: the primary keys of the rows.
+    :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or
+        this thread has an open transaction on a shard.
     """
-    if not has_tables():  # So no shard has copies.
+    if not has_tables():  # Without the tables of versions, no shard has copies.
         return
     _refuse_open_transactions(model)
     lock()
@@ -68,7 +71,7 @@ def _kept(model: Any, alias: str, exc: Exception) -> ReferenceRowKept:
 
 
 class _Removal:
-    """The removal of copies on one shard, while the thread's transaction holds the lock."""
+    """The removal of copies from one shard, while this thread holds the lock of the reference tables."""
 
     def __init__(self, model: Any, alias: str) -> None:
         self._model, self._alias = model, alias
@@ -77,7 +80,7 @@ class _Removal:
         self._noted = ""
 
     def run(self, pks: Sequence[Any]) -> bool:
-        """Delete the copies. Return False if the shard has none, because it is not filled yet."""
+        """Delete the copies. Return False if the shard is not filled yet, so that it has no copies."""
         model, alias = self._model, self._alias
         with transaction.atomic(using=alias), writing_copies():
             state = lock_states(alias).get(model._meta.label)
@@ -89,11 +92,12 @@ class _Removal:
         return True
 
     def undo(self) -> None:
-        """Restore the copies as they were. If that is impossible now, whoever comes next restores them."""
+        """Restore the copies. If that is impossible now, the next update of the shard restores them."""
         alias, before = self._alias, self._before
         try:
             with transaction.atomic(using=alias):
-                # If the lock was lost meanwhile, others may have written newer copies.
+                # Restore the copies only if the versions are unchanged: if the lock was lost
+                # meanwhile, others may have written newer copies.
                 unchanged = versions_on(alias).filter(
                     pk=before.pk,
                     version=before.version,

@@ -1,9 +1,9 @@
 """Versions of the rows of reference tables, and the lock under which copies are written.
 
-Every transaction that writes reference tables takes the lock before its commit, and raises the version.
-So versions ascend in the order of commits, and whoever has the lock sees exactly the rows of its
-version. Copies are written under the lock only: they are never older than what their shard says, and
-nobody deletes a row whose copy is being written.
+Each transaction that writes reference tables takes the lock before its commit, and raises the
+version. So versions grow in the order of commits, and the holder of the lock sees exactly the rows
+of the current version. Copies are written under the lock only. So copies are never older than the
+version that their shard has stored, and nobody deletes a row whose copy is being written.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 from sharded_orm.contrib.references.models import ChangedRow, TableVersion
 from sharded_orm.database_clock import DatabaseClock
 
-#: The name of the row of the global database.
+#: The name of the version row that belongs to the global rows.
 GLOBAL = ""
-#: Rows that are read or written with one statement.
+#: The number of rows that one statement reads or writes.
 BATCH = 500
 
 
 def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
-    """A receiver of ``pre_save`` that refuses rows of a fixture.
+    """Refuse rows of a fixture. A receiver of ``pre_save``.
 
-    :raises InvalidReferenceModel: the fixture would say that copies are up to date.
+    :raises InvalidReferenceModel: the fixture has versions, which would mark copies as up to date.
     """
     if raw and sender in (TableVersion, ChangedRow):
         raise InvalidReferenceModel(
@@ -41,10 +41,14 @@ def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
 
 
 def begin_history(using: str, **kwargs: Any) -> None:
-    """A receiver of ``post_migrate`` that makes the row of the global database, so that no writer has to."""
+    """Insert the version row of the global database, so that no writer has to.
+
+    A receiver of ``post_migrate``.
+    """
     if using != DEFAULT_DB_ALIAS:
         return
-    _with_tables.clear()  # A migration backwards may have dropped them.
+    # The cached names are dropped, because a migration backwards may have dropped the tables.
+    _with_tables.clear()
     if has_tables() and not versions_on(using).filter(name=GLOBAL).exists():
         insert_rows(TableVersion, using, [_first_version()])
 
@@ -53,15 +57,17 @@ def _first_version() -> TableVersion:
     return TableVersion(name=GLOBAL, version=0, history=secrets.randbits(63))
 
 
-#: Names of global databases that have been seen to have the tables of versions. A test has another one.
+#: The names of global databases that are known to have the tables of versions. Tests use another
+#: database.
 _with_tables: set[str] = set()
 
 
 def has_tables() -> bool:
-    """Whether the global database has the tables of versions. Costs a query until it has.
+    """Whether the global database has the tables of versions. Costs a query until it has them.
 
-    Without them, no shard has copies whose version is known, so the first delivery compares all of them.
-    Nothing has to be noted until then: other apps may be migrated first, and write reference tables.
+    Without these tables, no shard has copies with a known version, so the first delivery compares
+    all rows. Changes need not be recorded until then. This lets other apps be migrated first, and
+    write reference tables.
     """
     connection = connections[DEFAULT_DB_ALIAS]
     name = str(connection.settings_dict["NAME"])
@@ -84,7 +90,7 @@ def changes() -> QuerySet[ChangedRow]:
 
 @dataclass(frozen=True)
 class Version:
-    """A version of the global rows, in its history."""
+    """A version of the global rows, and the random number of the sequence to which it belongs."""
 
     history: int
     number: int
@@ -97,27 +103,34 @@ def global_version() -> Version:
 
 
 def is_before(state: TableVersion, now: Version) -> bool:
-    """Whether the changes since ``state`` lead to ``now``. False if another history has begun."""
+    """Whether ``state`` is a version before ``now``, or equal, in the same sequence of versions.
+
+    False if a new sequence has begun since, as after a flush.
+    """
     return state.history == now.history and state.version <= now.number
 
 
 def lock() -> Version:
-    """Take the lock until the end of the transaction on the global database. Return the version."""
+    """Take the lock of the reference tables until the end of the transaction on the global database.
+
+    :returns: the current version.
+    """
     row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL)
     if not row.update(version=F("version")):
-        # After the rows were deleted by hand. Of two that come first, the second gets an IntegrityError.
+        # The version row was deleted by hand, so it is inserted again. If two processes do this at
+        # the same time, the second gets an IntegrityError.
         insert_rows(TableVersion, DEFAULT_DB_ALIAS, [_first_version()])
     return global_version()
 
 
 def record(rows: Mapping[Any, Iterable[Any]]) -> None:
-    """Raise the version, and note that rows were changed, before the commit of the transaction.
+    """Raise the version, and record that rows were changed. Called before the commit of the transaction.
 
-    :param rows: primary keys by model.
+    :param rows: primary keys of the changed rows, by model.
     """
     lock()
-    # Read the number only after it was written: at the level REPEATABLE READ, the transaction would see
-    # an earlier one.
+    # The number is read after it was written: at the level REPEATABLE READ, an earlier read would
+    # return an older number.
     versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
     version = global_version().number
     for model, pks in rows.items():
@@ -148,12 +161,17 @@ def changed_since(model: Any, version: int) -> list[Any]:
 
 
 def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
-    """Return the primary keys of copies that a shard has removed before the global rows."""
+    """Return the primary keys of copies that a shard has removed before their global rows."""
     return [value_of(model._meta.pk, text) for text in json.loads(row.removed)]
 
 
 def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
-    """Note on a shard that copies were removed before the global rows. Return what is noted there now."""
+    """Record on a shard that copies were removed before their global rows.
+
+    :param row: the version row of the model on the shard.
+    :param pks: the primary keys of the copies.
+    :returns: the new value of the column ``removed``.
+    """
     texts = {*json.loads(row.removed), *(text_of(model._meta.pk, pk) for pk in pks)}
     noted = json.dumps(sorted(texts))
     versions_on(alias).filter(pk=row.pk).update(removed=noted)
@@ -161,9 +179,9 @@ def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) 
 
 
 def set_version(alias: str, columns: Mapping[str, str], version: Version) -> None:
-    """Note that the shard's copies of these models are those of ``version``.
+    """Record that the shard's copies of these models have the changes up to ``version``.
 
-    :param columns: digests of the copied columns by the label of the model.
+    :param columns: hashes of the copied columns, by the label of the model.
     """
     there = versions_on(alias).filter(name__in=columns)
     known = dict(there.values_list("name", "columns"))

@@ -1,4 +1,4 @@
-"""Follows the ORM's writes: those of global rows are noted, those of copies are refused."""
+"""Follows the ORM's writes: writes of global rows are recorded, writes of copies are refused."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ logger = logging.getLogger("sharded_orm.references")
 
 
 def follower_of(model: Any) -> ReferenceFollower | None:
-    """Return the follower of a reference model; None for other models."""
+    """Return the object that follows writes of a reference model; None for other models."""
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
-    if meta.apps is not apps:  # A historical model of a migration.
+    # The model is a historical one, of a migration. The current model is followed instead.
+    if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
         except LookupError:
@@ -45,7 +46,7 @@ def follower_of(model: Any) -> ReferenceFollower | None:
 
 
 class ReferenceFollower:
-    """Notes each write of a reference table in the same transaction, and refuses writes of copies.
+    """Records each write of a reference table in the same transaction, and refuses writes of copies.
 
     Implements :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`. Thread-safe.
     """
@@ -57,8 +58,12 @@ class ReferenceFollower:
         return True
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
-        """Run a statement, and note the rows that it changes. Copies of deleted rows are deleted before.
+        """Run a statement, and record the rows that it changes.
 
+        If it deletes rows, their copies are deleted first.
+
+        :param compiler: the compiler of the statement.
+        :param execute: runs the statement.
         :raises CopyReadOnly: the statement writes copies on a shard.
         :raises WriteNotFollowed: it is unknown which rows the statement changes.
         :raises ReferenceRowKept: the copies of a row that is to be deleted cannot be deleted.
@@ -110,7 +115,7 @@ class ReferenceChange(SourceChange):
 class ReferenceChanges(TransactionChanges):
     """The changes of reference tables in one transaction of the global database."""
 
-    #: Whether rows were noted that are not delivered yet.
+    #: Whether changes were recorded that are not delivered yet.
     _has_news = False
 
     def add(self, source: Any) -> ReferenceChange:
@@ -120,12 +125,17 @@ class ReferenceChanges(TransactionChanges):
 
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
-        # What may_commit() had recorded inside of the savepoint is gone. To record a row twice does no harm.
+        # The rollback has removed the records that may_commit() wrote inside of the savepoint, so
+        # all changes are recorded again. To record a row twice does no harm.
         for change in self._changes:
             change.is_delivered = False
 
     def _record(self) -> None:
-        """Note the rows, once: versions ascend in the order of commits, because they are given out last."""
+        """Record the changed rows once, before the commit.
+
+        The version is raised here, at the end of the transaction, and its lock is kept until the
+        commit. So versions grow in the order of commits.
+        """
         rows: dict[Any, set[Any]] = {}
         for change in self._changes:
             if isinstance(change, ReferenceChange) and not (
@@ -142,22 +152,24 @@ class ReferenceChanges(TransactionChanges):
         self._hook = None
         if not self._may_deliver:
             return
-        self._record()  # In a TestCase nothing is committed, so it is not done yet.
+        # In a TestCase nothing is committed, so before_commit() has not recorded the changes.
+        self._record()
         if self._has_news:
             self._has_news = False
             CopyDelivery(groups())()
 
 
 class CopyDelivery(DeferrableDelivery):
-    """Brings what one transaction has written to the shards, after its commit."""
+    """Updates the copies on all shards after the commit of a transaction."""
 
     def __call__(self) -> None:
-        if in_test_case():  # Waiting for the end of transactions on shards would be in vain.
+        # In a TestCase, transactions on shards end after the test, so it would be in vain to wait.
+        if in_test_case():
             self.deliver(may_be_rolled_back=True)
         else:
             super().__call__()
 
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         for problem in bring_all().problems:
-            # The writer has committed, so it gets no error.
+            # The writer gets no error, because it has committed.
             logger.warning("copies of reference tables follow later, by a relay: %s", problem)

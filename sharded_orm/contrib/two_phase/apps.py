@@ -1,4 +1,4 @@
-"""The Django app with the table of decisions."""
+"""The Django app with the table of commit decisions."""
 
 from django.apps import AppConfig
 

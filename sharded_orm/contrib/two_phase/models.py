@@ -1,4 +1,4 @@
-"""The table of decisions. It is on every shard."""
+"""The table of commit decisions of transactions in two phases. It is on every shard."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from sharded_orm.backends.two_phase.branch import MAX_BYTES, TABLE
 
 
 class Decision(models.Model):
-    """The decision to commit a transaction in two phases. Its row is written by the transaction itself.
+    """The decision to commit a transaction in two phases. The transaction itself writes this row.
 
-    Only :mod:`sharded_orm.backends.two_phase` and :mod:`sharded_orm.two_phase` use the table, by SQL.
+    Only :mod:`sharded_orm.backends.two_phase` and :mod:`sharded_orm.two_phase` use the table, by
+    SQL.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=MAX_BYTES, primary_key=True)
-    #: Seconds since 1970, by the clock of the process.
+    #: The time of the decision by the clock of the process, in seconds since 1970.
     decided_at: models.BigIntegerField[int, int] = models.BigIntegerField()
 
     class Meta:

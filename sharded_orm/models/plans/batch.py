@@ -1,7 +1,7 @@
-"""Reads of a batch of rows by their primary keys, if the primary key is the shard key.
+"""Reads a batch of rows by their primary keys, if the primary key is the shard key.
 
-The ids name the shards, so no condition has to be read, and one compiled query serves all shards of a
-node.
+The shards follow from the ids, so no condition of the query is searched for a shard key. One
+compiled query serves all shards of a node (a database server).
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.topology.model import Shard
 
-#: The method of Django's integer fields that returns an int unchanged.
+#: The method of Django's integer fields that prepares a value for the database: it returns an int
+#: unchanged.
 PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoField.get_prep_value})
 
-# The most ids in a batch. Each id is a parameter of a statement.
+# The largest number of ids in a batch, because each id is a parameter of a statement.
 _MOST = 10_000
 
 
 def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[int]] | None:
-    """Return the ids of each shard; ids that no row can have are left out.
+    """Return the ids of each shard, without ids that no row can have.
 
-    Return None if :func:`batch_rows` cannot read them: the ids are no integers or too many, all of
-    them are on one shard, which Django's own code reads, or keys of the group may move between shards.
+    :returns: None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are
+        too many of them, or keys of the group may move between shards. Also None if all ids are on
+        one shard, because Django's own code reads these.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)
@@ -49,10 +51,11 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
 
 
 def batch_rows(model: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
-    """Yield the alias of each row with one of the ids, and the row as the driver returns it.
+    """Yield each row with one of the ids, as a pair of its shard's alias and the row from the driver.
 
-    One statement per node. The nodes are asked in parallel.
+    Costs one statement per node (a database server). The nodes are queried in parallel.
 
+    :param ids: the ids on each shard.
     :raises ScatterError: a shard does not answer.
     """
     query = ShardedQuery(model)
@@ -61,9 +64,10 @@ def batch_rows(model: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, R
 
 
 def batch_instances(queryset: Any, rows: Iterable[tuple[str, Row]]) -> list[Any]:
-    """Return the instances of rows that :func:`batch_rows` has read.
+    """Return the model instances of rows that :func:`batch_rows` has read.
 
-    :param queryset: the queryset that reads them.
+    :param queryset: the queryset to which the instances belong.
+    :param rows: pairs of a shard's alias and a row from the driver.
     """
     by_alias: dict[str, list[Row]] = {}
     for alias, row in rows:

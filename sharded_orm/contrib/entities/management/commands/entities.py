@@ -26,7 +26,7 @@ from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 
-#: Seconds between two lines that tell of progress.
+#: Seconds between two lines that report progress.
 PROGRESS_INTERVAL = 10.0
 
 

@@ -1,4 +1,4 @@
-"""``manage.py mirrors``: the relay of mirrors, and what looks after them."""
+"""``manage.py mirrors``: runs the relay of mirrors, and builds, checks and reports mirrors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RelayMirrors(Action):
 
 
 def _relay(report: relay.RelayReport, stopping: Callable[[], bool]) -> relay.RelayReport:
-    """Add what the other kinds of copies had to deliver."""
+    """Deliver the changes of the other kinds of copies, and add the result to the report."""
     for companion in companions():
         copied = companion.relay(stopping)
         report.delivered += copied.rows
