@@ -221,6 +221,23 @@ def test_checks() -> None:
             shard_key = "id"
             lookups = ["nothing", Lookup("at"), "name", "id"]
 
+    class WrongID(ShardedModel):
+        id: Any = models.CharField(primary_key=True, max_length=40, db_default="")
+        user_id = models.BigIntegerField()
+        at = models.IntegerField()
+
+        class Meta:
+            app_label = "finders"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+            lookups = ["at"]
+
+    options = shard_options(WrongID)
+    assert options is not None
+    lookup = ModelLookup(WrongID, WrongID._meta.get_field("at"), False, options)
+    assert lookup.problem == "needs a primary key that has no default of the database"
     options = shard_options(Wrong)
     assert options is not None
     problems = {
