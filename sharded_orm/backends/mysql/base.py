@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self
 
@@ -267,9 +267,19 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     # ##### Sessions #####
 
-    @contextmanager
-    def known_session(self) -> Iterator[None]:
+    def known_session(self) -> AbstractContextManager[None] | None:
         self.ensure_connection()
+        assert self.connection is not None
+        # A session with state may be in a transaction of the project's own SQL.
+        if self.connection.mode is not SessionMode.FREE:
+            return None
+        with self._one_session():
+            # Behind a proxy, sessions have no identity.
+            is_known = bool(self.session_id().connection)
+        return self._one_session() if is_known else None
+
+    @contextmanager
+    def _one_session(self) -> Iterator[None]:
         assert self.connection is not None
         with self.wrap_database_errors, self.connection.one_session():
             yield

@@ -89,7 +89,7 @@ class CommitHookMixin(_Wrapper):
     def known_session(self) -> AbstractContextManager[None] | None:
         """Return a context manager within which :meth:`session_id` is known in autocommit, before a statement.
 
-        None if the backend has none.
+        None if the backend has none, if the session has no identity, or if it may have an open transaction.
         """
         return None
 

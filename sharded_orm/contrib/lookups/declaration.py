@@ -67,6 +67,8 @@ class ModelLookup:
             return "needs a shard key that is known before the insert, not a generated one"
         if not isinstance(meta.pk, models.Field) or isinstance(meta.pk, models.CompositePrimaryKey):
             return "needs a primary key of one column"
+        if meta.pk.has_db_default():
+            return "needs a primary key that has no default of the database"
         for what, field in (("primary key", meta.pk), ("shard key", self.key)):
             if field not in meta.local_concrete_fields:
                 return f"needs the {what} in the model's own table"

@@ -72,16 +72,27 @@ class RowFollower:
     def needs_transaction(self, compiler: Any) -> bool:
         """Whether the statement has to be sent before its entries are written, in one transaction.
 
-        An INSERT of rows with known primary keys can be sent after its entries were written. It is
-        then a transaction by itself, which saves a round trip.
+        An INSERT of rows with known primary keys can be sent after its entries were written, if all
+        the entries are of unique lookups. The INSERT is then a transaction by itself, which saves a
+        round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)
         if not is_insert or query.on_conflict is not None:
             return True
         pk = query.get_meta().pk.attname
-        return any(getattr(obj, pk) is None for obj in query.objs) or not all(
-            lookup.problem is None and is_known_to_be_served(lookup) for lookup in self._lookups
+        if any(getattr(obj, pk) is None for obj in query.objs):
+            return True
+        # Only the lock of its row protects an entry of a lookup that is not unique: a transaction that deletes a
+        # former row with the same primary key would take it away.
+        return any(
+            lookup.problem is not None
+            or not is_known_to_be_served(lookup)
+            or (
+                not lookup.unique
+                and any(getattr(obj, lookup.field.attname, None) is not None for obj in query.objs)
+            )
+            for lookup in self._lookups
         )
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:

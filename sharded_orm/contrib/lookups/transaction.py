@@ -19,7 +19,7 @@ from itertools import chain, product
 from typing import Any
 from uuid import uuid4
 
-from django.db import DatabaseError, DataError, IntegrityError
+from django.db import DataError, IntegrityError
 
 from sharded_orm.backends.write_hooks.statement_changes import StatementChange, StatementWatcher
 from sharded_orm.contrib.lookups import entries
@@ -278,15 +278,26 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         try:
             yield change
         except BaseException as exc:
-            # A statement to which the database has answered with an error is not committed. If the
-            # session was lost, or the wait for the answer was interrupted, it is unknown whether it
-            # is committed.
-            has_answer = isinstance(exc, IntegrityError | DataError) or (
-                isinstance(exc, DatabaseError) and self._connection.session_id().connection
-            )
-            self.ended(False if has_answer or not change.is_sent else None)
+            self._failed(change, exc)
             raise
         self.ended(True)
+
+    def _failed(self, change: EntryChange, exc: BaseException) -> None:
+        """Note that a statement in autocommit has raised ``exc``."""
+        # A statement that the database has answered with an error is not committed.
+        is_undone = (
+            not change.tables or not change.is_sent or isinstance(exc, IntegrityError | DataError)
+        )
+        # The connection keeps no session that may still run the statement.
+        is_over = is_undone or bool(self._connection.session_id().connection)
+        if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
+            self.ended(False)
+        elif is_over and self._is_committed_at_once:
+            # An error of Python, before the statement was sent or after it was answered. The next writer of a
+            # value asks the shard.
+            ended_changes.add(in_each_table(entries.close, change.in_tables(change.tokens())))
+        else:
+            self.ended(None)
 
     # -- The end of the transaction ---------------------------------------------------------
 

@@ -138,7 +138,7 @@ def test_an_insert_that_is_a_transaction_by_itself(accounts: Any, error: Any) ->
 
     with connections[SHARD[ONE]].execute_wrapper(look):
         with nullcontext() if error is None else pytest.raises(error):
-            Account.objects.create(id=1 if error else 3, user_id=ONE, email="new@x", serial=3)
+            Account.objects.create(id=1 if error else 3, user_id=ONE, email="new@x")
     is_alone = connections["default"].vendor == "mysql"
     assert seen == [(is_alone, is_alone)]
     stored = [("ada@x", str(ONE)), ("bob@x", str(TWO))]
@@ -221,6 +221,23 @@ def test_checks() -> None:
             shard_key = "id"
             lookups = ["nothing", Lookup("at"), "name", "id"]
 
+    class WrongID(ShardedModel):
+        id: Any = models.CharField(primary_key=True, max_length=40, db_default="")
+        user_id = models.BigIntegerField()
+        at = models.IntegerField()
+
+        class Meta:
+            app_label = "finders"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+            lookups = ["at"]
+
+    options = shard_options(WrongID)
+    assert options is not None
+    lookup = ModelLookup(WrongID, WrongID._meta.get_field("at"), False, options)
+    assert lookup.problem == "needs a primary key that has no default of the database"
     options = shard_options(Wrong)
     assert options is not None
     problems = {
