@@ -31,6 +31,9 @@ from sharded_orm.contrib.lookups.models import LookupEntry
 #: The largest number of entries that one statement writes, and of values that one reads. Old SQLite takes
 #: 999 parameters.
 BATCH, MAX_VALUES = 100, 500
+#: A value has few entries if it has fewer than this. Sorting out equal keys takes the database a fifth of
+#: the time of such a query, so this process does it.
+FEW_ENTRIES = 20
 _connections = AutonomousConnections()
 R = TypeVar("R")
 
@@ -254,7 +257,8 @@ def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
 
 
 def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
-    """Return the shard keys of the entries with one of ``values``, each once. One query.
+    """Return the shard keys of the entries with one of ``values``, each once. One query; two for one value
+    with many entries.
 
     :param values: at most :data:`MAX_VALUES`.
     :returns: None if the values have their entries in several tables.
@@ -264,7 +268,12 @@ def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
     table, *others = {table_of(lookup, value) for value in values}
     if others:
         return None
-    rows = _rows(table, _statements(table).keys_of_values(len(values)), (lookup, *values))
+    statements, params = _statements(table), (lookup, *values)
+    if len(values) == 1:
+        rows = _rows(table, statements.some_keys_of_value(FEW_ENTRIES), params)
+        if len(rows) < FEW_ENTRIES:
+            return list(dict.fromkeys(row[0] for row in rows))
+    rows = _rows(table, statements.keys_of_values(len(values)), params)
     return [row[0] for row in rows]
 
 

@@ -30,8 +30,9 @@ class EntryGuess:
 class EntryKeySource:
     """A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Thread-safe.
 
-    One query; none for columns without a lookup. Keys of more than 500 values, or of values with entries on
-    several shards, are not known: a row could go from a value of one query to a value of another in between.
+    One query, and two for one value with many entries; none for columns without a lookup. Keys of more than
+    500 values, or of values with entries on several shards, are not known: a row could go from a value of
+    one query to a value of another in between.
     """
 
     def __init__(self) -> None:

@@ -123,6 +123,7 @@ def find_route(
     *,
     scatter: bool,
     ordered: bool = True,
+    known_keys: KeysOfRows = key_sources.known_keys,
 ) -> tuple[Route, ShardGroup]:
     """Return the :class:`Route` of ``query``, the shards that it goes to, and their group.
 
@@ -134,6 +135,7 @@ def find_route(
     :param scatter: whether the query may go to all shards.
     :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
         too. False for a count, for example.
+    :param known_keys: asks the sources of keys.
     :raises ShardKeyRequired: the query's conditions name no shard, and it may not go to all shards.
     :raises CrossShardRelation: the query reads rows that may be on other shards than its own.
     :raises UnknownExpression: the library cannot tell which rows an expression reads.
@@ -143,7 +145,7 @@ def find_route(
         bound = _bound_of_hints(options, hints)
     by_values = False
     if bound is None and not scatter and (bound := _bound_of_scope(options)) is None:
-        bound = _bound_of_known_keys(options, query)
+        bound = _bound_of_known_keys(options, query, known_keys)
         by_values = bound is not None
     shards = bound.shards if bound is not None else None
     colocation(options, shards).check(query, ordered=ordered)
@@ -159,10 +161,12 @@ def find_route(
     return Route(group.name, tuple(range(group.count)), "the query scatters"), group
 
 
-def _bound_of_known_keys(options: ShardOptions, query: Query) -> Bound | None:
+def _bound_of_known_keys(
+    options: ShardOptions, query: Query, known_keys: KeysOfRows
+) -> Bound | None:
     if query.combinator or options.key is None or not key_sources.has_key_sources():
         return None
-    return _reader(options, query, key_sources.known_keys).bound()
+    return _reader(options, query, known_keys).bound()
 
 
 def _bound_of_scope(options: ShardOptions) -> Bound | None:
