@@ -17,6 +17,7 @@ def pytest_sessionstart() -> None:
     from django.db import connections
 
     from sharded_orm import runtime
+    from sharded_orm.contrib.lookups.declaration import lookups_of
     from sharded_orm.models.querysets import plans
     from sharded_orm.models.querysets.plans import PlannedQuerySet
 
@@ -43,8 +44,12 @@ def pytest_sessionstart() -> None:
 
     def read(self: Any, kind: str, recording: Any, limits: Any, read_by_django: Any) -> Any:
         shape = recording.shape
-        if shape.shard_at is not None and kind not in shape.plans:
-            shard = runtime.locate(shape.options.group, recording.values[shape.shard_at])
+        if kind not in shape.plans:
+            shard = None
+            if shape.shard_at is not None:
+                shard = runtime.locate(shape.options.group, recording.values[shape.shard_at])
+            elif lookups_of(shape.options.model):
+                shard = runtime.shard_in(runtime.group(shape.options.group), 0)
             if shard is not None:
                 plans._learn(kind, recording, connections[shard.alias])
         return read_by_plan(self, kind, recording, limits, read_by_django)

@@ -31,6 +31,9 @@ from sharded_orm.contrib.lookups.models import LookupEntry
 #: The largest number of entries that one statement writes, and the largest number of values that
 #: one query reads. Old versions of SQLite accept 999 parameters.
 BATCH, MAX_VALUES = 100, 500
+#: A value has few entries if it has fewer than this number. For such a value, this process removes
+#: equal keys from the answer, because DISTINCT takes the database a fifth of the query's time.
+FEW_ENTRIES = 20
 _connections = AutonomousConnections()
 R = TypeVar("R")
 
@@ -275,7 +278,9 @@ def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
 
 
 def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
-    """Return the distinct shard keys of the entries with one of ``values``. One query.
+    """Return the distinct shard keys of the entries with one of ``values``.
+
+    Costs one query, or two for one value with many entries.
 
     :param values: at most :data:`MAX_VALUES`.
     :returns: None if the entries of these values are in several tables.
@@ -285,7 +290,12 @@ def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
     table, *others = {table_of(lookup, value) for value in values}
     if others:
         return None
-    rows = _rows(table, _statements(table).keys_of_values(len(values)), (lookup, *values))
+    statements, params = _statements(table), (lookup, *values)
+    if len(values) == 1:
+        rows = _rows(table, statements.some_keys_of_value(FEW_ENTRIES), params)
+        if len(rows) < FEW_ENTRIES:
+            return list(dict.fromkeys(row[0] for row in rows))
+    rows = _rows(table, statements.keys_of_values(len(values)), params)
     return [row[0] for row in rows]
 
 

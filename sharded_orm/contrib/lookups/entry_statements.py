@@ -87,6 +87,10 @@ class EntryStatements:
     def keys_of_values(self, count: int) -> str:
         return self._select(f"DISTINCT {self._quoted['key']}", self._of_values(count))
 
+    @cache  # noqa: B019  # there is one instance per kind of database and table
+    def some_keys_of_value(self, limit: int) -> str:
+        return f"{self._select(self._quoted['key'], self._of_values(1))} LIMIT {int(limit)}"
+
     def after(self, limit: int) -> str:
         where = f"{self._quoted['lookup']} = %s AND {self._id} > %s"
         select = self._select(f"{self._id}, {self._columns}", where)

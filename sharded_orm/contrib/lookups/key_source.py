@@ -33,8 +33,8 @@ class EntryGuess:
 class EntryKeySource:
     """Finds shard keys in the entries of lookups. Thread-safe.
 
-    A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, or none if the
-    column has no lookup. The keys of more than 500 values are not looked up, nor those of values
+    A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for one
+    value with many entries, or none if the column has no lookup. The keys of more than 500 values are not looked up, nor those of values
     whose entries are on several shards: several queries would be needed, and a row that changes its
     value between two of them could be missed.
     """

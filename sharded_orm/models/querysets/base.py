@@ -14,7 +14,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, RoutingError
 from sharded_orm.models.cached.queryset import CachedQuerySet
 from sharded_orm.models.moves.scatter import keys_left_out
-from sharded_orm.models.querysets.guesses import alias_of, guess_of
+from sharded_orm.models.querysets.guesses import guess_of, shard_of
 from sharded_orm.models.querysets.route import (
     Route,
     colocation,
@@ -25,11 +25,13 @@ from sharded_orm.models.querysets.route import (
     plain_key,
     targets,
 )
+from sharded_orm.models.sharding import key_sources
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.key_sources import KeyGuess
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.models.sharding.type_variables import M
+from sharded_orm.routing.where_clause import KeysOfRows
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
 from sharded_orm.topology.model import ShardGroup
@@ -49,6 +51,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
+    #: What the sources of keys have just said of this query. It is used once: a repeated read asks again.
+    _known_keys: KeysOfRows | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
     #: alias.
     failed_shards: dict[str, BaseException] = {}
@@ -88,8 +92,14 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return self._find_route()[0]
 
     def _find_route(self, *, ordered: bool = True) -> tuple[Route, ShardGroup]:
+        known_keys = self.__dict__.pop("_known_keys", key_sources.known_keys)
         return find_route(
-            self._options, self.query, self._hints, scatter=self._scatters, ordered=ordered
+            self._options,
+            self.query,
+            self._hints,
+            scatter=self._scatters,
+            ordered=ordered,
+            known_keys=known_keys,
         )
 
     @property
@@ -125,9 +135,9 @@ class RoutedQuerySet(CachedQuerySet[M]):
             return shard.alias
         if self._may_guess and not (self._scatters or self._hints or is_scoped()):
             self._guess = guess_of(self.query, ordered=ordered)
-            alias = None if self._guess is None else alias_of(options.group, self._guess)
-            if alias is not None:
-                return alias
+            shard = None if self._guess is None else shard_of(options.group, self._guess)
+            if shard is not None:
+                return shard.alias
         query_route, group = self._find_route(ordered=ordered)
         if len(query_route.shards) == 1 and not (
             query_route.by_values and query_route.shards[0] in keys_left_out(group.name)

@@ -21,6 +21,7 @@ from sharded_orm.models.sharding import key_sources
 from sharded_orm.models.sharding.expressions import is_known, is_plain_value
 from sharded_orm.models.sharding.key_sources import KeyGuess
 from sharded_orm.routing.where_clause import compares_as
+from sharded_orm.topology.model import Shard
 
 
 def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
@@ -47,8 +48,8 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
     return key_guess
 
 
-def alias_of(group: str, key_guess: KeyGuess) -> str | None:
-    """Return the alias of the guessed shard; None if there is no guess.
+def shard_of(group: str, key_guess: KeyGuess) -> Shard | None:
+    """Return the guessed shard; None if there is no guess.
 
     Return None also if the shard has rows of keys that are moving. Such a row may be an outdated
     copy, so it does not prove the guess.
@@ -56,4 +57,4 @@ def alias_of(group: str, key_guess: KeyGuess) -> str | None:
     shard = None if key_guess.key is None else runtime.locate(group, key_guess.key)
     if shard is None or shard.number in keys_left_out(group):
         return None
-    return shard.alias
+    return shard

@@ -8,7 +8,7 @@ then on, the queryset is like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import RLock
@@ -26,11 +26,16 @@ from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS, Plan, compil
 from sharded_orm.models.plans.shapes import Recording, Shape, logger
 from sharded_orm.models.plans.shapes import forget as forget_shapes
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
-from sharded_orm.models.querysets.route import PLAIN_KEYS, plain_key
+from sharded_orm.models.querysets.guesses import shard_of
+from sharded_orm.models.querysets.route import PLAIN_KEYS, has_one_table, is_scoped, plain_key
+from sharded_orm.models.querysets.value_keys import ValueKeys
+from sharded_orm.models.sharding import key_sources
 from sharded_orm.models.sharding.bound_key import is_any_bound
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.models.sharding.type_variables import M
+from sharded_orm.routing.where_clause import KeysOfRows
+from sharded_orm.topology.model import Shard
 
 # The value of ``_query`` as long as the recorded calls have not been applied to a query.
 _UNBUILT: Any = object()
@@ -219,7 +224,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
                 matching._recording.shape.seen.add(GET)
             return self._only_row(matching._matches())
         matching = self._with_recording(selected)
-        return self._only_row(self._read(GET, selected, (0, MAX_GET_RESULTS), matching._matches))
+        limits = (0, MAX_GET_RESULTS)
+        return self._only_row(matching._read(GET, selected, limits, matching._matches))
 
     def first(self) -> M | None:
         recording = self._recording
@@ -263,44 +269,110 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         """
         shape = recording.shape
         if (
-            shape.shard_at is None
-            or self._for_write
+            self._for_write
             or shape.plans.get(kind, _UNKNOWN) is None
             or not runtime.config().read_plans
         ):
             return read_by_django()
-        key = recording.values[shape.shard_at]
-        if type(key) not in PLAIN_KEYS:
-            return read_by_django()
-        alias: str | None = None
-
-        def read_by_plan() -> Any:
-            nonlocal alias
-            shard = runtime.locate(shape.options.group, key)
-            if shard is None:
-                return _UNKNOWN
-            connection: Any = connections[shard.alias]
-            plan = shape.plans.get(kind)
-            if plan is None or plan.backend is not type(connection):
-                alias = shard.alias if kind in shape.seen else None
-                shape.seen.add(kind)
-                return _UNKNOWN
-            parameters = plan.parameters(recording.values, connection)
-            if parameters is None:
-                return _UNKNOWN
-            # Check the text keys, as the compiler does before each statement (see ReadMixin).
-            if (own := getattr(connection, "shard", None)) is not None:
-                text_keys.check(connection, (own,), plan.tables)
-            if kind in (ROWS, GET):
-                return plan.rows(parameters, connection, self, limits)
-            return plan.scalar(parameters, connection, limits)
-
-        result = confirmed(shape.options.group, read_by_plan)
+        planned = _PlanRead(self, kind, recording, limits)
+        if shape.shard_at is None:
+            result = self._read_by_values(planned)
+        else:
+            key = recording.values[shape.shard_at]
+            if type(key) not in PLAIN_KEYS:
+                return read_by_django()
+            result = planned.at_shard(lambda: runtime.locate(shape.options.group, key))
         if result is _UNKNOWN:
-            result = read_by_django()
-            if alias is not None:
-                _learn(kind, recording, connections[alias])
+            if planned.known_keys is not None:
+                self._known_keys = planned.known_keys
+            try:
+                result = read_by_django()
+            finally:
+                self.__dict__.pop("_known_keys", None)
+            if planned.alias is not None:
+                _learn(kind, recording, connections[planned.alias])
         return result
+
+    def _read_by_values(self, planned: _PlanRead) -> Any:
+        """Read rows without a shard key in the conditions, from the shard that a source of keys names.
+
+        A remembered key is proved by the answer of its shard, see
+        :mod:`sharded_orm.models.querysets.guesses`.
+        """
+        if not key_sources.has_key_sources() or self._scatters or is_scoped():
+            return _UNKNOWN
+        keys = ValueKeys(planned.recording)
+        key_guess = None if planned.kind == COUNT else keys.guess()
+        if key_guess is not None and key_guess.key is not None:
+            guessed, result = key_guess, None
+            try:
+                result = planned.at_shard(lambda: shard_of(keys.group, guessed))
+            finally:
+                if not result:
+                    key_guess.forget()
+            if result:  # These are rows, True, or _UNKNOWN.
+                return result
+        planned.known_keys = keys.known_keys
+        return planned.at_shards(keys.shards)
+
+
+class _PlanRead:
+    """One read of a recorded query by its plan. Not thread-safe."""
+
+    def __init__(
+        self,
+        queryset: PlannedQuerySet[Any],
+        kind: str,
+        recording: Recording,
+        limits: tuple[int, int | None] | None,
+    ) -> None:
+        self.kind, self.recording = kind, recording
+        self._queryset, self._limits = queryset, limits
+        #: A shard on which Django runs the query for the second time, so that a plan can be made.
+        self.alias: str | None = None
+        #: The answer of the sources of keys, so that they are not queried again.
+        self.known_keys: KeysOfRows | None = None
+
+    def at_shard(self, find: Callable[[], Shard | None]) -> Any:
+        """Do the read on the shard that ``find`` returns; return :data:`_UNKNOWN` if Django must do it."""
+
+        def read() -> Any:
+            shard = find()
+            return _UNKNOWN if shard is None else self._on(shard)
+
+        return confirmed(self.recording.shape.options.group, read)
+
+    def at_shards(self, find: Callable[[], Sequence[Shard] | None]) -> Any:
+        """Do the read if ``find`` returns one shard or none; return :data:`_UNKNOWN` otherwise."""
+
+        def read() -> Any:
+            shards = find()
+            if shards is None or len(shards) > 1:
+                return _UNKNOWN
+            if shards:
+                return self._on(shards[0])
+            return [] if self.kind in (ROWS, GET) else 0  # No shard has rows.
+
+        return confirmed(self.recording.shape.options.group, read)
+
+    def _on(self, shard: Shard) -> Any:
+        kind, recording = self.kind, self.recording
+        shape = recording.shape
+        connection: Any = connections[shard.alias]
+        plan = shape.plans.get(kind)
+        if plan is None or plan.backend is not type(connection):
+            self.alias = shard.alias if kind in shape.seen else None
+            shape.seen.add(kind)
+            return _UNKNOWN
+        parameters = plan.parameters(recording.values, connection)
+        if parameters is None:
+            return _UNKNOWN
+        # Check the text keys, as the compiler does before each statement (see ReadMixin).
+        if (own := getattr(connection, "shard", None)) is not None:
+            text_keys.check(connection, (own,), plan.tables)
+        if kind in (ROWS, GET):
+            return plan.rows(parameters, connection, self._queryset, self._limits)
+        return plan.scalar(parameters, connection, self._limits)
 
 
 _UNKNOWN: Any = object()
@@ -324,10 +396,12 @@ def _plan_of_example(kind: str, recording: Recording, connection: Any) -> Plan |
     shape, example = recording.shape, recording.example()
     if example is None:
         return None
-    assert shape.shard_at is not None
     query = ShardedQuery(shape.options.model)
     example.replay(query)
-    if plain_key(shape.options, query, ordered=kind == ROWS) != example.values[shape.shard_at]:
+    if not has_one_table(query, ordered=kind == ROWS):
+        return None
+    key = None if shape.shard_at is None else example.values[shape.shard_at]
+    if plain_key(shape.options, query, ordered=kind == ROWS) != key:
         return None
     return compile_plan(kind, query, shape.conditions, example.values, connection)
 

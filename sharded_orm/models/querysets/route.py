@@ -124,6 +124,7 @@ def find_route(
     *,
     scatter: bool,
     ordered: bool = True,
+    known_keys: KeysOfRows = key_sources.known_keys,
 ) -> tuple[Route, ShardGroup]:
     """Return the :class:`Route` of ``query`` (the shards to which it is sent), and the shard group.
 
@@ -135,6 +136,7 @@ def find_route(
     :param scatter: whether the query may go to all shards.
     :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
         too. False for a count, for example.
+    :param known_keys: a function that queries the sources of keys.
     :raises ShardKeyRequired: the query's conditions determine no shard, and the query may not go to
         all shards.
     :raises CrossShardRelation: the query reads rows that may be on other shards than its own.
@@ -145,7 +147,7 @@ def find_route(
         bound = _bound_of_hints(options, hints)
     by_values = False
     if bound is None and not scatter and (bound := _bound_of_scope(options)) is None:
-        bound = _bound_of_known_keys(options, query)
+        bound = _bound_of_known_keys(options, query, known_keys)
         by_values = bound is not None
     shards = bound.shards if bound is not None else None
     colocation(options, shards).check(query, ordered=ordered)
@@ -161,10 +163,12 @@ def find_route(
     return Route(group.name, tuple(range(group.count)), "the query scatters"), group
 
 
-def _bound_of_known_keys(options: ShardOptions, query: Query) -> Bound | None:
+def _bound_of_known_keys(
+    options: ShardOptions, query: Query, known_keys: KeysOfRows
+) -> Bound | None:
     if query.combinator or options.key is None or not key_sources.has_key_sources():
         return None
-    return _reader(options, query, key_sources.known_keys).bound()
+    return _reader(options, query, known_keys).bound()
 
 
 def _bound_of_scope(options: ShardOptions) -> Bound | None:

@@ -35,7 +35,13 @@ pytestmark = [
 ]
 
 
-def test_a_key_moves(accounts: Any) -> None:
+@pytest.mark.parametrize("has_plans", [False, True])
+def test_a_key_moves(accounts: Any, has_plans: bool) -> None:
+    for _ in range(3 if has_plans else 0):
+        assert Account.objects.get(email="ada@x").id == 1
+        assert Account.objects.filter(serial=7).exists()
+        assert len(Account.objects.filter(serial=7)) == Account.objects.filter(serial=7).count()
+        assert not Account.objects.filter(email="nobody@x").exists()
     # A test may have turned the clock of the lease. Without its last poll, polls are numbered anew, so
     # placements that were remembered under a higher number must go, too.
     runtime.placement_lease()._poll = None

@@ -1,0 +1,65 @@
+"""What the sources of keys say about the values of a recorded query that names no shard key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.models.moves.scatter import keys_left_out
+from sharded_orm.models.plans.shapes import Recording
+from sharded_orm.models.querysets.route import PLAIN_KEYS
+from sharded_orm.models.sharding import key_sources
+from sharded_orm.models.sharding.key_sources import KeyGuess
+from sharded_orm.topology.model import Shard
+
+
+class ValueKeys:
+    """Asks the sources of keys about the equalities of one query. Not thread-safe.
+
+    All conditions of the query are joined by AND. So the answer to one of them bounds the whole query.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.group, self._model = recording.shape.options.group, recording.shape.options.model
+        self._equalities = [
+            (part.field, value)
+            for part, value in zip(recording.shape.conditions, recording.values, strict=True)
+            if part.lookup == "exact" and type(value) in PLAIN_KEYS
+        ]
+        self._answers: dict[tuple[Any, Any], Sequence[Any] | None] = {}
+
+    def guess(self) -> KeyGuess | None:
+        """Return what :func:`~sharded_orm.models.querysets.guesses.guess_of` returns for the query."""
+        for field, value in self._equalities:
+            key_guess = key_sources.guess(self._model, field, value)
+            if key_guess is not None:
+                return key_guess
+        return None
+
+    def shards(self) -> list[Shard] | None:
+        """Return the shards of the keys that a source knows for a value; None if none knows them.
+
+        None also if the one shard has rows of keys that are moving, which may match, too. Asks the
+        sources each time.
+        """
+        self._answers.clear()
+        for field, value in self._equalities:
+            keys = self.known_keys(self._model, field, [value])
+            if keys is None:
+                continue
+            located = (runtime.locate(self.group, key) for key in keys)
+            shards = list({shard.number: shard for shard in located if shard is not None}.values())
+            if len(shards) == 1 and shards[0].number in keys_left_out(self.group):
+                return None
+            return shards
+        return None
+
+    def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
+        """Do as :func:`~sharded_orm.models.sharding.key_sources.known_keys`, but ask once for a value."""
+        if len(values) != 1:
+            return key_sources.known_keys(model, field, values)
+        asked = field, values[0]
+        if asked not in self._answers:
+            self._answers[asked] = key_sources.known_keys(model, field, values)
+        return self._answers[asked]
