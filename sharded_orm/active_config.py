@@ -32,8 +32,9 @@ from sharded_orm.topology.watcher import Origin, TopologyStatus, TopologyWatcher
 
 logger = logging.getLogger("sharded_orm.topology")
 
-# Seconds for which the topology source is not asked again after a failure. A starting process needs the
-# configuration several times, and without this pause it would wait for the source each time.
+# After the topology source has failed, it is not queried again for this many seconds. A starting
+# process reads the configuration several times, and without this pause each read would wait for the
+# source.
 _UNAVAILABLE_FOR = 10.0
 _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
@@ -120,8 +121,10 @@ class ActiveConfig:
                     try:
                         self._consider(watcher, document)
                     except TopologyError:
-                        pass  # Ignored here, because the watcher has logged the error.
-                    except Exception:  # Logged below. The source's thread must go on.
+                        # The watcher has logged the error of the new topology, so it is ignored here.
+                        pass
+                    except Exception:
+                        # Catch every error, because it must not end the thread of the topology source.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )
@@ -202,12 +205,14 @@ class ActiveConfig:
         if watcher is None or (at_least and watcher.status.version >= at_least):
             return
         before = watcher.document
-        document = watcher.source.load()  # Do not hold the lock: this may take a while.
+        # Load the document without holding the lock, because the source may answer slowly.
+        document = watcher.source.load()
         with self.lock:
             if document is None or watcher is not self._watcher:
                 return
             if watcher.document is not before and watcher.status.version >= document.version:
-                return  # Meanwhile, the source's thread has brought this or a newer document.
+                # The source's thread was faster: it has stored this document or a newer one.
+                return
             if not at_least or watcher.status.version < at_least:
                 self._consider(watcher, document)
 
@@ -235,7 +240,7 @@ class ActiveConfig:
     def stop(self) -> None:
         """Stop the topology sources when this process exits.
 
-        So other processes see at once that this process has ended.
+        A source such as ZooKeeper then reports at once to other processes that this process has ended.
         """
         for source in self._own_sources():
             source.stop()
@@ -292,7 +297,8 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
-    except Exception as exc:  # A strategy class of the project may raise any error.
+    except Exception as exc:
+        # Catch every error: a strategy class of the project may raise any.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
     if problems:
         raise InvalidTopology(problems, what)

@@ -20,8 +20,8 @@ from sharded_orm.topology.aliases import provide_resolver
 if TYPE_CHECKING:
     from sharded_orm.ids.tickets.pool import TicketSessionPool
 
-# Make DATABASES know the groups and shards when this module is imported, and not in ready(): Django
-# loads the models before it calls ready(), and models may use DATABASES.
+# Let DATABASES resolve the aliases of groups and shards as soon as this module is imported. ready()
+# would be too late: Django loads the models before it calls ready(), and models may use DATABASES.
 provide_resolver(CurrentAliases())
 
 
@@ -54,7 +54,8 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.topology.aliases import ShardedDatabases
 
         for module in ("cache", "commands", "databases", "models"):
-            import_module(f"sharded_orm.checks.{module}")  # The import registers the checks.
+            # Importing the module registers its system checks.
+            import_module(f"sharded_orm.checks.{module}")
         runtime.provide_directory(DatabaseDirectory)
         observer.provide_observer(CacheObserver())
         route_check.provide_check(refuse_former_route)

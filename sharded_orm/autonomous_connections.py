@@ -33,7 +33,9 @@ class Autonomous(NamedTuple):
 
 
 def is_in_test_case(alias: str) -> bool:
-    """Whether statements on ``alias`` are a part of the transaction of Django's ``TestCase``. Sends nothing."""
+    """Whether statements on ``alias`` are a part of the transaction of Django's ``TestCase``. Costs
+    no query.
+    """
     connection: Any = connections[alias]
     return any(block._from_testcase for block in connection.atomic_blocks)
 
@@ -82,9 +84,9 @@ class AutonomousConnections:
     def close_all(cls) -> None:
         """Close the second connections of this thread.
 
-        They connect again when they are used, to the database that the settings name then. Test runs
-        with shards call this method when they change the names of databases, and when they flush a
-        group.
+        When such a connection is used again, it connects to the database that the settings name at
+        that time. Test runs with shards call this method when they change the names of databases,
+        and when they flush a group.
         """
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():

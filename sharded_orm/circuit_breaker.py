@@ -1,4 +1,4 @@
-"""A circuit breaker keeps callers away from a failed server, and lets one caller try it again."""
+"""A circuit breaker, which keeps callers away from a failed server and lets one caller try it again."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class _Failure:
 
 
 def _without_traceback(error: Exception) -> Exception:
-    """Return a copy of ``error`` that refers to no frames and to no other errors."""
+    """Return a copy of ``error`` that has no traceback and refers to no other errors."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
     return copy
 
 
 class CircuitBreaker:
-    """A record of one server's recent failures, which tells callers whether they may call the server.
+    """A record of one server's recent failures, which says whether callers may call the server.
 
     Thread-safe. Without a circuit breaker, each call to a dead server would wait for its timeout.
-    Failures are kept by key: None stands for the whole server, any other key for a part of it, such as
-    a sequence of a ticket server.
+    Failures are recorded by key: the key None stands for the whole server, any other key for a part
+    of it, such as a sequence of a ticket server.
     """
 
     def __init__(self, backoff: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,11 +52,12 @@ class CircuitBreaker:
         return not self._failures
 
     def claim(self, *keys: str | None) -> bool:
-        """Whether the caller may call all ``keys`` now.
+        """Whether the caller may now call the server, or those parts of it, that ``keys`` stand for.
 
-        True if no key has failed, or if the ``backoff`` time of all failures is over. In the second
-        case, only this caller may try. Other callers get False until :meth:`reset`, or until
-        ``backoff`` seconds have passed, because this caller may be killed before it can report.
+        True if no failure is recorded for any of ``keys``, or if the ``backoff`` time of all their
+        failures is over. In the second case, only this caller may try. Other callers get False
+        until :meth:`reset`, or until ``backoff`` seconds have passed, because this caller may be
+        killed before it can report.
         """
         if self.is_closed:
             return True

@@ -1,8 +1,8 @@
-"""What differs between the versions of Django that the package supports: 5.2, 6.0 and 6.1.
+"""The differences between the versions of Django that the package supports: 5.2, 6.0 and 6.1.
 
 No other module compares a version. The rest of the package is written for the newest version. If an
-older version lacks something, this module replaces it in the form of the newest version, or does
-without it.
+older version lacks a feature, this module provides a replacement with the interface of the newest
+version, or works without the feature.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLACEHOLDERS_HAVE_PARAMETERS = django.VERSION >= (6, 1)
 
 
 def binary_placeholder(connection: Any, value: bytes | None) -> str:
-    """Return the placeholder for ``value``, a value of a ``BinaryField``, in a statement."""
+    """Return the SQL placeholder for ``value``, the value of a ``BinaryField``."""
     ops = connection.ops
     if _PLACEHOLDERS_HAVE_PARAMETERS:
         # Pass no compiler: only an expression needs one, and a stored value is none.
@@ -47,8 +47,8 @@ def binary_placeholder(connection: Any, value: bytes | None) -> str:
 def fetch(descriptor: Any, instance: Any) -> None:
     """Fetch the value of ``descriptor`` for ``instance``, as the fetch mode of ``instance`` says.
 
-    :param descriptor: has the methods ``fetch_one(instance)`` and ``fetch_many(instances)``; the
-        second is called only if there are fetch modes.
+    :param descriptor: has the methods ``fetch_one(instance)`` and ``fetch_many(instances)``. In
+        versions of Django without fetch modes, only ``fetch_one()`` is called.
     """
     if _HAS_FETCH_MODES:
         instance._state.fetch_mode.fetch(descriptor, instance)
@@ -57,18 +57,22 @@ def fetch(descriptor: Any, instance: Any) -> None:
 
 
 def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
-    """Give ``queryset`` itself the fetch mode of ``instance``; return ``queryset``."""
+    """Set the fetch mode of ``queryset`` to that of ``instance``, and return ``queryset``.
+
+    ``queryset`` itself is changed; no copy is made.
+    """
     if _HAS_FETCH_MODES:
         queryset._fetch_mode = instance._state.fetch_mode
     return queryset
 
 
 def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> None:
-    """Give ``instances`` the fetch mode of ``queryset``, which has read them together.
+    """Set the fetch mode of ``instances`` to that of ``queryset``, which has read them together.
 
-    Like Django, make them peers of each other if the mode needs that.
+    Like Django, make the instances peers of each other if the mode needs that.
 
-    :param is_set: whether :func:`from_db` has made the instances, which sets their mode.
+    :param is_set: whether the instances have the mode already, because :func:`from_db` has made
+        them.
     """
     if not _HAS_FETCH_MODES:
         return
@@ -83,24 +87,27 @@ def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> 
 
 
 def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return ``model.from_db()`` for the rows of ``queryset``.
+    """Return a function that makes an instance of ``model`` from a row that ``queryset`` has read.
 
-    The returned function takes an alias, the names of the fields, and their values.
+    The function is ``model.from_db()``, with the fetch mode of ``queryset``. It takes an alias, the
+    names of the fields, and their values.
     """
     if not _HAS_FETCH_MODES:
-        return model.from_db  # type: ignore[no-any-return,unused-ignore]  # of any model
-    # Django's function warns if the model overrides from_db() without an argument for the fetch
-    # mode.
+        return model.from_db  # type: ignore[no-any-return,unused-ignore]  # the model is of the type Any
+
+    # Use Django's private function, because it warns if the model overrides from_db() without the
+    # argument for the fetch mode.
     from django.db.models import query
 
-    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
+    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
 
 
 # -- Writing -------------------------------------------------------------------------
 
 
 def update_result(exists: bool) -> Any:
-    """Return the result of ``Model._do_update()`` for an UPDATE that was not necessary.
+    """Return what ``Model._do_update()`` returns, for an UPDATE that was left out because it was
+    not necessary.
 
     :param exists: whether the row exists.
     """
@@ -110,14 +117,14 @@ def update_result(exists: bool) -> Any:
 
 
 def changes_rows_unseen(on_delete: Any) -> bool:
-    """Whether the database itself deletes or changes rows for ``on_delete`` of a foreign key."""
-    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
+    """Whether the database itself, and not Django, deletes or changes rows because of ``on_delete``."""
+    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack this class
 
 
 def set_base(
     manager: Any, objs: Iterable[Any], *, clear: bool, through_defaults: Any, raw: bool
 ) -> None:
-    """Call ``set_base()`` of ``manager``, the manager of a many-to-many field.
+    """Call ``manager.set_base()``, which sets the related rows of a many-to-many field.
 
     :param raw: whether the rows come from a fixture.
     """
@@ -137,7 +144,7 @@ def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[t
     each migration that it replaces. Since Django 6.0, the replaced migrations may themselves be
     squashed.
     """
-    # Select the same rows as MigrationExecutor.record_migration() and
+    # Select the same rows as Django does in MigrationExecutor.record_migration() and
     # MigrationExecutor.unapply_migration().
     key = (migration.app_label, migration.name)
     replaced = [(label, name) for label, name in migration.replaces]
@@ -158,7 +165,9 @@ def all_replaced_applied(loader: Any, key: Any, applied: Any) -> bool:
 
 
 # -- Admin ---------------------------------------------------------------------------
-# Since Django 6.1, an action is a dataclass. Before, it was a tuple, as a project may still return.
+#
+# Since Django 6.1, an action of the admin is a dataclass. In older versions it is a tuple, and a
+# project may still return tuples.
 
 
 def action_parts(action: Any) -> tuple[Any, str, Any]:
@@ -179,7 +188,7 @@ def with_action(action: Any, func: Any) -> Any:
 def _random_functions() -> tuple[type[Any], ...]:
     if not _HAS_UUID_FUNCTIONS:
         return (functions.Random, RandomUUID)
-    return (functions.Random, RandomUUID, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
+    return (functions.Random, RandomUUID, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack these functions
 
 
 RANDOM_FUNCTIONS = _random_functions()
@@ -190,7 +199,10 @@ TIME_FUNCTIONS = (functions.Now, TransactionNow)
 
 
 def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:
-    """Return the expressions from which ``aggregate`` is computed, and the condition of its filter."""
+    """Return the expressions from which ``aggregate`` is computed, and the condition of its ``filter``.
+
+    The condition is None if ``aggregate`` has no filter.
+    """
     condition = aggregate.filter
     if _WRAPS_FILTERS and condition is not None:
         condition = condition.condition
@@ -207,7 +219,10 @@ def quote_name(compiler: Any, name: str) -> str:
 
 
 class _FieldAsDescriptor:
-    """The descriptor of a generic foreign key, if Django has none: the field does the work."""
+    """Stands in for the descriptor of a generic foreign key in versions of Django that have none.
+
+    In these versions, the field itself does the work of a descriptor.
+    """
 
     def __init__(self, field: Any) -> None:
         self.field = field
@@ -234,4 +249,4 @@ def generic_foreign_key_descriptor() -> type[Any]:
         return _FieldAsDescriptor
     from django.contrib.contenttypes import fields
 
-    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
+    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this class

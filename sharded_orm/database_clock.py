@@ -1,6 +1,6 @@
 """The clock of a database, for times that several hosts compare.
 
-The clocks of the hosts may differ.
+The hosts' own clocks may differ, so their times could not be compared.
 """
 
 from __future__ import annotations

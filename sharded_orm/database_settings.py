@@ -107,7 +107,7 @@ def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str
 
 
 class CurrentAliases:
-    """The ``Resolver`` for ``DATABASES``: it looks up groups and shards in the topology in use."""
+    """The ``Resolver`` that ``DATABASES`` uses: it finds groups and shards in the topology in use."""
 
     @staticmethod
     def group_aliases() -> dict[str, dict[str, Any]]:

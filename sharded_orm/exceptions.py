@@ -123,7 +123,7 @@ class RoutingError(ShardedOrmError):
 
 
 class ShardKeyRequired(RoutingError, RuntimeError):
-    """The query does not determine its shards, so it would have to ask all shards."""
+    """The query does not determine its shards, so it would have to be sent to all shards."""
 
 
 class InvalidShardKey(RoutingError, ValueError):
@@ -160,7 +160,7 @@ class NoReachableShard(RoutingError, OperationalError):
 
 
 class ShardKeyChanged(RoutingError, RuntimeError):
-    """The write would change a row's shard key. The row must be moved explicitly instead."""
+    """The write would change a row's shard key. To give the row another key, move it explicitly."""
 
 
 class CrossShardRelation(RoutingError, RuntimeError):
@@ -185,7 +185,7 @@ class DeletionRefused(CrossShardRelation, ProtectedError):
 
     def __init__(self, message: str, protected_objects: Iterable[Model]) -> None:
         rows = {(type(row), row._state.db, row.pk): row for row in protected_objects}
-        self.protected_objects = list(rows.values())  # type: ignore[assignment]  # a set in Django
+        self.protected_objects = list(rows.values())  # type: ignore[assignment]  # Django's attribute is a set
         RuntimeError.__init__(self, message)
 
 
@@ -202,7 +202,7 @@ class BoundKeyMismatch(RoutingError, RuntimeError):
 
 
 class UnplacedKey(RoutingError, LookupError):
-    """The key has no shard yet, and the operation must not place the key on one."""
+    """The key has no shard yet, and the operation must not choose one for it."""
 
 
 class KeyMoved(RoutingError, OperationalError):
@@ -229,7 +229,7 @@ class UnknownKeyOfRows(KeyMoved):
     """A statement for several shards uses a table without a model while a key moves.
 
     Without a model, the keys of the table's rows are unknown, so rows of the moving key could be
-    counted twice. The statement succeeds when the move has ended.
+    counted twice. After the move has ended, the statement can be executed.
     """
 
 
@@ -267,7 +267,7 @@ class ScatterError(ShardedOrmError, OperationalError):
     """Some shards did not answer a query to many shards.
 
     :param failures: the error of each shard that did not answer, keyed by the shard's alias.
-    :param asked: the number of shards that were asked.
+    :param asked: the number of shards to which the query was sent.
     :param proven: True if the query itself is certainly not the cause. That is so if only a shard
         can cause such errors, or if another shard has answered the same query. False if the query
         may be wrong.
@@ -332,12 +332,13 @@ class TwoPhaseMisused(TwoPhaseError, RuntimeError):
 
 
 class CommitOutcomeUnknown(TwoPhaseError, OperationalError):
-    """The connection was lost during the commit that decides. All shards commit, or none does.
+    """The connection was lost during the commit on the deciding shard.
 
-    ``manage.py transactions recover`` ends the transaction, and so does a later block with
-    ``two_phase=True``. Look at the rows before you run the transaction again.
+    If this commit took effect, all shards commit; otherwise none does. ``manage.py transactions
+    recover`` ends the transaction, and so does a later block with ``two_phase=True``. Look at the
+    rows before you run the transaction again.
 
-    :param aliases: aliases of the shards of the transaction, with the one that decides first.
+    :param aliases: aliases of the shards of the transaction; the deciding shard comes first.
     :param cause: the error with which the commit failed.
     """
 
@@ -356,7 +357,7 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state. It would affect other shards that share the connection."""
+    """The statement sets session state, which would affect other shards that share the connection."""
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):
@@ -372,11 +373,13 @@ class UnknownSequence(TicketError, LookupError):
 
 
 class TicketServerRequired(TicketError, RuntimeError):
-    """The query reads sequences of ids without naming one of several ticket servers."""
+    """The query reads sequences of ids, but does not say from which of several ticket servers."""
 
 
 class InvalidSequence(TicketError, ValueError):
-    """A sequence of ids cannot be created or moved with the given name, start or way of counting."""
+    """A sequence of ids cannot be created or moved, because its name, first id or way of counting
+    is wrong.
+    """
 
 
 class SequenceNotChecked(TicketError, OperationalError):
@@ -392,7 +395,7 @@ class SequenceExhausted(TicketError):
 
 
 class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
-    """A ticket server does not match ``TICKETS``, so other servers may hand out the same ids."""
+    """A ticket server is not set up as ``TICKETS`` says, so other servers may hand out the same ids."""
 
 
 class TicketServerBehind(TicketError, OperationalError):
@@ -425,10 +428,10 @@ class AdminError(ShardedOrmError):
 class InvalidFocus(AdminError, LookupError):
     """The URL of an admin page names a shard or a shard key that cannot be used there.
 
-    For example, the group has no such shard, or the text cannot be a key. The URL may also name one
-    shard and a key whose rows are on another shard. In that case :attr:`home` is the alias of the
-    shard that has the rows. In all other cases, :attr:`home` is None. The message does not reveal
-    that alias: show :attr:`home` only to users with permission.
+    For example, the group has no such shard, or the text cannot be a key. The URL may also name
+    both a shard and a key whose rows are on another shard. In that case :attr:`home` is the alias
+    of the shard that has the rows. In all other cases, :attr:`home` is None. The message does not
+    reveal that alias: show :attr:`home` only to users with permission.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -443,7 +446,7 @@ class InvalidObjectID(AdminError, LookupError):
 class TooManyMisplaced(AdminError, OperationalError):
     """An admin action on all rows of a shard did nothing, because too many of the rows are misplaced.
 
-    A row is misplaced if its shard key belongs on another shard.
+    A row is misplaced if it is on another shard than its shard key leads to.
     """
 
 
@@ -471,7 +474,9 @@ class JournalMissing(OperationError, ImproperlyConfigured):
 
 
 class NothingUnclear(OperationError, LookupError):
-    """The shard has no interrupted operation whose result an operator could declare."""
+    """The shard has no interrupted operation with an unknown result, so an operator cannot declare
+    its result.
+    """
 
 
 class OperationHeld(OperationError, OperationalError):
@@ -529,7 +534,7 @@ class ImportRefused(OperationError, ValueError):
 
 
 class ImportConflict(OperationError, IntegrityError):
-    """A shard has a row with the same id as a row to be imported, but it is another row.
+    """A shard has a different row with the id of a row that is to be imported.
 
     Neither row was changed. The message names both.
     """
@@ -566,11 +571,11 @@ class BranchesPrepared(OperationError, OperationalError):
 
 
 class OperationStopped(OperationError):
-    """The work on a shard was asked to stop and has stopped cleanly. It can be continued later."""
+    """The work on a shard was told to stop, and has stopped cleanly. It can be continued later."""
 
 
 class OperationUnclear(OperationError):
-    """It is unknown whether an interrupted change took effect. The message tells what to check."""
+    """It is unknown whether an interrupted change took effect. The message says what to check."""
 
 
 class InvalidMigrationTarget(OperationError, LookupError):
@@ -626,12 +631,12 @@ class TimestampExhausted(InvalidID):
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
     """The id of a new row contains the number of a shard or of a table that is not the row's own.
 
-    The id may be given by the caller or generated.
+    It does not matter whether the id was given by the caller or generated.
     """
 
 
 class TimestampedIDMismatch(ShardedOrmError, IntegrityError):
     """The database of a shard made an id that contains the number of another shard.
 
-    The schema was copied from that shard.
+    The reason is that the schema was copied from that other shard.
     """

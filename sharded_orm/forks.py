@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-# The most seconds that a fork waits for the locks of one caller of hold_during_forks(). If a thread
-# holds a lock, and a signal handler that interrupts it forks, the fork would otherwise wait for
-# ever.
+# The most seconds that a fork waits for the locks of one caller of hold_during_forks(). Without
+# this limit, a fork would wait for ever if a signal handler forks while it interrupts the thread
+# that holds one of the locks.
 _FORK_WAITS = 1.0
 _forks = 0
 

@@ -14,15 +14,16 @@ from sharded_orm.models.sharding.bound_key import bound, iterate_inside, iterate
 
 
 class BoundKeyMiddleware:
-    """Runs each request inside :class:`~sharded_orm.models.sharding.bound_key.bound`.
+    """Binds the shard keys of each request: the request runs inside ``bound()``
+    (:class:`~sharded_orm.models.sharding.bound_key.bound`).
 
-    ``SHARDED_ORM["BOUND_KEY"]`` is the dotted path of a function. It is called with the request,
-    and returns the keys as a dict, such as ``{"tenant": request.tenant}``. If it returns None or an
-    empty dict, the request has no bound key. Place the middleware after those that the function
-    needs, such as ``AuthenticationMiddleware``.
+    ``SHARDED_ORM["BOUND_KEY"]`` is the dotted path of a function. The function is called with the
+    request, and returns the keys as a dict, such as ``{"tenant": request.tenant}``. If the result
+    is None or an empty dict, the request has no bound key. Place the middleware after those that
+    the function needs, such as ``AuthenticationMiddleware``.
 
-    The parts of a streaming response are generated under the key, too. Works with WSGI and ASGI.
-    Under ASGI, the function may be a coroutine function.
+    The keys stay bound while the parts of a streaming response are generated. Works with WSGI and
+    ASGI. Under ASGI, the function may be a coroutine function.
 
     :raises InvalidConfiguration: ``BOUND_KEY`` is missing or cannot be imported. Raised when the
         server loads its middleware.
@@ -57,7 +58,7 @@ class BoundKeyMiddleware:
         return _stream_inside(binding, response)
 
     async def _respond_async(self, request: Any) -> Any:
-        # The function may query the database, so a plain function runs in a thread.
+        # Run a plain (not async) function in a thread, because it may query the database.
         is_async = iscoroutinefunction(self._keys_of)
         keys = await (self._keys_of if is_async else sync_to_async(self._keys_of))(request)
         if not keys:
@@ -91,9 +92,11 @@ def _bound_to(keys: Any) -> bound:
 
 
 def _stream_inside(binding: bound, response: Any) -> Any:
-    """Return ``response``. If it is streamed, make its parts inside ``binding``."""
-    # Leave a file as it is: it reads no rows, and the server may send it without iterating over its
-    # parts.
+    """Return ``response``. If it is a streaming response, its parts are generated with the keys of
+    ``binding`` bound.
+    """
+    # Do not wrap a response that streams a file: it reads no rows, and the server may send the file
+    # without iterating over its parts.
     if response.streaming and getattr(response, "file_to_stream", None) is None:
         iterate = iterate_inside_async if response.is_async else iterate_inside
         response.streaming_content = iterate(binding, response.streaming_content)

@@ -1,8 +1,8 @@
-"""What differs between MariaDB and MySQL. No other module distinguishes the two.
+"""The differences between MariaDB and MySQL. No other module distinguishes the two.
 
-The tests run on MariaDB only. SQL that both understand is written once. The statements about
-replication, in ``backends.mysql.replication``, work on MariaDB only: a promotion refuses every
-other server.
+The tests run on MariaDB only. SQL that both servers understand is written once, elsewhere. The
+statements about replication, in ``backends.mysql.replication``, work on MariaDB only: a promotion
+refuses every other server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MySQLFlavor:
-    """One of the two kinds of servers that Django's MySQL backend works with."""
+    """The properties of MariaDB or of MySQL, the two kinds of servers that Django's MySQL backend
+    works with.
+    """
 
     #: Collation that compares every character of a text, including spaces at the end.
     exact_collation: str
@@ -31,25 +33,29 @@ class MySQLFlavor:
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
-    #: The column of the server's list of sessions that has the number of a session's last statement.
-    #: One counter numbers the statements of all sessions. "0" if the server has no such column.
+    #: In the server's list of sessions, the column with the number of a session's last statement.
+    #: All sessions share one counter of statements. "0" if the server has no such column.
     statement_number: str
     #: The smallest value of ``lock_wait_timeout``, in seconds. If 0 is possible, a statement can
     #: fail at once instead of waiting.
     least_lock_wait: int
-    #: Table of information_schema that has the ids of InnoDB's tables.
+    #: Name of the table in information_schema that has the internal ids of InnoDB's tables.
     innodb_tables: str
 
     @classmethod
     def of(cls, connection: Any) -> MySQLFlavor:
-        """Return the flavor of the server of ``connection``, which is Django's or derived from Django's.
+        """Return the flavor of the server to which ``connection`` leads.
 
-        The first call for a connection may ask the server for its version.
+        The first call for a connection may query the server's version.
+
+        :param connection: a connection object of Django's MySQL backend, or of a backend derived
+            from it.
         """
         return MARIADB if connection.mysql_is_mariadb else MYSQL
 
     def lock_timeouts(self, seconds: float) -> dict[str, float]:
-        """Return the session variables with which a statement waits for locks for about ``seconds``.
+        """Return session variables, keyed by name, that limit a statement's wait for locks to about
+        ``seconds``.
 
         A server that counts whole seconds waits for one second at least.
         """
@@ -65,16 +71,18 @@ class MySQLFlavor:
 
     @classmethod
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
-        """Return the flavor of a server, given the names of its variables, in lower case.
+        """Return the flavor of a server, judged by the names of its variables.
 
-        :param names: those variables in the :attr:`identity` of any flavor that the server has.
+        :param names: all names in the :attr:`identity` of any flavor that are variables of the
+            server, in lower case.
         """
         return MYSQL if names >= set(MYSQL.identity) else MARIADB
 
 
 MARIADB = MySQLFlavor(
     exact_collation="utf8mb4_nopad_bin",
-    counter_engine="Aria",  # It survives a crash.
+    # Aria, in contrast to MyISAM, survives a crash of the server.
+    counter_engine="Aria",
     # server_uid alone is not enough, because it is made of the network address and the port: two
     # containers may have the same server_uid.
     identity=("server_uid", "hostname", "port", "server_id"),
@@ -87,13 +95,15 @@ MARIADB = MySQLFlavor(
     innodb_tables="innodb_sys_tables",
 )
 MYSQL = MySQLFlavor(
-    exact_collation="utf8mb4_0900_bin",  # from MySQL 8.0.17 on
+    # This collation exists from MySQL 8.0.17 on.
+    exact_collation="utf8mb4_0900_bin",
     counter_engine="MyISAM",
     identity=("server_uuid",),
     session_ended=4031,  # ER_CLIENT_INTERACTION_TIMEOUT
     statement_timeout=3024,  # ER_QUERY_TIMEOUT
     can_be_promoted=False,
-    statement_limit="",  # max_execution_time limits SELECT only.
+    # MySQL has only max_execution_time, which limits no statement but SELECT.
+    statement_limit="",
     statement_number="0",
     least_lock_wait=1,
     innodb_tables="innodb_tables",

@@ -5,9 +5,9 @@ protect the rows. Pass one of these functions as ``on_delete``::
 
     author = models.ForeignKey(Author, on_delete.CASCADE, db_constraint=False)
 
-Every deletion by Django calls them: ``delete()`` of a row or a queryset, and the admin, whose
-confirmation page shows the rows. If the foreign key is the shard key, only the shards of the
-deleted rows are asked. Otherwise all shards of the group are asked (a scatter).
+Every deletion by Django calls these functions: ``delete()`` of a row or a queryset, and the admin,
+whose confirmation page shows the rows. If the foreign key is the shard key, only the shards of the
+deleted rows are queried. Otherwise all shards of the group are queried (a scatter).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sharded_orm.models.sharding.query import ShardedQuery
 
 __all__ = ["CASCADE", "LEAVE", "PROTECT", "SET_NULL"]
 
-#: Leave the rows as they are. They then refer to a row that does not exist. The command ``shards
-#: check`` finds such rows. No shard is asked.
+#: Leave the rows on shards as they are, although they then refer to a row that does not exist. The
+#: command ``shards check`` finds such rows. No shard is queried.
 LEAVE = DO_NOTHING
 
 
@@ -38,20 +38,20 @@ def CASCADE(
 ) -> None:
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
-    If the global row cannot be deleted after that, or the process dies, no row refers to a row that
-    does not exist, and the deletion can be run again. A row that is protected or restricted on its
-    shard raises an error before anything is deleted.
+    So even if the global row cannot be deleted afterwards, or the process dies, no row on a shard
+    refers to a row that does not exist, and the deletion can be repeated. If a row on a shard is
+    protected or restricted, an error is raised before anything is deleted.
 
-    Cost for each shard: the same as ``delete()`` of a queryset. If other rows must be deleted
-    together with the rows, the rows are read twice: for the check and for the deletion.
+    Costs on each shard as much as ``delete()`` of a queryset. If other rows on the shard must be
+    deleted together with the rows, the rows are read twice: for the check and for the deletion.
 
-    :raises ProtectedError: a row on a shard protects one of the rows. ``RestrictedError`` likewise.
+    :raises ProtectedError: a row on a shard protects one of the rows. Also :exc:`RestrictedError`.
     :raises ScatterError: a shard did not answer; nothing was deleted.
-    :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was deleted.
+    :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was
+        deleted.
     """
-    shows = hasattr(
-        collector, "add_edge"
-    )  # The collector is NestedObjects of the admin, which shows rows and never deletes them.
+    # True if the collector is NestedObjects of the admin, which shows rows and never deletes them.
+    shows = hasattr(collector, "add_edge")
     rows = _dependent_rows(field, sub_objs)
     for alias in _aliases(field, rows):
         rows_there = rows.using(alias)
@@ -72,7 +72,9 @@ def CASCADE(
 def PROTECT(
     collector: Any, field: ForeignKey[Any, Any], sub_objs: QuerySet[Any], using: str
 ) -> None:
-    """Raise :exc:`~django.db.models.ProtectedError` with the rows if there are any.
+    """Raise :exc:`~django.db.models.ProtectedError` if rows on shards refer to the global row.
+
+    The error has these rows as its ``protected_objects``.
 
     :raises ScatterError: a shard did not answer; nothing was deleted.
     """
@@ -91,9 +93,9 @@ def SET_NULL(
     Each shard commits by itself. If the global row cannot be deleted after that, the foreign keys stay
     NULL.
 
-    Cost: the primary keys and shard keys of all such rows are read into memory in one scatter, and then
-    there is one UPDATE for each shard that has such rows. Where they are millions, set their foreign keys
-    to NULL yourself before, in pieces.
+    Cost: one scatter reads the primary keys and shard keys of all such rows into memory. Then each
+    shard that has such rows gets one UPDATE. If there are millions of such rows, set their foreign
+    keys to NULL in pieces before you delete the global row.
 
     :raises ScatterError: a shard did not answer; nothing was changed.
     :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was changed.
@@ -103,19 +105,23 @@ def SET_NULL(
         collector.fast_deletes.append(_ShardUpdate(rows.using(alias), field))
 
 
-# Django must not read ``sub_objs`` itself: it would look for them in the global database.
+# Make Django pass ``sub_objs`` to these functions without evaluating it: Django would look for the
+# rows in the global database.
 CASCADE.lazy_sub_objs = True  # type: ignore[attr-defined]
 PROTECT.lazy_sub_objs = True  # type: ignore[attr-defined]
 SET_NULL.lazy_sub_objs = True  # type: ignore[attr-defined]
 
-#: The policies that ask shards. They are for foreign keys from shards to the global database.
+#: The policies (values of ``on_delete``) that query shards. They are for foreign keys from shards
+#: to the global database.
 POLICIES = (CASCADE, PROTECT, SET_NULL)
 
 
 def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet[Any]:
-    """Return a query of the rows on shards that refer by ``field`` to the global rows to be deleted.
+    """Return a query of the rows on shards whose foreign key ``field`` refers to the global rows to
+    be deleted.
 
-    :param sub_objs: Django's query for the same rows. It names the alias of the global rows.
+    :param sub_objs: Django's query for the same rows, which is bound to the alias of the global
+        rows.
     """
     if shard_options(sub_objs.model) is None:
         raise CrossShardRelation(
@@ -123,7 +129,8 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
             " here their shards are not known, as in a migration. Delete with the models of the"
             " project, outside of migrations."
         )
-    # Leave out the join to the global database that the admin adds, and load all fields.
+    # Remove the join to the global database, which the admin adds with select_related(), and load
+    # all fields.
     query = sub_objs.select_related(None).defer(None).query.chain(ShardedQuery)
     return ShardedQuerySet(sub_objs.model, query=query)
 
@@ -131,7 +138,8 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
     """Return the aliases of the shards that have ``rows``.
 
-    If ``field`` is the shard key, return the shards of the keys, whether or not they have rows.
+    If ``field`` is the shard key, return the shards to which the keys lead, even if they have no
+    such rows.
 
     :raises BoundKeyMismatch: one of the rows has another key than the bound key in force.
     """
@@ -140,8 +148,8 @@ def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[st
     options = shard_options(field.model)
     assert options is not None and options.key is not None
     found = list(rows.only("pk", options.key.name).scatter())
-    # Inside bound(), the deletion on each shard is filtered by the bound key. So refuse rows of other
-    # keys, which would remain.
+    # Inside bound(), the deletion on each shard is filtered by the bound key. So refuse rows of
+    # other keys here: the deletion would leave them in place.
     for row in found:
         refuse_other_key(row)
     return sorted({str(row._state.db) for row in found})
@@ -153,9 +161,10 @@ def _is_key(field: ForeignKey[Any, Any]) -> bool:
 
 
 def _show(collector: Any, on_shard: Any) -> None:
-    """Add the rows that ``on_shard`` has collected to the admin's ``collector``.
+    """Add the rows that ``on_shard`` has collected on a shard to ``collector``, which the admin
+    will show.
 
-    Both are ``NestedObjects``, which collects to show and not to delete.
+    Both are instances of ``NestedObjects``, the admin's collector, which deletes nothing.
     """
     for parent, rows in on_shard.edges.items():
         for row in rows:
@@ -177,7 +186,7 @@ class _ShardDeletion:
         self._rows = rows
 
     def _raw_delete(self, using: str) -> int:
-        # Called by Collector.delete() with the alias of the global rows.
+        # Collector.delete() calls this method with the alias of the global rows, which is not used.
         _, counts = self._rows.delete()
         own = counts.pop(self.model._meta.label, 0)
         # Django adds up the counts of all items while it iterates over this list. So append items
@@ -200,9 +209,9 @@ class _ShardUpdate:
 
 
 class _Deleted:
-    """An item of ``fast_deletes`` that deletes nothing.
+    """An item of ``fast_deletes`` that deletes nothing, and only adds to Django's count of deleted rows.
 
-    It has the number of rows of another model that were deleted together with the rows of a
+    The number is that of the rows of another model that were deleted together with the rows of a
     :class:`_ShardDeletion`.
     """
 

@@ -1,4 +1,4 @@
-"""The database router. It answers Django's questions about databases from the topology.
+"""The database router. It finds the database for Django's queries by means of the topology.
 
 Put the router last in ``DATABASE_ROUTERS``. For models that are not sharded, it leaves the choice
 of the database to the other routers.
@@ -40,9 +40,11 @@ from sharded_orm.models.sharding.options import (
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
-#: The app whose table is on every shard, and nowhere else: the decisions of two-phase commits.
+#: The app with the table of the decisions of two-phase commits. This table is on every shard, and
+#: on no other database.
 APP_OF_DECISIONS = "sharded_orm_two_phase"
-#: Models whose tables are in the database of the directory.
+#: The names of the models whose tables are in the database of the directory (the table that records
+#: the shard of each key).
 TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
 # The alias that the router returns if Django asks for a model's database without passing an
@@ -55,10 +57,11 @@ _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", defa
 def standing_on(alias: str | None) -> Iterator[None]:
     """Within the ``with`` block, make the router return ``alias`` if Django passes no instance.
 
-    The router also returns ``alias`` for a new row of an automatic many-to-many table. This applies
-    to models of the alias's group, in the current context (:mod:`contextvars`). Use it around code
-    that calls ``router.db_for_write(model)`` once for all rows that the code will change. The views
-    of Django's admin do so, and open their transaction on that database.
+    The router also returns ``alias`` for a new row of an automatic many-to-many table. Only models
+    of the alias's group are affected, and only the current context (:mod:`contextvars`). Use this
+    function around code that calls ``router.db_for_write(model)`` once for all rows that the code
+    will change. Views of Django's admin are such code: they open their transaction on the database
+    that this call returns.
 
     :param alias: the alias of a shard or of a whole group; None to undo an outer block.
     """
@@ -87,7 +90,8 @@ class ShardRouter:
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             if has_copies(model):
-                return DEFAULT_DB_ALIAS  # Also for a row that was read from a copy on a shard.
+                # Also if ``instance`` was read from a copy of the table on a shard.
+                return DEFAULT_DB_ALIAS
             if model._meta.app_label == APP_LABEL and (instance is None or not instance._state.db):
                 return _alias_of_library_table(model)
             return None
@@ -120,15 +124,15 @@ class ShardRouter:
         """Return the alias for rows that are related to ``instance``, an instance of another model.
 
         The rows belong to the sharded model of ``options``, and ``instance`` is not on any shard of
-        that model's group. Django does not tell the router which relation it follows. So the values
-        of ``instance`` do not determine the shard. For example, ``instance`` may be the row to
-        which the shard key refers, but Django may follow another relation. The library's own
-        descriptors know the relation, and do not ask the router.
+        that model's group. Django does not pass the relation that it follows to the router. So the
+        values of ``instance`` do not determine the shard. For example, ``instance`` may be the row
+        to which the shard key refers, but Django may follow another relation. The library's own
+        descriptors know the relation, and do not call the router.
 
         The result may be the alias of the whole group. The shard is then determined when a row is
         saved.
 
-        :raises ShardKeyRequired: the rows would be read, and ``instance`` does not tell their
+        :raises ShardKeyRequired: the rows are to be read, and ``instance`` does not determine their
             shard.
         """
         instance_options = options_of(instance)
@@ -140,7 +144,7 @@ class ShardRouter:
             if instance_options.awaits_key(instance):
                 shard = instance_options.locate(instance)
                 return shard.alias if shard is not None else options.group
-            # The shard is not known yet, so return the alias of the whole group. Django asks the
+            # The shard is not known yet, so return the alias of the whole group. Django calls the
             # router again when the instance is saved.
             return options.group
         if write:
@@ -163,8 +167,8 @@ class ShardRouter:
         if options1 is None and options2 is None:
             return None
         if options1 is None or options2 is None or options1.group != options2.group:
-            # The rows are in different groups. System checks make sure that such a foreign key has
-            # no constraint.
+            # The rows are in different groups. The relation is allowed, because system checks make
+            # sure that its foreign key has no constraint.
             return True
         aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
@@ -172,8 +176,8 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # This is a row of an automatic many-to-many table. Other rows were refused earlier,
-                # by their key.
+                # The row with options that have no key is a row of an automatic many-to-many table.
+                # The keys of other rows were compared before this method was called.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"
@@ -202,17 +206,18 @@ class ShardRouter:
         if db != DEFAULT_DB_ALIAS and (
             db in runtime.config().tickets or db == runtime.config().directory
         ):
-            return False  # Ticket servers and the directory's server hold only the library's own tables.
+            # Ticket servers and the directory's server have only tables of the library.
+            return False
         if getattr(apps.app_configs.get(app_label), "tables_on_shards", False):
-            # An app says so if each shard, whatever its group, has tables of the app for itself.
+            # The app declares that each shard of every group has tables of the app.
             return group is not None
         if model_name is not None:
             belongs = self._group_of_model(app_label, model_name)
             if group is not None and named_model_has_copies(app_label, model_name):
                 return True
             return belongs == group if belongs is not None or group is not None else None
-        # Without a model, the operation is RunPython or RunSQL without hints. It runs on every
-        # database that has tables of the app.
+        # No model is named, so the operation is RunPython or RunSQL without hints. Such an
+        # operation runs on every database that has tables of the app.
         groups = groups_of_app(app_label)
         if group is not None:
             return group in groups
@@ -234,7 +239,7 @@ class ShardRouter:
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
         if app_label not in apps.app_configs:
-            # For example, the table of Django's database cache, which belongs to no app.
+            # For example, the table of Django's database cache belongs to no installed app.
             return None
         # Migrations use historical models, which do not derive from ShardedModel. So look up the
         # current model with the same name. If the model was renamed or removed,
@@ -249,7 +254,7 @@ class ShardRouter:
 def _alias_of_library_table(model: type[Model]) -> str | None:
     """Return the alias of the database that has the table of ``model``, a model of this library.
 
-    Return None if any other router may choose, or if the model has no table.
+    Return None if other routers may choose the database, or if the model has no table.
 
     :raises TicketServerRequired: several ticket servers have the table, each with rows of its own.
     """

@@ -87,7 +87,8 @@ _strategies: dict[str, Strategy] = {}
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: CacheClient | None = None
-# The prefix that swap_cache_prefix() has set for names in the cache; None means the configured prefix.
+# The prefix of names in the cache that swap_cache_prefix() has set; None means the prefix from the
+# settings.
 _cache_prefix: str | None = None
 
 
@@ -98,8 +99,8 @@ def _no_directory(alias: str) -> DirectoryStore:
 
 
 _directory_store: Callable[[str], DirectoryStore] = _no_directory
-# The lease under which this process remembers placements. All groups share the lease, because they
-# have a common directory.
+# The lease (limited permission) under which this process remembers the shards of keys. All groups
+# share the lease, because they have a common directory, the table that records these shards.
 _placement_lease: PlacementLease | PermanentLease | None = None
 
 
@@ -118,8 +119,8 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 def config() -> conf.Config:
     """Return the checked ``SHARDED_ORM`` setting, with the topology of its source.
 
-    The first call asks the topology source. After that, a background thread watches the source for
-    new topologies, unless the topology is static (in the settings).
+    The first call loads the topology from its source. After that, a background thread watches the
+    source for new topologies, unless the topology is static (in the settings).
 
     :raises InvalidConfiguration: the setting is wrong.
     :raises TopologyUnavailable: the source does not answer or has no valid topology, and there is no
@@ -184,7 +185,8 @@ def topology() -> Topology:
 
     Call this only once per operation: another thread may replace the topology at any time.
     """
-    swapped = _topology  # Read the variable only once: another thread may change it.
+    # Read the variable only once: another thread may change it at any time.
+    swapped = _topology
     return config().topology if swapped is None else swapped
 
 
@@ -213,7 +215,7 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            # Makes DATABASES add the groups' aliases before threads are started.
+            # keys() makes DATABASES add the groups' aliases, before threads are started.
             settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems
@@ -275,7 +277,10 @@ def strategy(name: str) -> Strategy:
 
 
 def placement_lease() -> PlacementLease | PermanentLease:
-    """Return the lease under which this process remembers the shards of keys. Thread-safe."""
+    """Return the lease (limited permission) under which this process remembers the shards of keys.
+
+    Thread-safe.
+    """
     global _placement_lease
     with _active.lock:
         if _placement_lease is None:
@@ -289,9 +294,9 @@ def placement_lease() -> PlacementLease | PermanentLease:
 
 
 def _node_failure(shard: Shard) -> Exception | None:
-    """Return the error if the last attempt to open a session of the shard's node has failed.
+    """Return the error of the last attempt to open a session on the node of ``shard``, if it has failed.
 
-    Return None if the attempt succeeded, or if this process has not tried.
+    Return None if the attempt succeeded, or if this process has made no attempt.
     """
     # While no node has failed, return early: the connection object of the shard is not needed.
     if pool.all_nodes_answer():
@@ -337,7 +342,7 @@ def cache() -> CacheClient | None:
                     options = replace(options, prefix=_cache_prefix)
                 client = CacheClient(options)
                 if _cache_prefix is not None:
-                    # This is a test run. Do not send what the cache has counted to the cache
+                    # This is a test run. Do not let the cache client send its counts to the cache
                     # servers every few seconds, because tests count round trips.
                     client.statistics.interval = None
                 _cache = client
@@ -381,7 +386,9 @@ _forgetters: list[Callable[[], None]] = []
 
 
 def on_reset(forget: Callable[[], None]) -> None:
-    """Register a function that drops values derived from the settings; :func:`reset_cache` calls it."""
+    """Register the function ``forget``, which drops values derived from the settings.
+    :func:`reset_cache` calls it.
+    """
     _forgetters.append(forget)
 
 

@@ -17,7 +17,7 @@ _INSIDE = tuple(f"{Path(str(file)).parent}{os.sep}" for file in (__file__, djang
 
 
 class ScatterSignal(Signal):
-    """The signal that is sent before a query with ``scatter()`` asks more than one shard.
+    """The signal that is sent before a query with ``scatter()`` is sent to more than one shard.
 
     Receivers get ``sender`` (the model), ``route`` (the query's shards) and ``call_site``
     (``"file:line"`` of the innermost stack frame that is not in the library or Django). A receiver

@@ -1,4 +1,6 @@
-""":func:`atomic`: a transaction on the shard of a row or of a shard key."""
+"""The function :func:`atomic`: a transaction on the shard of a row or of a shard key, or on several
+shards.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +38,29 @@ def atomic(
         with sharded_orm.atomic(sender, receiver, two_phase=True):
             ...
 
+    If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
+    the key's rows. Without ``two_phase``, the transaction covers a single shard: blocks for two
+    shards commit one after the other, not atomically (P14). With ``two_phase``, all shards of the
+    group that are used in the block commit, or none does. They need not be known when the block
+    begins.
+
     :param rows: an instance of a sharded model, or the model class. With the class, pass one more
-        keyword argument: the name and the value of the shard key. With ``two_phase``, any number of
-        instances of one group, or the group's name.
+        keyword argument: the name and the value of the shard key. With ``two_phase``, pass any
+        number of instances of one group, or the group's name.
     :param savepoint: passed to ``transaction.atomic()``.
     :param durable: passed to ``transaction.atomic()``.
-    :param two_phase: whether the block covers all shards of the group that are used in it, and all of
-        them commit or none does. Which shards these are need not be known when the block begins.
+    :param two_phase: whether to commit on all used shards together, in two phases.
     :raises ShardKeyRequired: the model has no shard key, or the keyword is not the shard key.
     :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
-    :raises TwoPhaseMisused: the rows are not of one group, or there are several without ``two_phase``.
-    :raises KeyMoved: the key has moved while the block began. Raised by entering the block.
+    :raises TwoPhaseMisused: the rows are not of one group, or there are several rows without
+        ``two_phase``.
+    :raises KeyMoved: the key has moved to another shard while the block began. Raised when the
+        block is entered.
 
-    If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
-    the key's rows. Without ``two_phase``, the transaction covers a single shard, and two such blocks
-    for two shards commit one after the other, not atomically (P14).
-
-    Entering a block with ``two_phase`` raises :exc:`TwoPhaseUnavailable` if the shards cannot commit in
-    this way, and :exc:`TwoPhaseMisused` in an open ordinary transaction of the group. Leaving it raises
-    :exc:`CommitOutcomeUnknown` if the connection was lost during the commit that decides; any other
-    error means that nothing is committed.
+    A block with ``two_phase`` raises :exc:`TwoPhaseUnavailable` when it is entered, if the shards
+    cannot commit in this way, and :exc:`TwoPhaseMisused` if an ordinary transaction of the group is
+    open. When the block is left, it raises :exc:`CommitOutcomeUnknown` if the connection was lost
+    during the commit on the deciding shard. Any other error means that nothing is committed.
     """
     if two_phase:
         return _two_phase_block(rows, key, savepoint, durable)
@@ -94,7 +99,12 @@ def _two_phase_block(
 def _shard_of(
     model: type[Model] | Model, key: Mapping[str, Any]
 ) -> tuple[ShardOptions, Callable[[], str]]:
-    """Return the options of the model, and a function that returns the alias of the shard."""
+    """Return the shard options of ``model``, and a function that returns the alias of the shard.
+
+    :param model: an instance, or a model class; with a class, ``key`` has the name and value of the
+        shard key.
+    :raises ShardKeyRequired: the model has no shard key, or ``key`` is not the shard key.
+    """
     cls = model if isinstance(model, type) else type(model)
     options = shard_options(cls)
     if options is None or options.key is None:
@@ -109,9 +119,10 @@ def _shard_of(
 
 
 class _AtomicOnKey(transaction.Atomic):
-    """An atomic block on the shard of a key, which must not move while it begins.
+    """An atomic block on the shard of a key. The key must not move to another shard while the block
+    begins.
 
-    As a decorator, it finds the shard again for each call.
+    If an instance is used as a decorator, it finds the shard again for each call of the function.
 
     :param find: returns the alias of the shard.
     """
@@ -121,7 +132,8 @@ class _AtomicOnKey(transaction.Atomic):
         self._group, self._find, self._durable = group, find, durable
 
     def _recreate_cm(self) -> _AtomicOnKey:
-        # contextlib.ContextDecorator calls this method for each call of the decorated function.
+        # The base class contextlib.ContextDecorator calls this method for each call of the
+        # decorated function.
         return _AtomicOnKey(self._group, self._find, self.savepoint, self._durable)
 
     def __enter__(self) -> None:
@@ -129,8 +141,8 @@ class _AtomicOnKey(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look the key up again. The open transaction then remembers on which shard it uses the
-            # key.
+            # Look up the shard again, now that the transaction is open. The look-up makes the
+            # transaction remember on which shard it uses the key.
             if self._find() != self.using:
                 refuse_repetition(self._group)
         except BaseException:
@@ -151,7 +163,7 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return options.place_key(options.group, key.get_prep_value(value))
-    # If the shard key is a foreign key, the value may be an instance. It may also be None, which
-    # place() refuses.
+    # If the shard key is a foreign key, the value may be an instance. The value may also be None,
+    # which place() refuses.
     name = key.name if isinstance(value, Model) else key.attname
     return options.place(options.model(**{name: value}))

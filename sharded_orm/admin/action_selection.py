@@ -1,4 +1,4 @@
-"""The rows that a user selected for an admin action, split by shard."""
+"""The rows that a user has selected for an admin action, divided by shard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard
 class Part:
     """The selected rows of one shard.
 
-    ``rows`` is a queryset bound to the shard's alias; ``count`` is the number of its rows.
+    ``rows`` is a queryset of these rows, bound to the shard's alias; ``count`` is their number.
     """
 
     shard: Shard
@@ -67,8 +67,8 @@ def select(
     is misplaced: on another shard than the row's shard key leads to.
 
     Costs one ``COUNT`` query per shard, and look-ups in the directory (the table that records the
-    shard of each key). If an object id is only a primary key, and this key does not tell the shard,
-    the queries of :func:`misplaced` are added.
+    shard of each key). If an object id is only a primary key that does not determine the shard, the
+    queries of :func:`misplaced` are added.
 
     :param within: the shard that the page shows; None if the page shows several shards. If a shard
         is given, rows of other shards count as unknown, and an object id may be a primary key
@@ -88,8 +88,9 @@ def select(
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
-    # If the primary key determines the shard, parse() has found the shard of each row by the row's
-    # primary key. A row that is stored on that shard is not misplaced, so it need not be checked.
+    # If the primary key determines the shard, parse() has found the shard of each row by that key.
+    # So no row that is found on this shard is misplaced, and the check for misplaced rows is left
+    # out.
     pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()
     all_selected = Q()
@@ -146,10 +147,9 @@ def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) ->
 
 
 def _any_of(identities: list[Identity]) -> Q:
-    """Return a condition that matches the rows that ``identities`` (parts of object ids) name.
+    """Return a condition that matches the rows that ``identities`` (parsed object ids) name.
 
-    The condition compares the primary key. If an identity holds a shard key, the condition compares
-    the shard key too.
+    The condition compares the primary key and, if an identity holds a shard key, also the shard key.
     """
     pks: dict[Any, list[Any]] = {}
     for identity in identities:

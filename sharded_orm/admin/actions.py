@@ -24,17 +24,20 @@ from sharded_orm.routers import standing_on
 
 
 def action_arguments(location: Any) -> dict[str, Any]:
-    """Return the arguments of ``get_actions()`` for actions at ``location``.
+    """Return the arguments of ``get_actions()`` that ask for the actions at ``location``.
 
-    :param location: an ``ActionLocation`` of Django 6.1; None in an older version.
+    :param location: an ``ActionLocation`` of Django 6.1: the changelist, or the page of one row.
+        None in older versions of Django, whose ``get_actions()`` has no such argument; the result
+        is then an empty dict.
     """
     return {} if location is None else {"action_location": location}
 
 
 def action_prefix(location: Any) -> str:
-    """Return the prefix of the form of actions at ``location``, as in ModelAdmin.response_action().
+    """Return the prefix of the names of inputs in the form that starts actions at ``location``.
 
-    It is empty in the list.
+    The prefix is the same as in ``ModelAdmin.response_action()``. The form of the changelist has no
+    prefix.
     """
     return "" if location is None or location.value == "CHANGE_LIST" else str(location.value)
 
@@ -68,8 +71,9 @@ class ActionsMixin(ShardedBase):
         func, description, select_across = action
         object_ids = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
         if action_prefix(action_location):
-            # The form on the page of one row has only the primary key, which Django has checked.
-            # Take the object id from the URL of the page.
+            # The form on the page of one row posts only the primary key, which Django has checked.
+            # The primary key alone may not tell the shard, so take the object id from the URL of
+            # the page.
             assert request.resolver_match is not None
             object_ids, select_across = [unquote(request.resolver_match.kwargs["object_id"])], False
         if not object_ids and not select_across:
@@ -81,8 +85,8 @@ class ActionsMixin(ShardedBase):
             return None
         if select_across and (notes := lookup_notes(request)):
             # A lookup in the global database matched too many rows, and only some of them were
-            # used; the sentences in ``notes`` say so. "All rows" would miss some matching rows: do
-            # nothing.
+            # used; the sentences in ``notes`` say so. An action on "all rows" would therefore miss
+            # some matching rows. So do nothing.
             self.message_user(
                 request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )
@@ -160,8 +164,9 @@ class ActionsMixin(ShardedBase):
     ) -> ActionSelection:
         scope = self.focus(request)
         if scope.everywhere:
-            # Do not pass partial=True. With it, the query would not fail if a shard does not answer,
-            # and the action would take the rows of the shards that did answer for all rows.
+            # Do not pass partial=True to scatter(). With partial=True, the query would succeed
+            # although some shards do not answer, and the action would miss the rows of these shards
+            # without an error.
             queryset = queryset.scatter()
         if object_ids is not None:
             return select(self.shard_options, queryset, object_ids, scope.home)

@@ -52,8 +52,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # The shard key is generated, so the user cannot be asked for another key: show only
-                # the error.
+                # The shard key is generated, so a page that asks the user for another key would not
+                # help: show only the error.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:
@@ -122,7 +122,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         This is the alias of the row's shard. If the shard of a new row is not known yet, it is the
         alias of the whole shard group.
 
-        :param known: whether the page shows a stored row, whose shard is always known. False on the
+        :param known: True if the page shows a stored row, whose shard is always known; False on the
             page for a new row.
         """
         scope = self.focus(request)
@@ -202,7 +202,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # Hand the other URL parameters on to the add form, which is the next page.
+            # Pass the other URL parameters on to the add form, which is the next page.
             "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()

@@ -1,4 +1,6 @@
-"""The base class of the mixins of :class:`ShardedModelAdmin`: scope, rows and permissions."""
+"""The base class of the mixins of :class:`ShardedModelAdmin`. It gives access to the scope of a
+request, to the rows of the scope, and to the user's permissions.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-#: Attribute of a request whose page names the shards that do not answer.
+#: Name of the attribute that is set on a request if the page names the shards that do not answer.
 NAMES_FAILURES = "_sharded_orm_names_failures"
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -37,7 +39,7 @@ csrf_protected: Callable[[View], View] = csrf_protect_m
 
 
 def options_of(model: type[Any]) -> ShardOptions:
-    """Return the shard options of a model.
+    """Return the :class:`ShardOptions` of a model: its shard group and its shard key.
 
     :raises ImproperlyConfigured: the model is not sharded.
     """
@@ -92,27 +94,28 @@ class ShardedBase(_ModelAdmin):
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # The changelist never gets here: before it asks for the queryset, it reads the scope,
-            # and shows a page that explains this error.
+            # The changelist never reaches this line: it reads the scope before it calls this
+            # method, and shows a page that explains the error. Other pages, such as autocomplete,
+            # respond with a 404.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
         return scope.restrict(rows, partial=self._names_failures(request))
 
     def _names_failures(self, request: HttpRequest) -> bool:
-        """Whether the page may show the rows of some shards if others do not answer.
+        """Whether the page may show the rows of some shards although other shards do not answer.
 
-        The changelist names the shards that do not answer. Pages of other packages do not, such as
-        an export: they get all rows or an error.
+        True for the changelist, which names the shards that do not answer, and for the autocomplete
+        view. False for pages of other packages, such as an export: they show all rows or an error.
         """
         match = request.resolver_match
         is_autocomplete = match is not None and match.url_name == "autocomplete"
         return is_autocomplete or NAMES_FAILURES in request.__dict__
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        # Give the rows of the autocomplete view an order. Django also calls this method for the
-        # history, whose rows are of another model, and for the changelist, whose rows are ordered
-        # already.
+        # Order the rows of the autocomplete view by primary key. Django also calls this method for
+        # the history, whose rows are of another model, and for the changelist, whose rows are
+        # ordered already.
         if getattr(queryset, "model", None) is self.model and not queryset.ordered:
             queryset = queryset.order_by("pk")
         paginator = super().get_paginator(request, queryset, *args, **kwargs)
@@ -128,7 +131,9 @@ class ShardedBase(_ModelAdmin):
         """
         home = self.focus(request).home
         if home is None:
-            return  # A query over all shards leaves out the shards that do not answer.
+            # The page shows all shards: its query leaves out shards that do not answer, so no check
+            # is needed.
+            return
         try:
             # The view's first query counts the rows. Run this query here, where its failure can be
             # handled. The paginator caches the count, so the view does not repeat the query.
@@ -157,7 +162,8 @@ class ShardedBase(_ModelAdmin):
         return all(self.has_shard_permission(request, shard) for shard in shards)
 
     def _may_access(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
-        # A page asks some sixty times, and the answer is the same for the whole request.
+        # One page calls this method about sixty times. So store on the request whether the user may
+        # access the group.
         groups: dict[str, bool] = request.__dict__.setdefault("_sharded_orm_groups", {})
         group = self.shard_options.group
         if group not in groups:

@@ -101,7 +101,7 @@ class ChangeListMixin(ShardedBase):
 
         If a lookup is invalid, Django redirects to a URL without the parameters that name the
         scope. This method adds them to the URL. If the rows of the list are not counted, this
-        method also replaces the text for "all rows selected" by one without a number.
+        method also replaces the text for "all rows selected" by a text without a number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
@@ -151,12 +151,13 @@ class ChangeListMixin(ShardedBase):
         return [pk for pk in pks if stored_value(self.opts.pk, pk) is not None]
 
     def _save_formset(self, request: HttpRequest, formset: Any) -> None:
-        # Overrides ModelAdmin._save_formset() (Django 6.1), which leaves out rows that must not be
-        # changed. A row that has moved to another shard since the page was shown is refused:
-        # otherwise, what the user has typed would be lost without a word.
+        # Overrides ModelAdmin._save_formset() (Django 6.1), which silently skips rows that must not
+        # be changed. If the user has edited a row that has moved to another shard since the page
+        # was shown, raise an error instead, so that the user learns that the edit was not saved.
         for number, form in enumerate(formset.forms):
             if is_misplaced(form.instance):
-                # Django has removed the fields of ``form``, so ask a form that has them.
+                # Django has removed the fields of ``form``. Build a form that has them, to find out
+                # whether the user has edited the row.
                 whole_form = formset.form(
                     request.POST,
                     prefix=form.prefix,
@@ -165,7 +166,7 @@ class ChangeListMixin(ShardedBase):
                 )
                 if whole_form.has_changed():
                     form.instance._refuse_other_shard(form.instance._state.db)
-        super()._save_formset(request, formset)  # type: ignore[misc]  # not in older stubs
+        super()._save_formset(request, formset)  # type: ignore[misc]  # the older type stubs lack this method
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         # Leave the shard key out of the form, because the key never changes. If list_editable has

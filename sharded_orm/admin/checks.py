@@ -41,7 +41,8 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
         )
     for inline in model_admin.inlines:
         if not isinstance(inline, type) or not issubclass(inline, InlineModelAdmin):
-            continue  # Django's own check reports a wrong inline.
+            # The inline is no class of inlines at all, which Django's own system checks report.
+            continue
         model = getattr(inline, "model", None)
         if model is None or issubclass(inline, ShardedInlineMixin) or not shard_options(model):
             continue
@@ -106,8 +107,8 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
         related = shard_options(field.related_model) if field.is_relation else None
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # A page that only shows the related row must also know the shard of that row. This is no
-        # problem if the value of the foreign key determines the shard.
+        # A page that only shows the related row must find it, so it must know the shard of that
+        # row. It can if the value of the foreign key determines the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )

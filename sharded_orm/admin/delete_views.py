@@ -80,7 +80,7 @@ def delete_selected(
 
 # With ``takes_selection``, ActionsMixin calls the action once for the whole selection, not once for
 # each shard.
-delete_selected.takes_selection = True  # type: ignore[attr-defined]  # a function has no such attribute; admin.action() of Django sets its own in the same way
+delete_selected.takes_selection = True  # type: ignore[attr-defined]  # a function type has no such attribute; Django's admin.action() sets attributes of functions, too
 
 
 class DeleteViewsMixin(ObjectViewsMixin):
@@ -254,7 +254,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             "object_ids": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", ""),
             "perms_lacking": perms_needed,
-            # Since Django 6.1, ModelAdmin has this attribute, and Django's template reads it.
+            # ModelAdmin has this attribute since Django 6.1. Django's template reads it.
             "delete_confirmation_max_display": getattr(
                 self, "delete_confirmation_max_display", None
             ),
@@ -267,16 +267,18 @@ class DeleteViewsMixin(ObjectViewsMixin):
 
 
 def _digest(deletions: list[Deletion]) -> str:
-    """Return a digest of how many rows would be deleted, per model and shard.
+    """Return a digest of the numbers of rows that would be deleted, per shard and model.
 
-    If the digest has changed, the numbers that the user saw are outdated.
+    A confirmed deletion is carried out only if the digest is still the same as when the user saw
+    the numbers.
     """
     counts = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
     return hashlib.sha256(repr(counts).encode()).hexdigest()
 
 
 def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
-    """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of further rows.
+    """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of the rows
+    left out.
 
     :param nested: a list of rows. After a row, there may be a list with the related rows of that
         row.

@@ -30,7 +30,8 @@ class NamedRow:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        if "row" not in self.__dict__:  # The new object of copy.copy() has no attributes yet.
+        # copy.copy() calls this method on the new object before that object has the attribute ``row``.
+        if "row" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.row, name)
 
@@ -102,7 +103,8 @@ class ReadonlyField(helpers.AdminReadonlyField):
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
         # Overrides AdminReadonlyField.get_admin_url(), which links to a related row by the row's
         # primary key. Link by the row's object id instead.
-        model_admin: Any = self.model_admin  # The stubs allow None, but a page always has one.
+        # The type stubs allow None as the model admin of a field, but on a page each field has one.
+        model_admin: Any = self.model_admin
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
 

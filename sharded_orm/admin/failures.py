@@ -11,9 +11,9 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# Numbers of MySQL's errors for a refused login. Show users only the number, because the text of
-# such an error names the account. Look for these numbers before calling is_node_gone(), which
-# treats some of these errors as signs that the node does not answer.
+# Numbers of MySQL's errors for a refused login. The page shows only the number of such an error,
+# because the text of such an error names the account. Look for these numbers before calling
+# is_node_gone(), which treats some of these errors as signs that the node does not answer.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
@@ -42,7 +42,7 @@ def cause_of(error: BaseException) -> str:
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
-    # PostgreSQL's client library says it in several lines.
+    # Join the lines into one: messages of PostgreSQL's client library have several lines.
     text = " ".join(without_accounts(str(error.args[-1])).split()) if error.args else ""
     if is_node_gone(error):
         return f"the node does not answer ({text or code})"

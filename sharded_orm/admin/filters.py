@@ -112,8 +112,8 @@ def _routed(model: type[Model], item: Any) -> Any:
 
 
 def count_where_possible(spec: Any) -> None:
-    """Make a filter show dashes instead of its counts (facets) if they cannot be merged over
-    several shards.
+    """Make a filter show dashes instead of the numbers of rows next to its choices (facets) if
+    these numbers cannot be added up over several shards.
     """
     count = getattr(spec, "get_facet_queryset", None)
     if count is None:
@@ -129,7 +129,7 @@ def count_where_possible(spec: Any) -> None:
 
 
 def unknown_counts() -> defaultdict[str, str]:
-    """Return the facets of a filter whose rows are not counted: a dash for each choice."""
+    """Return facets that show a dash instead of a number for each choice of a filter."""
     return defaultdict(lambda: "-")
 
 

@@ -77,8 +77,8 @@ class KeepsKey(_ModelForm):
 
     @property
     def _fixed_key(self) -> Any:
-        """The shard key that the row must keep; None if the user types the key in, or if the row
-        has no key yet.
+        """The shard key that the form must not change; None if the user types the key in, or if the
+        row has no key yet.
         """
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
@@ -94,8 +94,8 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # The project's model admin lists the shard key among its fields, so the form has a
-            # field for the key.
+            # The form has a field for the shard key, because the project's model admin lists the
+            # key among its fields.
             value = self.cleaned_data.get(name, key)
             # The form fields of foreign keys and of hidden ids return rows, not keys. Read the
             # shard key from such a row.
@@ -187,7 +187,7 @@ def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
 
 
 class OnShardFormSet(_ModelFormSet):
-    """A formset whose queries go only to the shard of its rows."""
+    """A formset that sends its queries only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
         # Overrides BaseModelFormSet.add_fields. If the row of a form was deleted or never existed,
@@ -264,8 +264,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     #: The shard of the children, if the parent is in the global database and the children have a
     #: shard; otherwise None. It is not needed if the parent is inside the shard group.
     home: Shard | None = None
-    #: The reason why the children of a parent in the global database cannot be shown; an empty
-    #: string if the children can be shown.
+    #: The message about a shard that is down, so that the children of a parent in the global
+    #: database cannot be shown; an empty string if they can be shown.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -276,7 +276,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         rows = super().get_queryset()
         if self.home is None or self._outage:
             return rows
-        # The parent is in the global database: show it without its children if their shard is down.
+        # The parent is in the global database. If the shard of its children is down, show the
+        # parent without its children.
         try:
             len(rows)
         except DatabaseError as exc:
@@ -293,7 +294,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         super().clean()
 
     def non_form_errors(self) -> Any:
-        # Add the outage to the errors that the template shows above the forms.
+        # Add the message about the shard that is down to the errors that the template shows above
+        # the forms.
         errors = super().non_form_errors()
         if self._outage and not self.is_bound:
             return self.error_class([self._outage], error_class="nonform")
@@ -323,7 +325,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether shard ``number`` is open: whether it takes new rows that any shard may store."""
+    """Whether shard ``number`` is open: new rows that may be stored on any shard are stored only on
+    open shards.
+    """
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0
 

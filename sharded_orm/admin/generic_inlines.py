@@ -16,7 +16,8 @@ from sharded_orm.admin.inlines import ShardedInlineChecks, ShardedInlineMixin
 from sharded_orm.models.relations.generic import generic_foreign_key
 
 if TYPE_CHECKING:
-    # Declares attributes that Django sets, and that the type stubs lack.
+    # For the type checker: a base class with the attributes that Django sets, and that the type
+    # stubs lack.
     class _FormSet(BaseGenericInlineFormSet[Any, Any]):
         ct_field: Any
         ct_fk_field: Any
@@ -28,8 +29,8 @@ class GenericFormSetOnShard(ChildFormSet, _FormSet):
     """A formset of the rows of a generic inline, on the shard of their parent."""
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Overrides BaseGenericInlineFormSet.save_new(), which names the parent by its id only. The
-        # parent itself tells the shard of a row whose key is generated.
+        # Overrides BaseGenericInlineFormSet.save_new(), which sets only the id of the parent. Set
+        # the parent itself, because a child whose key is generated takes its shard from the parent.
         field = generic_foreign_key(self.model, self.ct_field.name, self.ct_fk_field.name)
         if field is not None:
             setattr(form.instance, field.name, self.instance)

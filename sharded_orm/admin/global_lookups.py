@@ -111,8 +111,9 @@ def global_lookup(
     database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the foreign key's value,
     which is on the shard.
 
-    :param joins_copies: whether a column counts as one of the shard if the shard has copies of the
-        global rows. Otherwise it is looked up in the global database, which also has all choices.
+    :param joins_copies: what to do if each shard has a copy of the global table. True: the shard
+        can join its copy, so return None. False: split the lookup all the same; a filter needs
+        this, because only the global database has all choices.
     """
     if shard_options(model) is None:
         return None

@@ -64,8 +64,8 @@ class Identity:
 class RowIdentity:
     """What :func:`identify` stores on a row: the object id, and whether the row is misplaced.
 
-    The stored values are used only while the row keeps the alias, primary key and shard key
-    recorded here.
+    Both values are used only as long as the row still has the alias, primary key and shard key that
+    are stored here.
     """
 
     alias: str
@@ -166,9 +166,9 @@ def _kept_identity(row: Model) -> RowIdentity | None:
 
 
 def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
-    """Return the object id of ``row``: first ``alias`` or ``key``, then the primary key.
+    """Return the object id of ``row``: ``alias`` or ``key``, followed by the primary key.
 
-    If ``alias`` is set, ``key`` is ignored. If both are None, the object id is the primary key
+    If ``alias`` is not None, ``key`` is ignored. If both are None, the object id is the primary key
     alone.
     """
     pk = _escaped(row._meta.pk.get_prep_value(row.pk))
@@ -178,7 +178,7 @@ def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
 
 
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
-    """Return the parts of an object id that :func:`object_id` has returned.
+    """Return the parts of the object id ``text``, which :func:`object_id` has made.
 
     :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
         shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.

@@ -32,7 +32,7 @@ else:
 
 
 class ShardedInlineChecks(InlineModelAdminChecks):
-    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # the signature of Django's own InlineModelAdminChecks, which differs from that of its base
+    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # the same signature as in Django's InlineModelAdminChecks, which differs from that of its base class
         errors = super().check(inline_obj, **kwargs)
         return errors or self._check_shard(inline_obj)
 
@@ -69,7 +69,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     """
 
     formset: Any = InlineFormSetOnShard
-    #: The base class that is added to a formset class of the project.
+    #: The base class that is mixed into a formset class of the project if that class lacks it.
     formset_on_shard: ClassVar[type[Any]] = InlineFormSetOnShard
     checks_class = ShardedInlineChecks
 
@@ -97,7 +97,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return [field for field in super().get_fields(request, obj) if field not in filled_in]
 
     def _fields_filled_in(self, request: HttpRequest) -> list[str]:
-        """Return the names of the fields that the user does not fill in.
+        """Return the names of the fields of a new row that the package fills in, not the user.
 
         These are a generated primary key, and the shard key. The shard key is not returned if it is
         the foreign key to the parent.
@@ -107,8 +107,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         if options.key is not None and options.key is not self.foreign_key():
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # Show no field for the primary key. The admin's template puts the primary key into a
-            # hidden field, so the form still gets its value.
+            # Show no field for the primary key. The template of Django's admin writes the primary
+            # key into a hidden input, so the form still receives the value.
             names.append(pk.name)
         return names
 
@@ -119,8 +119,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         kwargs["formset"] = with_base(formset_class, self.formset_on_shard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
-            # Only code of a project gets here: Django's views leave out an inline for which the
-            # user has no permission.
+            # Only code of a project reaches this line: Django's views leave out an inline for which
+            # the user has no permission.
             raise PermissionDenied
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
@@ -196,7 +196,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
-    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # In Django too, it has one argument more for inlines than for model admins
+    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]  # Django's method, too, has one argument more for inlines than for model admins
         return super().has_add_permission(request, obj) and self._may_access(request, obj, add=True)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

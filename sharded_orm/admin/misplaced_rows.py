@@ -1,8 +1,8 @@
 """Find misplaced rows, which are on another shard than their shard key leads to.
 
 ``save()`` refuses to write a misplaced row. But ``QuerySet.update()`` on a shard does not read the
-shard keys of the rows that it writes, so it would write misplaced rows. So admin actions leave
-misplaced rows out of their querysets.
+shard keys of the rows that it writes, so it would write misplaced rows. For this reason, admin
+actions leave misplaced rows out of their querysets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sharded_orm.topology.model import Shard
 #: An action can leave out the misplaced rows of at most this many shard keys on one shard. If a
 #: shard has misplaced rows of more keys, the action fails on that shard.
 MAX_MISPLACED_KEYS = 1000
-#: Read this many shard keys in one query, and then look up their shards together.
+#: The number of shard keys that are read in one query, and whose shards are then looked up together.
 _BATCH = 1000
 
 

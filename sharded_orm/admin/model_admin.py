@@ -19,8 +19,8 @@ class ShardedModelAdmin(ChangeListMixin, ActionsMixin, DeleteViewsMixin, ObjectV
             list_display = ["title", "owner", "posted_at"]
 
     Takes all options of Django's ``ModelAdmin``. The changelist shows one shard, the rows of one
-    shard key, or all shards. The URL of a row tells the row's shard, usually by the shard key. The
-    shard key of a stored row is read-only.
+    shard key, or all shards. The URL of a row determines the row's shard, usually by the shard key.
+    The shard key of a stored row is read-only.
 
     In addition to Django's hooks, there is :meth:`has_shard_permission`. The queryset that
     :meth:`get_queryset` returns is restricted to the scope of the request: one shard, one key or

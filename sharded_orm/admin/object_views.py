@@ -74,8 +74,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         identify([row])
-        # Add the shard key to the scope: related rows that the user adds from this page get the
-        # same key.
+        # Add the shard key to the scope, so that related rows which the user adds from this page
+        # get the same key.
         key = None if is_misplaced(row) else options.key_of(row)
         set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
@@ -102,8 +102,8 @@ class ObjectViewsMixin(AddViewMixin):
             except (InvalidFocus, InvalidObjectID):
                 if by_object_id:
                     raise
-        # The link of a related-field widget gives a value of the field to which the foreign key
-        # refers. The URL parameter _to_field gives the name of that field.
+        # The URL comes from a link of a related-field widget. It holds a value of the field to
+        # which the foreign key refers; the URL parameter _to_field holds the name of that field.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         if field == options.key:
@@ -119,7 +119,8 @@ class ObjectViewsMixin(AddViewMixin):
         # Overrides ModelAdmin._get_obj_does_not_exist_redirect(), which redirects to the index if
         # the row does not exist. Respond with a 404 instead.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
-            raise PermissionDenied  # A 404 would tell this user which keys exist.
+            # Do not respond with a 404 to users without permission: it would reveal which keys exist.
+            raise PermissionDenied
         text = unquote(object_id)
         try:
             parse(self.shard_options, text, self.focus(request).shard)
@@ -190,7 +191,7 @@ class ObjectViewsMixin(AddViewMixin):
             set_scope(request, ShardScope(self.shard_options, shard=home, home=home))
 
     def _prepare_copy(self, request: HttpRequest, object_id: str) -> None:
-        """Set the scope of the request for "save as new".
+        """Set the scope of the request for "save as new", which saves a copy of the row.
 
         The copy gets the shard key of the original. If the key is generated, the copy gets a new
         key on the same shard.
@@ -343,8 +344,8 @@ class ObjectViewsMixin(AddViewMixin):
         """Return the error page if ``error`` means that a shard does not answer; otherwise raise
         ``error``.
 
-        The error may be about the shard of the page. Or no shard answers on which a new row could
-        be stored.
+        The failed shard is the shard of the page. On the page for a new row, the error may also be
+        that none of the shards answers on which the row could be stored.
         """
         if isinstance(error, NoReachableShard):
             return no_reachable_shard_page(self, request, error)

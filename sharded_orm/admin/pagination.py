@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 else:
     _Paginator, _Page = Paginator, Page
 
-#: No page may begin after the row with this number. Late pages are expensive: for each page, every
-#: shard reads all rows before the page and drops them.
+#: No page may begin after the row with this number. Pages far from the first are expensive, because
+#: every shard has to read and drop all rows before the page.
 LAST_ROW = 10_000
 
 
@@ -80,7 +80,8 @@ def last_page(size: int) -> int:
 
 
 class Pages(_Paginator):
-    """A paginator over all shards. It does not count rows; no page begins after :data:`LAST_ROW`.
+    """A paginator over all shards. It does not count rows, and no page begins after row
+    :data:`LAST_ROW`.
 
     Each page knows whether a next page exists. The total number of pages is not known.
     """

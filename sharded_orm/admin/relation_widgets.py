@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     _Completing = widgets.AutocompleteMixin
 
     class _Several(ModelMultipleChoiceField[Any]):
-        # A private method of Django, which the stubs leave out.
+        # For the type checker: a private method of Django, which the type stubs leave out.
         def _check_values(self, value: Any) -> Any: ...
 else:
     _Completing = object
@@ -29,9 +29,7 @@ else:
 
 
 class RawId(widgets.ForeignKeyRawIdWidget):
-    """An input for the id of a related row, with an icon that opens the list of the rows on the
-    shard.
-    """
+    """An input for the id of a related row, with an icon that opens the list of the rows of one shard."""
 
     #: URL parameters for the links of the widget; they name the shard or the shard key.
     scope_query: dict[str, str] = {}
@@ -93,7 +91,7 @@ class SeveralRows(_Several):
 
 
 class Wrapper(widgets.RelatedFieldWidgetWrapper):
-    """Links next to a widget, with which users add, change, delete or view rows of one shard."""
+    """Links next to a widget. With these links, users add, change, delete or view rows of one shard."""
 
     scope_query: dict[str, str] = {}
 
@@ -163,9 +161,10 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope, related)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Name the shard in the queryset of the choices, because the project may have passed a
-            # queryset without one. While the view runs, such a query goes to the shard of the page.
-            # But the template evaluates the queryset after the view, and then it would be refused.
+            # Bind the queryset of the choices to the shard, because the project may have passed a
+            # queryset that names no shard. The template evaluates the queryset after the view has
+            # returned; at that time, no default shard is set, so a query that names no shard is
+            # refused.
             rows = field.queryset
             rows = rows.none() if scope.alias is None else rows.using(scope.alias)
             if related.key is not None and (key := _shared_key(scope, related)) is not None:

@@ -24,7 +24,7 @@ _REFUSALS = (PermissionDenied, SuspiciousOperation, Http404)
 
 
 class _PageOfOneShard(Exception):
-    """Raised if the selected rows are on several shards, and the action returns a page to show."""
+    """Raised if an action returns a page to show although the selected rows are on several shards."""
 
 
 def run_by_shard(
@@ -38,7 +38,7 @@ def run_by_shard(
 
     If ``run`` raises an error, its changes on that shard are rolled back, together with its entries
     in the admin's log. The error is reported, and ``run`` is still called for the other shards. The
-    whole is not atomic over several shards (P14).
+    action is not atomic over several shards (P14).
 
     :return: the page that ``run`` has returned, if all selected rows are on one shard; else None.
     :raises PermissionDenied: ``run`` raised this error before any shard was done or had failed. The
@@ -60,7 +60,8 @@ def run_by_shard(
                 messages.ERROR,
             )
             break
-        except Exception as error:  # The error is logged and reported; the other shards go on.
+        except Exception as error:
+            # Log and report every error, and continue with the other shards.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)

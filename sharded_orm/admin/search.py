@@ -78,5 +78,6 @@ class _SearchFields:
 
 def _search_as_django(queryset: Any, fields: Sequence[str], word: str) -> tuple[Any, bool]:
     model_admin: Any = _SearchFields(queryset.model, fields)
-    request: Any = None  # Django only passes it on to get_search_fields(), which ignores it here.
+    # Django's method only passes the request on to get_search_fields(), which ignores it here.
+    request: Any = None
     return ModelAdmin.get_search_results(model_admin, request, queryset, word)

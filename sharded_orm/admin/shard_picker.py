@@ -15,8 +15,8 @@ from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
 # The picker offers at most this many choices, so that the list stays readable. If a shard group has
-# more shards, each choice is the first permitted shard of a range of shards. The user can type in
-# any other shard.
+# more shards, the picker offers one shard of each range of shards: the first that the user may look
+# at. The user can type in any other shard.
 MAX_CHOICES = 256
 #: URL parameters that are left out of links to another shard or key: the present shard and key, the
 #: page number, and flags that apply only to this request.
@@ -88,7 +88,7 @@ class ShardPicker:
 
     @property
     def choices(self) -> list[tuple[str, str]]:
-        """The alias and the description of each shard that the picker offers."""
+        """Return a pair for each shard that the picker offers: the shard's alias and its description."""
         group = self.group
         if group.count <= MAX_CHOICES:
             shards = filter(self.permits, group.shards())

@@ -90,8 +90,9 @@ def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
     if scope is None:
         of_group: ShardScope | None = scopes.get(options.group)
         if of_group is not None:
-            # set_scope() was called for another model of the shard group: use the shard of that
-            # model's scope, and its key if rows of both models are related within one key.
+            # set_scope() was called for another model of the shard group. Use the shard of that
+            # model's scope. Also use its key, if related rows of the two models must have the same
+            # shard key.
             key = of_group.key if needs_same_key(of_group.options, options) else None
             scope = ShardScope(options, shard=of_group.home, key=key, home=of_group.home)
         else:
@@ -112,7 +113,9 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
         try:
             return read_scope(QueryDict(request.GET[_PRESERVED]), options)
         except InvalidFocus:
-            return scope  # The changelist itself reports the error.
+            # The query string of the changelist names a wrong shard or key. Ignore it here; the
+            # changelist reports it.
+            return scope
     return scope
 
 
@@ -132,7 +135,7 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 
 
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
-    """Return the scope that is given by ``values``, the parameters of a URL.
+    """Return the scope that the URL parameters ``values`` name.
 
     Inside ``bound()``, it is the scope of the bound key.
 
@@ -156,9 +159,9 @@ def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
 
 
 def refuse_key(options: ShardOptions, key: Any) -> None:
-    """Raise an error if ``key`` is another shard key than the one that is bound for the request.
+    """Refuse the shard key ``key`` if another shard key is bound for the request.
 
-    :raises InvalidFocus: the error's message is a sentence for the user.
+    :raises InvalidFocus: another key is bound. The error's message is a sentence for the user.
     """
     bound_key = key_in_force(options.model)
     if bound_key is not None and key != bound_key.value:

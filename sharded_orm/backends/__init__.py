@@ -1,1 +1,3 @@
-"""Database backends of the shards. A session (server connection) belongs to a node, not to one shard."""
+"""Database backends of the shards. A session (server connection) belongs to a node (a database server),
+not to one shard.
+"""

@@ -1,9 +1,9 @@
-"""Triggers that record changed rows of a shard in a journal, and fences that refuse changes.
+"""Triggers that record changed rows of a shard in a journal (a table), and fences that refuse changes.
 
-A *watched key* is a value of the shard key with a row in the table of fences. While its fence is open,
-triggers write the primary key of each changed row to the journal. While the fence is closed, they
-refuse each change (:mod:`~sharded_orm.backends.fence`). Raw SQL and other programs are stopped as
-well, because the database does it.
+A *watched key* is a shard key with a row in the table of fences. While its fence is open, triggers
+write the primary key of each changed row to the journal. While the fence is closed, they refuse each
+change (:mod:`~sharded_orm.backends.fence`). This stops even raw SQL and other programs, because the
+database does it.
 
 Each backend derives a class from :class:`ChangeCapture`; ``connection.change_capture()`` opens one.
 """
@@ -29,10 +29,10 @@ EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True)
 class KeyLink:
-    """A foreign key from a table without the shard key to the row that has the key.
+    """A foreign key by which the shard key of a row is found, if its table has no shard key itself.
 
     :param column: the foreign key's column.
-    :param table: the table to which it refers.
+    :param table: the table to which the column refers.
     :param target: the column of ``table`` to which it refers.
     """
 
@@ -45,15 +45,15 @@ class KeyLink:
 class CapturedTable:
     """A table whose changes are recorded.
 
-    :param pks: the columns that the journal records to name a row: those of the primary key, and
+    :param pks: the columns whose values identify a row in the journal: those of the primary key, and
         perhaps others.
     :param key: the column with the shard key, in this table or in the last table of ``links``.
-    :param links: the foreign keys that lead from this table to the table with the shard key; empty
-        if this table has the shard key itself.
-    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other
-        row refers to such a row.
-    :param fence: the value of the one fence to which all rows of the table belong. It must be an
-        identifier. None if each row belongs to the fence of its shard key.
+    :param links: the foreign keys that lead from this table to the table with the shard key; empty if
+        this table has the shard key itself.
+    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other row
+        refers to such a row.
+    :param fence: None if each row belongs to the fence of its shard key. Otherwise the value of the one
+        fence for all rows of the table, which must be an identifier.
     """
 
     name: str
@@ -65,7 +65,7 @@ class CapturedTable:
 
     @property
     def refusal(self) -> str:
-        """The message with which the database refuses a change while the fence is closed."""
+        """The error message of the database when it refuses a change because the fence is closed."""
         return MARKER if self.fence is None else CLOSED_TABLE
 
 
@@ -73,7 +73,8 @@ class CapturedTable:
 class Change:
     """An entry of the journal: the row with the primary key ``pk`` was inserted, changed or deleted.
 
-    :param fence: the number of the fence whose key the row has.
+    :param number: the number of the entry.
+    :param fence: the number of the fence to which the row belongs.
     """
 
     number: int
@@ -83,60 +84,67 @@ class Change:
 
 
 class ChangeCapture(OwnSession, ABC):
-    """The fences, the journal and the triggers of one shard."""
+    """Base class for the fences, the journal and the triggers of one shard.
 
-    #: A query for the names of all triggers on the shard.
+    A fence refuses changes of a shard key while the key moves; the journal records its changed rows.
+    """
+
+    #: The query for the names of all triggers on the shard.
     _all_triggers: ClassVar[str]
 
     @abstractmethod
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
-        """Hold a lock during the ``with`` block, so that nobody else creates or drops triggers.
+        """Hold a lock during the ``with`` block, so that no other session creates or drops triggers.
 
         :param patience: seconds to wait for another session that holds the lock.
-        :raises django.db.OperationalError: the other session has held the lock for longer.
+        :raises django.db.OperationalError: the other session held the lock for more than ``patience``.
         """
 
     def end_sessions(self, number: int | None = None) -> int:
-        """End the sessions of another mover that holds locks on this shard. Return their number.
+        """End the sessions of another process that moves rows and holds locks on this shard.
 
-        Their transactions are rolled back. Call this only if no process may work on the shard any more,
-        such as one that was paused while another has taken its work over. SQLite has no sessions.
+        The server rolls back their transactions. Call this method only if no other process may go on
+        working on the shard, for example a process that was paused and whose move was taken over.
 
         :param number: the number of the move, if it is known.
-        :raises django.db.DatabaseError: the account may not end them.
+        :return: how many sessions were ended; always 0 on SQLite, which has no sessions.
+        :raises django.db.DatabaseError: the account may not end the sessions.
         """
         return 0
 
     @abstractmethod
     def check_privileges(self, *, sessions: bool = True) -> None:
-        """Make sure that the account of this session may do the work. Leaves nothing behind.
+        """Check that the account of this session may do the work. Leaves nothing behind.
 
         :param sessions: whether :meth:`sessions` will be needed.
-        :raises MoveRefused: it may not; each reason says what to grant.
+        :raises MoveRefused: a privilege is missing. Each reason names what to grant.
         """
 
     # ##### Fences #####
 
     def prepare(self) -> None:
-        """Create the tables of fences and of the journal. Does nothing if they exist."""
+        """Create the table of fences, which refuse changes, and the journal, which records them.
+
+        Does nothing if the tables exist.
+        """
         for statement in self._table_statements():
             self._rows(statement)
 
     @abstractmethod
     def is_prepared(self) -> bool:
-        """Whether the table of fences exists, so :meth:`prepare` was called before."""
+        """Whether the table of fences exists, because :meth:`prepare` was called before."""
 
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
-        """Add the fence of a key. Does nothing if the fence exists.
+        """Add the fence of a shard key. Does nothing if the fence exists.
 
-        The triggers see the fence at once. But transactions that have written before do not see it,
-        so call :meth:`install` afterwards. If an earlier operation has left a closed fence of the
-        same key, that fence gets the new number and state.
+        The triggers see the fence at once. But transactions that have written before do not see it, so
+        call :meth:`install` afterwards. If an earlier operation has left a closed fence of the same
+        key, that fence gets the new number and state.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
-        :param closed: whether changes are refused from the beginning.
-        :raises MoveFailed: another fence of the key is open, so another operation is under way.
+        :param closed: whether the fence refuses changes from the beginning.
+        :raises MoveFailed: another fence of the key is open, so another operation is in progress.
         """
         state, stored = "closed" if closed else "open", self._stored_key(value)
         fences = self._quote(FENCES)
@@ -162,17 +170,22 @@ class ChangeCapture(OwnSession, ABC):
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", former)
 
     def fences(self) -> dict[int, str]:
-        """Return the states of all fences, "open" or "closed", by number."""
+        """Return the state of each fence as number -> "open" or "closed". A closed fence refuses
+        changes.
+        """
         rows = self._rows(f"SELECT id, state FROM {self._quote(FENCES)}")
         return {int(number): str(state) for number, state in rows}
 
     @abstractmethod
     def close(self, number: int, patience: float) -> None:
-        """Close a fence. Afterwards, no transaction that has changed rows of the key is open.
+        """Close a fence, so that it refuses changes. No transaction that has changed rows of the key
+        stays open.
 
-        :param patience: seconds to wait for such transactions. Meanwhile new changes of the key wait.
-        :raises django.db.OperationalError: they took longer. The fence is as it was.
-        :raises MoveFailed: there is no such fence.
+        :param number: the number of the fence.
+        :param patience: seconds to wait for such transactions. Meanwhile, new changes of the key wait.
+        :raises django.db.OperationalError: a transaction stayed open for longer. The fence is
+            unchanged.
+        :raises MoveFailed: the fence does not exist.
         """
 
     def _close(self, number: int) -> None:
@@ -193,56 +206,62 @@ class ChangeCapture(OwnSession, ABC):
         )
 
     def reopen(self, number: int) -> None:
-        """Let changes of the key pass again, and record them again.
+        """Open a fence again. Changes of its key are then no longer refused, but recorded.
 
-        :raises MoveFailed: there is no such fence.
+        :param number: the number of the fence.
+        :raises MoveFailed: the fence does not exist.
         """
         self._set_state(number, "open")
 
     def admit(self, number: int) -> None:
-        """Remove a fence that was closed from the beginning, so that writes of its key pass.
+        """Remove a fence that was closed from the beginning, so that it no longer refuses writes of its
+        key.
 
-        Does nothing if there is no such fence. One statement: writers are waiting for it.
+        Does nothing if the fence does not exist. Sends only one statement, because writers are waiting.
         """
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     def unwatch(self, number: int) -> None:
-        """Remove a fence and what the journal has of its key. Does nothing if there is no fence."""
+        """Remove a fence and the journal entries of its key. Does nothing if the fence does not exist."""
         if not self.is_prepared():
-            return  # Another operation has removed the last fence, and the tables.
-        # The fence goes last: as long as it is there, nobody drops the tables.
+            return  # Another operation has removed the tables with the last fence.
+
+        # Delete the fence last. As long as it exists, no other process drops the tables.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
-    # ##### Sessions of others #####
+    # ##### Sessions of other processes #####
 
     def sessions(self) -> dict[str, Any] | None:
         """Return a marker of the sessions that are open on the server now, as JSON values.
 
-        None if there is no server (SQLite), so nobody knows.
+        Return None for SQLite, where nobody knows which sessions are open.
         """
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return for each marker how many of its sessions may still send an old statement.
 
-        A process may have prepared a statement before the marker was made. Its session no longer
-        counts once it has ended a statement that began after the marker, unless a transaction from
-        before the marker is still open. In doubt, a session counts. If any session of a marker is
-        open, the call takes 0.1 to 0.8 seconds for all markers together.
+        A process may have prepared a statement before the marker was made. Its session no longer counts
+        when it has ended a later statement and all its transactions from before the marker. In doubt, a
+        session counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all
+        markers together.
 
-        :param markers: what :meth:`sessions` has returned on this server, also in another process.
-        :raises django.db.OperationalError: the account may not see the sessions of others.
+        :param markers: results of :meth:`sessions` on this server, even from another process.
+        :raises django.db.OperationalError: the account may not see the sessions of other accounts.
         """
         raise NotImplementedError
 
     # ##### Journal #####
 
     def changes(self, number: int, limit: int = 1000) -> list[Change]:
-        """Return committed changes of a key that were not forgotten yet, oldest first.
+        """Return journal entries of committed changes of a key, the lowest number first.
 
-        An entry may appear below others that were returned before, because a transaction writes its
-        entries before it commits. So forget exactly the entries that were handled.
+        An entry may appear later below entries that were already returned, because a transaction writes
+        its entries before it commits. So pass to :meth:`forget` exactly the entries that were handled.
+
+        :param number: the number of the key's fence.
+        :param limit: the most entries to return.
         """
         rows = self._rows(
             f"SELECT id, tbl, pk FROM {self._quote(JOURNAL)} WHERE fence = %s ORDER BY id LIMIT %s",
@@ -254,12 +273,15 @@ class ChangeCapture(OwnSession, ABC):
         ]
 
     def backlog(self, number: int) -> int:
-        """Return how many changes of a key :meth:`changes` would return without a limit."""
+        """Return how many journal entries of a key there are: changes that were not forgotten yet.
+
+        :param number: the number of the key's fence.
+        """
         count = f"SELECT COUNT(*) FROM {self._quote(JOURNAL)} WHERE fence = %s"
         return int(self._rows(count, number)[0][0])
 
     def forget(self, changes: Iterable[Change]) -> None:
-        """Remove entries from the journal, after the rows that they name were handled."""
+        """Delete entries from the journal of changes, after the changed rows were copied."""
         numbers: dict[int, list[int]] = {}
         for change in changes:
             numbers.setdefault(change.fence, []).append(change.number)
@@ -267,8 +289,9 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # The numbers of entries begin anew if the journal was dropped and created again. So
-                # a process that was paused meanwhile must not delete those of another fence.
+                # Compare the fence as well as the number of the entry. If the journal is dropped and
+                # created again, the numbers start again. So a process that was paused meanwhile might
+                # otherwise delete entries of another fence.
                 self._rows(
                     f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
                     fence,
@@ -279,27 +302,30 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
-        """Create the triggers that are missing, and wait for the transactions that did not see them.
+        """Create the missing triggers, and wait for the transactions that began without them.
 
-        Afterwards, each transaction that changes a row of a watched key writes to the journal, or
-        was committed before. Can be repeated.
+        Afterwards, every change of a row of a watched key is in the journal or was committed before the
+        call. Can be repeated.
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
-            statements of others do not queue behind it.
-        :raises django.db.OperationalError: a transaction on one of the tables took longer.
+            statements of other sessions do not queue behind it.
+        :raises django.db.OperationalError: a transaction used one of the tables for longer.
         """
 
     @abstractmethod
     def uninstall(self, patience: float) -> bool:
-        """Drop all triggers, and both tables, unless there is a fence. Return whether it did so.
+        """Drop all triggers, the table of fences and the journal, unless a fence exists.
 
-        :raises django.db.OperationalError: a transaction on one of the tables took longer.
+        :return: whether they were dropped.
+        :raises django.db.OperationalError: a transaction used one of the tables for more than
+            ``patience`` seconds.
         """
 
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
-        """Return the names of those tables whose rows the database may change without a trigger.
+        """Return the names of those tables whose rows the database may change without calling a
+        trigger.
 
-        MariaDB and MySQL do so if a foreign key of the table cascades.
+        MariaDB and MySQL do that if a foreign key of the table has an action such as CASCADE.
         """
         return []
 
@@ -313,7 +339,7 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def _stored_key(self, value: Any) -> Any:
-        """Return the key as the table of fences stores it."""
+        """Return a shard key in the form in which it is stored in the table of fences."""
 
     def _parse_pk(self, text: str) -> tuple[Any, ...]:
         return tuple(
@@ -323,7 +349,7 @@ class ChangeCapture(OwnSession, ABC):
     def _key_of(self, table: CapturedTable, row: str) -> str:
         """Return SQL for the shard key of a row.
 
-        :param row: NEW or OLD.
+        :param row: the name of the row in a trigger: NEW or OLD.
         """
         quote = self._quote
         if table.fence is not None:
@@ -342,12 +368,16 @@ class ChangeCapture(OwnSession, ABC):
 
 
 def trigger_name(table: str, event: str) -> str:
-    """Return the name of a trigger. It fits into 64 characters, whatever the table is called."""
+    """Return the name of the trigger of a table. It has at most 64 characters, whatever the table's
+    name.
+
+    :param event: INSERT, UPDATE or DELETE.
+    """
     return (
         f"{OWN_PREFIX}{md5(table.encode(), usedforsecurity=False).hexdigest()[:16]}_{event.lower()}"
     )
 
 
 def rows_of(event: str) -> tuple[str, ...]:
-    """Return which rows a trigger sees on ``event``: NEW, OLD or both."""
+    """Return the names of the rows that a trigger sees on ``event``: NEW, OLD or both."""
     return {"INSERT": ("NEW",), "DELETE": ("OLD",)}.get(event, ("OLD", "NEW"))

@@ -1,6 +1,6 @@
 """Which texts a database treats as equal, judged by the name of the collation.
 
-Sends no query, except that :meth:`Collations.exact_collation` may ask for the server's version.
+Sends no query, except that :meth:`Collations.exact_collation` may query the server's version.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from sharded_orm.mysql_flavor import MARIADB, MYSQL, MySQLFlavor
 class TextEquality(NamedTuple):
     """Which texts a collation treats as equal.
 
-    :param is_exact: whether two texts are equal only if they have the same characters. Spaces at the
-        end do not count if ``pads`` is true.
-    :param pads: whether spaces at the end of a text are ignored.
+    :param is_exact: whether two texts are equal only if they have the same characters. If ``pads`` is
+        True, trailing spaces do not count.
+    :param pads: whether trailing spaces are ignored.
     """
 
     is_exact: bool
@@ -23,15 +23,15 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """The collations of one kind of database. This base class serves kinds that are not known."""
+    """The collations of one kind of database. The base class serves for unknown kinds."""
 
-    #: The collation to declare for a field by which a cached model is looked up. The collation may
-    #: ignore spaces at the end of a text, because the cache can ignore them, too.
+    #: The collation to declare for a field by which a cached model is looked up. It may ignore trailing
+    #: spaces, because the cache can ignore them, too.
     exact_for_cache = "C"
-    #: The collation to declare for a shard key. The collation must not ignore spaces at the end of
-    #: a text, because the router does not ignore them.
+    #: The collation to declare for a shard key. It must not ignore trailing spaces, because the router
+    #: does not ignore them.
     exact_for_shard_key = "C"
-    #: The last words of a hint that tells how to declare a shard key. They name the alternatives to
+    #: The end of a hint that explains how to declare a shard key: the alternatives to
     #: ``ExactCharField``.
     remedy = ""
 
@@ -43,27 +43,26 @@ class Collations:
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether it is certain that the database compares a shard key inexactly under
-        ``collation``.
+        """Whether the database certainly compares a shard key inexactly under ``collation``.
 
-        An inexact comparison treats different texts as equal. False if the comparison is exact, or
-        if this is uncertain.
+        An inexact comparison treats different texts as equal. False if the comparison is exact, or if
+        it is uncertain.
 
-        :param is_colocated_with_target: whether the field that declares the collation is migrated
-            on the same shards as the key's column. That field is the key itself or, if the key is a
-            foreign key, the field that it refers to. Always True for the key itself.
+        :param is_colocated_with_target: True if the field that declares the collation is migrated on
+            the same shards as the key's column. Usually that field is the key itself. If the key is a
+            foreign key, it is the field to which the key refers.
         """
         return False
 
     def exact_collation(self, connection: Any) -> str | None:
-        """Return the collation that compares every character, including spaces at the end.
+        """Return the collation that compares every character, including trailing spaces.
 
-        Return None if the database's default collation does so. May ask the server for its version.
+        Return None if the database's default collation does so. May query the server's version.
         """
         return None
 
     def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
-        """Return the statement by which an operator gives a column of a table an exact collation.
+        """Return the SQL statement with which an operator gives a column an exact collation.
 
         :param definition: the column's type and ``NULL`` or ``NOT NULL``, in SQL.
         :param collation: the collation that :meth:`exact_collation` returns, or "".
@@ -83,7 +82,7 @@ class SQLiteCollations(Collations):
 
 
 class MySQLCollations(Collations):
-    """The collations of MySQL and MariaDB."""
+    """The exact collations of MySQL and MariaDB, and which texts other collations treat as equal."""
 
     exact_for_cache = "utf8mb4_bin"
     exact_for_shard_key = MARIADB.exact_collation
@@ -93,8 +92,8 @@ class MySQLCollations(Collations):
     )
 
     def equality(self, collation: str | None) -> TextEquality:
-        # If the name of the collation is empty, the table's default collation applies. The default
-        # is not known here and is seldom exact, so it counts as inexact.
+        # If no collation is named, the table's default collation applies. It is unknown here and seldom
+        # exact, so it counts as inexact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)
@@ -128,7 +127,7 @@ class PostgreSQLCollations(Collations):
     def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
         kind = definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         if not kind.startswith(("character varying", "text")):
-            kind = "text"  # Other types of text, such as citext, compare in their own way.
+            kind = "text"  # Other text types, such as citext, compare in their own way.
         return f'ALTER TABLE "{table}" ALTER COLUMN "{column}" TYPE {kind} COLLATE "C"'
 
 

@@ -1,8 +1,8 @@
-"""Creation of test databases for ordinary aliases, which are no shard groups.
+"""Create test databases for ordinary aliases, which are not shard groups.
 
-The rows of a test database get separate keys in the cache. ``sharded_orm.testing`` changes the
-cache keys, and must be imported only when tests run. So this module does not import it. Instead,
-the app passes a function to :func:`provide_isolation`.
+The rows of a test database have separate keys in the cache. ``sharded_orm.testing`` changes the cache
+keys, and must be imported only when tests run. So this module does not import it. Instead, the app
+passes a function to :func:`provide_isolation`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class CacheIsolation(Protocol):
         """
 
 
-# The function that returns the CacheIsolation. It is None if the app is not installed, because then
-# nothing is cached.
+# The function that returns the CacheIsolation. If the app is not installed, it is None, because nothing
+# is cached then.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 

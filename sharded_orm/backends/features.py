@@ -1,4 +1,4 @@
-"""Flags about kinds of databases, which this package needs in addition to Django's features.
+"""Flags about kinds of databases that this package needs in addition to Django's features.
 
 The ``DatabaseFeatures`` of each backend in this package inherits the flags of :class:`ShardFeatures`.
 Aliases may also use a backend of Django or of a third party. :func:`features_of` returns the flags for
@@ -23,50 +23,52 @@ class ShardFeatures:
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
-    #: Whether the shards of a node are schemas of one database, which the node names.
+    #: Whether all shards of a node are schemas of one database, whose name is in the node's settings.
     shards_share_database: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: The most tables that such a statement names. A statement that joins three tables reads a third
-    #: as many shards. None if the database sets no limit.
+    #: The most tables that such a statement can name. If it joins three tables, it can read a third as
+    #: many shards. None if the database sets no limit.
     max_scattered_tables: ClassVar[int | None] = None
-    #: The most connection objects that one thread keeps for the shards of a group; more are dropped
-    #: if they are idle. The lower one of this limit and the setting ``MAX_IDLE_ALIASES`` applies.
-    #: None if the setting alone decides.
+    #: The most connection objects that one thread keeps for the shards of a group. Above the limit,
+    #: idle ones are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies. None
+    #: means that the setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How texts from several shards are compared in Python: by their bytes, by their
-    #: ``WEIGHT_STRING`` (sort weights of the collation), which the server adds to each row, or by
-    #: ranks, for which a server is asked afterwards. None if such texts cannot be compared.
+    #: How texts from several shards are compared in Python. "bytes": by their bytes. "weights": by
+    #: their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds to each row.
+    #: "ranks": by their order, which a server returns for them in another query. None: such texts
+    #: cannot be compared.
     text_compared_by: ClassVar[Literal["bytes", "weights", "ranks"] | None] = None
     #: Whether a column's collation can be read from the server. If not, the collation that the
     #: model declares is used.
     can_introspect_collations: ClassVar[bool] = False
-    #: The object whose methods tell which texts a collation treats as equal.
+    #: The object whose methods return which texts a collation treats as equal.
     collations: ClassVar[Collations] = Collations()
-    #: How ``AVG`` of integers and decimal numbers is rounded: to a fixed number of decimal places
-    #: more than the sum has, or to a number of significant digits. None if such an ``AVG`` is a float.
+    #: How the ``AVG`` of integers and decimal numbers is rounded. "fixed": to a fixed number of decimal
+    #: places more than the sum has. "significant": to a number of significant digits. None if the
+    #: ``AVG`` is a float.
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: How ``OPTIONS`` name the isolation level READ COMMITTED, for hints.
+    #: The value of ``OPTIONS["isolation_level"]`` for READ COMMITTED, for hints.
     read_committed: ClassVar[str] = ""
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
-    #: A statement after which a transaction checks no foreign keys. "" if Django's
-    #: ``constraint_checks_disabled()`` does that.
+    #: A statement that switches foreign key checks off until the transaction ends. "" if Django's
+    #: ``constraint_checks_disabled()`` does so.
     foreign_keys_off: ClassVar[str] = ""
-    #: Whether a statement that fails ends its transaction, so that nothing can follow but a rollback.
+    #: Whether a failed statement ends its transaction, so that only a rollback can follow.
     errors_end_transactions: ClassVar[bool] = False
-    #: The dotted path of the class that asks a server about its replication
-    #: (:class:`~sharded_orm.backends.replication.ReplicationServer`). "" if replicas cannot be
-    #: promoted. A path, because the class imports a driver.
+    #: The dotted path of the subclass of :class:`~sharded_orm.backends.replication.ReplicationServer`
+    #: for this kind of server. "" if replicas cannot be promoted. It is a path, because the class
+    #: imports a driver.
     replication_server: ClassVar[str] = ""
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         """Return the isolation level of an alias, as SQL words in lower case ("read committed").
 
-        "unknown" if only the server knows. None if the kind of database has no levels.
+        Return "unknown" if only the server knows it, and None if the kind of database has no levels.
 
         :param options: ``OPTIONS`` of the alias.
         """
@@ -88,7 +90,7 @@ class MySQLFeatures(ShardFeatures):
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         level = options.get("isolation_level", "read committed")
-        # None chooses the server's default.
+        # If the option is None, the server's default applies.
         return level.lower() if isinstance(level, str) else "repeatable read"
 
 
@@ -110,7 +112,7 @@ class PostgreSQLFeatures(ShardFeatures):
     exact_averages = "significant"
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
-    # Neither does the transaction call triggers, but for those that are always called.
+    # This also switches off all triggers, except those that are enabled as ALWAYS or REPLICA.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"
@@ -123,7 +125,8 @@ class PostgreSQLFeatures(ShardFeatures):
         return _POSTGRESQL_LEVELS.get(options.get("isolation_level"), "unknown")
 
 
-#: The values of psycopg's ``IsolationLevel``. For the server, READ UNCOMMITTED is READ COMMITTED.
+#: The names of the values of psycopg's ``IsolationLevel``. PostgreSQL treats READ UNCOMMITTED as READ
+#: COMMITTED.
 _POSTGRESQL_LEVELS: dict[Any, str] = {
     1: "read committed",
     2: "read committed",
@@ -139,7 +142,7 @@ _BY_VENDOR: dict[str, type[ShardFeatures]] = {
 
 
 def features_of(connection: Any) -> type[ShardFeatures]:
-    """Return the flags for a connection object, or for the class of one. No server is asked.
+    """Return the flags for a connection object or for its class. Sends no query.
 
     For a backend outside this package, return the flags for its ``vendor``, or the defaults if the
     vendor is not known.

@@ -1,6 +1,6 @@
 """The fence of a key that moves: triggers with which a shard refuses writes of the key.
 
-The text and the codes are a contract with the operation that makes the triggers. On MySQL and MariaDB a
+The operation that creates the triggers must use this text and these codes. On MySQL and MariaDB, a
 trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE … USING ERRCODE =
 '45000'``, on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`.
 """
@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from sharded_orm.backends.sqlstate import DEADLOCK, SERIALIZATION_FAILURE, sqlstate_of
 
-#: The message of a trigger that refuses a write begins with this text.
+#: The beginning of the error message when a trigger refuses a write.
 MARKER = "sharded_orm: the shard key of this row is moving to another shard"
-#: The message of a trigger of a table that is captured whole. MySQL allows 128 characters.
+#: The error message when a trigger refuses a write because a whole table is closed. MySQL allows 128
+#: characters.
 CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"
 )
-#: The SQLSTATE of the error. The server reports it with the error number below.
+#: The SQLSTATE of a trigger's refusal.
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
-#: ER_LOCK_DEADLOCK. Writers of a key and the mover that closes its fence may wait for each other.
+#: ER_LOCK_DEADLOCK. It also occurs when writers of a key wait for the process that closes the key's
+#: fence, and this process waits for them.
 _DEADLOCK = 1213
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether ``error``, an error of a database driver, is the refusal of a fence."""
+    """Whether the driver's error ``error`` comes from a fence that has refused a write."""
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):
         arguments = arguments[1:]
@@ -33,10 +35,11 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_deadlock(error: BaseException) -> bool:
-    """Whether the server has ended a transaction because of another one. It may be run again.
+    """Whether ``error`` means that another transaction stopped this one. The transaction may be run
+    again.
 
-    They have waited for each other. Or, on PostgreSQL with an isolation level above READ COMMITTED, the
-    other one has changed what this one has read, such as the fence of a key.
+    The two have waited for each other's locks. Or, on PostgreSQL with an isolation level above READ
+    COMMITTED, the other transaction has changed what this one has read, such as the fence of a key.
     """
     return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
         DEADLOCK,

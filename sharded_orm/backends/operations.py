@@ -1,6 +1,6 @@
 """First base class of each backend's ``DatabaseOperations``.
 
-It adds methods that this package needs, and tells the cache when Django's flush empties tables.
+It adds methods that this package needs, and reports to the cache when Django's flush empties tables.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class OperationsMixin(BaseDatabaseOperations):
 
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
-        """Raise each table's counter (AUTO_INCREMENT or the like) to its id in ``firsts``.
+        """Raise each table's counter (AUTO_INCREMENT or the like) to the table's id in ``firsts``.
 
-        A higher counter stays as it is: if it were lowered, it would hand out ids of deleted rows
-        again. At most two queries per table. The tables must exist.
+        A higher counter stays as it is, because a lower value would generate ids of deleted rows again.
+        At most two queries per table. The tables must exist.
 
         :param cursor: a cursor in the schema of the tables.
-        :param firsts: the lowest id that each table's counter may hand out, keyed by table.
+        :param firsts: the lowest id that each table's counter may generate, keyed by table.
         """
         raise NotImplementedError
 
     def set_counter_sql(self, table: str, column: str, following: str) -> str:
         """Return an SQL statement with which an operator sets the counter of ``table``.
 
-        :param column: the column that the counter fills.
-        :param following: the number that the next row gets.
+        :param column: the column whose ids the counter generates.
+        :param following: the id that the next row gets.
         """
         raise NotImplementedError
 
     def execute_sql_flush(self, sql_list: Any) -> None:
-        # Tell the cache about the flush here, because no compiler does: the DELETE or TRUNCATE
-        # statements in sql_list are not made by the ORM.
+        # Report the flush to the cache here, because no compiler does: the DELETE or TRUNCATE
+        # statements in sql_list do not come from the ORM.
         with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

@@ -1,4 +1,4 @@
-"""A session of a move with one shard: nothing is part of a transaction of the application."""
+"""A separate session with one shard, for work that must not be part of an application's transaction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 
 class OwnSession:
-    """A session of its own with one shard, in autocommit. For one thread only.
+    """A separate session with one shard, in autocommit. For one thread only.
 
     As a context manager, it closes the session at the end of the block.
 

@@ -1,7 +1,7 @@
 """Pools of physical sessions (server connections): one pool per node and process, for any driver.
 
-A pool promises that a session has one user at a time, that a session is alive and clean when it is
-leased, and that a forked child process never uses a session of its parent.
+A pool guarantees that a session has one user at a time, that a session is alive and without state when
+it is leased, and that a forked child process never uses a session of its parent.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# Seconds for which close_expired() lets an expired session stay open if another thread than the
-# caller used the session last. That thread may be in the middle of a request, and may need the
-# session again.
+# Seconds for which close_expired() keeps an expired session open if another thread than the caller used
+# it last. That thread may be in the middle of a request, and need the session again.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
-# Seconds after a failed attempt to open a session until SessionPool.failure() makes another attempt.
+# Seconds from a failed attempt to open a session until SessionPool.failure() makes another attempt.
 BACKOFF = 5.0
 
 
 class PooledSession(Protocol):
-    """What a pool needs of a physical session (a server connection)."""
+    """The attributes and methods of a physical session (server connection) that a pool needs."""
 
     close_at: float | None
     #: Whether to ping the session before its next use, because it has been idle since an earlier
@@ -42,7 +41,8 @@ class PooledSession(Protocol):
     retired: bool
     #: Identifier of the thread that used the session last.
     user: int
-    #: What a :class:`BoundedPool` needs to know that the session is leased.
+    #: The permit for the session's lease, if it belongs to a :class:`BoundedPool`. Referring to the
+    #: permit keeps it in use.
     permit: object | None
 
     @property
@@ -94,17 +94,17 @@ class SessionPool(Generic[S]):
         self.name = name
         self.max_age = max_age
         self.stats = PoolStats()
-        #: Knows whether the last attempt to open a session has failed. It never prevents another
+        #: Remembers whether the last attempt to open a session has failed. It never prevents another
         #: attempt; see :meth:`failure`.
         self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
-        # The idle sessions. Invariant: an open session is either in this list or leased. A list's
-        # methods append(), pop() and remove() are atomic, so leasing needs no lock.
+        # The idle sessions. Invariant: an open session is either in this list or leased. Leasing needs
+        # no lock, because append(), pop() and remove() of a list are atomic.
         self._idle: list[S] = []
-        # Weak references to every session that may be open, keyed by id(): a forked child has to
-        # abandon all of these sessions. No lock guards the dict, because garbage collection may
-        # remove a session at any moment, even in the thread that holds the lock; that thread would
-        # wait for itself. So only atomic operations of dict are used.
+        # Weak references to every session that may be open, keyed by id(). A forked child abandons all
+        # of these sessions. No lock guards the dict: garbage collection may remove a session at any
+        # moment, and if it did so in the thread that holds the lock, that thread would wait for itself.
+        # So only atomic operations of dict are used.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -141,7 +141,7 @@ class SessionPool(Generic[S]):
         return self._open()
 
     def lease_new(self) -> S:
-        """Lease a new session: open one even if the pool has idle sessions."""
+        """Lease a new session, even if the pool has idle sessions."""
         return self._open()
 
     def take(self, session: S) -> bool:
@@ -184,12 +184,12 @@ class SessionPool(Generic[S]):
     def failure(self) -> Exception | None:
         """Return the error of the last attempt to open a session; None if the attempt succeeded.
 
-        A node that has failed is tried again by one caller every :data:`BACKOFF` seconds. That caller
-        waits for the node's answer; any other caller gets the known error at once.
+        If a node has failed, one caller tries it again every :data:`BACKOFF` seconds, and waits for its
+        answer. Any other caller gets the known error at once.
         """
         if not self.breaker.is_closed and self.breaker.claim(None):
-            # Open a new session even if the pool has idle ones, because only this proves that the node
-            # answers. The breaker has the error of a failure.
+            # Open a new session even if the pool has idle ones, because only that proves that the node
+            # answers. If it fails, the breaker records the error.
             with suppress(Exception):
                 self._close(self._open())
         return self.breaker.cause()
@@ -209,7 +209,8 @@ class SessionPool(Generic[S]):
                     continue
                 if session.user != me and now < close_at + GRACE:
                     continue
-                # Skip the session on ValueError: another thread has leased it in the meantime.
+                # A ValueError means that another thread has leased the session in the meantime. Skip
+                # the session.
                 try:
                     self._idle.remove(session)
                 except ValueError:
@@ -231,11 +232,11 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Record that a connection object that used this pool has moved to another node.
+        """Record that a connection object has moved from the node of this pool to another node.
 
-        The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection
-        objects that still use this pool then open new sessions. If no object still uses the pool,
-        the old node ends up without sessions, and without a known failure.
+        The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection objects
+        that still use this pool then open new sessions. If no object uses it any more, no session to the
+        old node stays open. Each call also forgets that the node has failed.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """
@@ -253,7 +254,7 @@ class SessionPool(Generic[S]):
     def _open(self) -> S:
         try:
             session = self._open_session()
-        except Exception as exc:  # Of any driver; it is noted, and the caller gets it.
+        except Exception as exc:  # Recorded, whatever the driver.
             if self.breaker.trip(None, exc):
                 logger.info("Node %r cannot be reached: %s", self.name, exc)
             raise
@@ -271,7 +272,8 @@ class SessionPool(Generic[S]):
         session.close()
 
     def _after_fork(self) -> None:
-        # This runs in the forked child, which has only this thread. Every socket belongs to the parent.
+        # This method runs in the forked child, which has only this thread. All sockets belong to the
+        # parent.
         for session in self._open_sessions():
             session.retired = True
             session.abandon()
@@ -284,7 +286,7 @@ class SessionPool(Generic[S]):
 
 
 class _Permit:
-    """The right to lease one session of a :class:`BoundedPool`."""
+    """The right to lease one session of a :class:`BoundedPool`, as an object."""
 
     __slots__ = ("__weakref__",)
 
@@ -309,13 +311,14 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits that are in use. Invariant: each leased session refers to one, unless the session
-        # is retired. A new session is opened only if no session is idle, so there are never more open
-        # sessions than permits. A permit that nobody refers to leaves the set by itself. So none is
-        # lost if a signal handler raises an error in a thread that has just leased a session.
+        # The permits in use. Invariant: each leased session refers to one permit, unless the session is
+        # retired. A new session is opened only if no session is idle, so there are never more open
+        # sessions than permits. A permit to which nothing refers leaves the set by itself. So no permit
+        # is lost if a signal handler raises an error in a thread that has just leased a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
-        # Guards the set against additions by several threads. Waiters are notified of a session that is
-        # released, but not of a permit that left the set by itself: they find out at their timeout.
+        # Guards the set against additions by several threads. Waiting threads are notified when a
+        # session is released. If a permit leaves the set by itself, they notice it only at their
+        # timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:
@@ -368,7 +371,7 @@ class BoundedPool(SessionPool[S]):
 
     @contextmanager
     def _permit(self) -> Iterator[_Permit]:
-        """Give a permit to a ``with`` block. If the block fails, the permit is free again."""
+        """Context manager that yields a permit. If the block fails, the permit becomes free again."""
         permit = self._take_permit(self.timeout)
         if permit is None:
             raise PoolTimeout(
@@ -383,7 +386,7 @@ class BoundedPool(SessionPool[S]):
             raise
 
     def _take_permit(self, timeout: float) -> _Permit | None:
-        """Return a permit. Return None if none became free within ``timeout`` seconds."""
+        """Return a permit, or None if no permit became free within ``timeout`` seconds."""
         permit = _Permit()
         with self._permit_freed:
             if not self._permit_freed.wait_for(self._has_free_permit, timeout):
@@ -426,8 +429,8 @@ def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S
 def frozen(value: Any) -> Hashable:
     """Return a hashable value for the connection parameter ``value``, equal for equal parameters.
 
-    For an object that cannot be hashed, such as a dict of the driver's converters, this is its id():
-    aliases that share the object share a pool.
+    For an object that cannot be hashed, such as the driver's dict of converters, the value is its id().
+    So aliases share a pool only if they share the object.
     """
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):

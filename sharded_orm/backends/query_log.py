@@ -1,4 +1,4 @@
-"""Query logs of shards. Their entries are also collected in the query log of the shard group."""
+"""Query logs of shards. Each entry is also added to the query log of the shard group."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ShardExecuteWrappers(list[Any]):
     """The ``execute_wrappers`` of a shard's connection object.
 
     The list itself has the wrappers that were installed on the shard. ``reversed()``, which Django
-    calls, also gives the group's wrappers. So the group's wrappers run around the shard's wrappers.
+    calls, also returns the group's wrappers. So the group's wrappers run around the shard's wrappers.
 
     :param group_wrappers: function that returns the ``execute_wrappers`` of the shard's group.
     """

@@ -1,10 +1,10 @@
-"""Questions and commands about a server's replication, for promotions and splits.
+"""Query and change the replication of a server, for promotions (a replica replaces its primary) and
+splits (a replica takes over some of the shards).
 
-A server is *fenced* if the database itself refuses the writes of every application, whatever
-program sends them.
+A server is *fenced* if the database itself refuses the writes of all applications.
 
-Each backend whose servers can be promoted derives a class from :class:`ReplicationServer`, and names
-it in its features. :func:`server_class` finds the class for the settings of a node.
+Each backend whose servers can be promoted derives a class from :class:`ReplicationServer`, and names it
+in its features. :func:`server_class` returns the class for the settings of a node.
 """
 
 from __future__ import annotations
@@ -21,70 +21,73 @@ from django.utils.module_loading import import_string
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.two_phase.branch import BranchName
 
-#: What the operator's account is to do: fence a primary, promote a replica, or end the replication
-#: after a split.
+#: The tasks of the operator's account: fence a primary, promote a replica, or end the replication after
+#: a split.
 Task = Literal["fence", "promote", "end"]
 
 
 @dataclass(frozen=True)
 class FenceTexts:
-    """How messages for operators describe the fence of one kind of server.
+    """Texts for messages to operators that describe the fence of one kind of server.
 
-    ``{node}`` stands for a name of a node; ``{old}`` and ``{new}`` for those of both primaries.
+    In the texts, ``{node}`` is replaced by the name of a node; ``{old}`` and ``{new}`` are replaced by
+    the names of the old and the new primary.
     """
 
-    #: What the fence is called, and what a fenced server is.
+    #: The name of the fence, which makes a server refuse writes, and a description of a fenced server.
     name: str
     is_fenced: str
-    #: What a promotion does in the phases ``fencing`` and ``unfencing``, or ``promoting``.
+    #: What a promotion does in its phase ``fencing``, and in ``unfencing`` or ``promoting``.
     fences: str
     opens: str
-    #: Parts of sentences whose subject is the server: the fence failed, was removed in between, and
-    #: so on.
+    #: Predicates of sentences about the server: the fence failed, the server stays open, it was fenced
+    #: before, and it was opened meanwhile.
     not_fenced: str
     stays_open: str
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: What keeps the fence off for too long.
+    #: What may keep the fence waiting for too long.
     kept_off: str
-    #: Who writes in spite of the fence.
+    #: Which accounts or processes write although the server is fenced.
     intruder: str
-    #: Privileges with which an account sees the replication.
+    #: Privileges that an account needs to see the replication.
     to_see: str
-    #: What an operator runs to fence a server by hand, to remove the fence, to let a replica replicate
-    #: again, and to end a replication for good.
+    #: The statements with which an operator fences a server, removes the fence, starts a replica again,
+    #: and ends a replication for good.
     to_fence: str
     to_open: str
     to_start: str
     to_end: str
-    #: What is left for the operator after a promotion.
+    #: What the operator has to do after a promotion.
     afterwards: str
 
 
 @dataclass(frozen=True)
 class ReplicationStatus:
-    """The state of a server at one moment. Positions are texts that only the server's class reads."""
+    """The state of a server at one moment.
+
+    A position is a place in the log of changes, as a text that only the server's class can read.
+    """
 
     version: str
-    #: Identity of the server. No two servers have the same identity. It does not depend on the
-    #: address by which the server is reached.
+    #: Identity of the server, which no other server has. It does not depend on the server's address.
     identity: str
-    #: Whether the server refuses all writes of applications: it is fenced, or a replica that does so.
+    #: Whether the server refuses all writes of applications, as a fenced server and most replicas do.
     read_only: bool
-    #: Position of the last change that the server itself has logged.
+    #: Position of the last change in the server's own log.
     logged: str
-    #: Position of the last change that the server has executed, its own and replicated ones.
+    #: Position of the last change that the server has executed, whether its own or a replicated one.
     current: str
-    #: Whether this package knows the server's statements.
+    #: Whether this package knows the server's SQL statements for a promotion.
     can_be_promoted: bool = True
-    #: Whether the fence keeps out even those who read, so that no account can be tried.
+    #: Whether the fence refuses even sessions that only read. No account can be tested then.
     closed: bool = False
 
 
 @dataclass(frozen=True)
 class ReplicationLink:
-    """A server's replication connection to its source."""
+    """A replication connection by which a server receives changes from its source."""
 
     name: str
     host: str
@@ -95,13 +98,15 @@ class ReplicationLink:
     received: str
     #: Position of the last change from the source that this server has executed.
     executed: str
-    #: Seconds by which the server is behind its source; None if it does not tell.
+    #: Seconds by which the server is behind its source; None if the server does not report them.
     seconds_behind: int | None
     error: str
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is known to which server the address leads."""
+        """Whether the server has reached its source, so that it is known to which server the address
+        leads.
+        """
         return True
 
 
@@ -109,30 +114,30 @@ class ReplicationServer(ABC):
     """A connection to one server with the operator's account. For one thread only.
 
     The connection is outside of any pool, because its statements are about the whole server and must
-    not wait until the application releases a session. As a context manager, it closes the connection
-    at the end of the block.
+    not wait until the application releases a session. As a context manager, it closes the connection at
+    the end of the block.
 
     :param name: name of the node, for messages.
     :param settings: the node's settings with the operator's account, like an entry of ``DATABASES``.
-    :param databases: names of the databases with the shards that are promoted together.
-        Needed for the fence where a server has several.
+    :param databases: names of the databases whose shards are promoted together. Needed for the fence if
+        a server can have several databases.
     :raises django.db.Error: the server does not answer within 5 seconds, or refuses the account.
     """
 
-    #: The words for operators.
+    #: The texts for messages to operators.
     texts: ClassVar[FenceTexts]
-    #: What :attr:`ReplicationStatus.can_be_promoted` means.
+    #: The product whose servers have :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: Whether a promoted server cannot become a replica again without a copy. Such a server is
-    #: promoted after the topology was published, so that everything before can be undone.
+    #: Whether a promoted server can become a replica again only by a new copy. Such a server is
+    #: promoted after the new topology was published, so that all earlier steps can be undone.
     is_promoted_for_good: ClassVar[bool] = False
-    #: Whether a replica of this kind can take writes while it replicates, so that shards can go over
-    #: to it one by one.
+    #: Whether a replica of this kind accepts writes while it replicates. Only then can shards move to
+    #: it one by one.
     replica_takes_writes: ClassVar[bool] = True
 
     name: str
-    #: An object of Django's own backend for this kind of server.
+    #: A connection object of Django's own backend for this kind of server.
     _connection: Any
 
     @abstractmethod
@@ -162,13 +167,13 @@ class ReplicationServer(ABC):
         (value,) = row.values()
         return value
 
-    # ##### Questions about the state of the server #####
+    # ##### Queries about the state of the server #####
 
     @abstractmethod
     def status(self) -> ReplicationStatus:
         """Return the state of the server. One or two round trips.
 
-        If the server cannot be promoted, only the version is filled in.
+        If the server cannot be promoted, only its version is known.
         """
 
     @abstractmethod
@@ -177,7 +182,9 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def link_from(self, source: Self) -> ReplicationLink | None:
-        """Return the replication connection by which this server receives from ``source``."""
+        """Return the replication connection by which this server receives from ``source``; None if it
+        has none.
+        """
 
     @abstractmethod
     def replicates_from(self, source: Self) -> bool:
@@ -189,51 +196,56 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def idle_seconds(self) -> float | None:
-        """Return for how many seconds replication has had nothing to execute.
+        """Return for how many seconds the server has had no replicated change left to execute.
 
-        Return None if the server does not tell.
+        Return None if the server does not report it.
         """
 
     @abstractmethod
     def prepared_branches(self) -> list[BranchName]:
-        """Return the prepared branches of this library, of all sites. One query.
+        """Return the prepared branches of this library, from all projects. One query.
 
-        On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
+        A branch is the part of a two-phase transaction on one shard. On MySQL, the account needs the
+        privilege XA_RECOVER_ADMIN.
         """
 
-    # ##### Reasons against a promotion, as sentences without a full stop #####
+    # ##### Reasons against a promotion: sentences without a full stop #####
 
     @abstractmethod
     def privilege_problems(self, task: Task) -> Iterator[str]:
-        """Yield which privileges for ``task`` the operator's account lacks, and how to grant them."""
+        """Yield the reasons why the operator's account cannot do ``task``: missing privileges, and how
+        to grant them.
+        """
 
     @abstractmethod
     def source_problems(self) -> Iterator[str]:
-        """Yield why changes of this primary may not reach its replica."""
+        """Yield the reasons why changes of this primary may not reach its replica."""
 
     @abstractmethod
     def replica_problems(self, source: Self, link: ReplicationLink) -> Iterator[str]:
-        """Yield why this replica differs from ``source``, though it replicates."""
+        """Yield the reasons why this replica may differ from ``source``, although it replicates."""
 
     @abstractmethod
     def link_problems(self, link: ReplicationLink) -> Iterator[str]:
-        """Yield why ``link`` may not bring everything to this server."""
+        """Yield the reasons why ``link`` may not bring all changes to this server."""
 
     def warnings(self, task: Task) -> Iterator[str]:
-        """Yield what the operator should know about this server before ``task``."""
+        """Yield facts about this server that the operator should know before ``task``."""
         return iter(())
 
     @abstractmethod
     def application_problems(self, account: str) -> Iterator[str]:
-        """Yield why writes of the account of this session could be lost.
+        """Yield the reasons why writes of this session's account could be lost.
 
-        The fence may not stop the account, or the account may write what is not replicated.
+        For example, the fence does not stop the account, or its writes are not replicated.
 
         :param account: words for the account, such as ``the application's account 'photos'``.
         """
 
     def split_problems(self, source: Self) -> Iterator[str]:
-        """Yield why this server cannot take shards over from ``source`` while it replicates."""
+        """Yield the reasons why this server cannot take over shards from ``source`` while it
+        replicates.
+        """
         return iter(())
 
     # ##### Changes #####
@@ -242,37 +254,41 @@ class ReplicationServer(ABC):
     def fence(self, patience: float) -> None:
         """Make the server refuse all writes of applications.
 
-        When this method returns, no transaction of before can be committed any more.
+        When this method returns, no earlier transaction can be committed any more.
 
-        :param patience: seconds to wait for what is under way.
-        :raises django.db.OperationalError: this took longer (:meth:`is_kept_off`), or the server
-            refuses it.
+        :param patience: seconds to wait for running statements or sessions to end.
+        :raises django.db.OperationalError: the wait took longer (:meth:`is_kept_off`), or the server
+            refuses the fence.
         """
 
     @abstractmethod
     def unfence(self) -> None:
-        """Remove the fence."""
+        """Remove the fence, so that the server accepts writes again."""
 
     @abstractmethod
     def written_since(self, position: str) -> str:
-        """Return what was written after the server had logged ``position``; "" if nothing.
+        """Return a description of what was written after the server had logged ``position``; "" if
+        nothing.
 
-        To be called on a fenced server, by the process that has fenced it.
+        Must be called on a fenced server, by the process that has fenced it.
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        """Yield why this replica is none of the fenced ``source``, though it has reached its position."""
+        """Yield the reasons why this server is no replica of the fenced ``source``, although it has
+        reached its position.
+        """
         return iter(())
 
     @abstractmethod
     def wait_for(self, position: str, seconds: float) -> bool:
-        """Wait until replication has executed ``position``. Return False if that takes more than
-        ``seconds``.
+        """Wait until replication has executed all changes up to ``position``.
+
+        Return False if that takes more than ``seconds``.
         """
 
     @abstractmethod
     def wait_for_source(self, source: Self, seconds: float) -> bool:
-        """Wait until replication has executed all that ``source`` itself has written by now.
+        """Wait until replication has executed all changes that ``source`` itself has written until now.
 
         Return False if that takes more than ``seconds``.
         """
@@ -290,9 +306,9 @@ class ReplicationServer(ABC):
         """Remove the stopped replication connection named ``link``."""
 
     def promote(self, seconds: float) -> bool:
-        """Make a replica that is promoted for good a primary. It stays fenced. Can be repeated.
+        """Make this replica a primary, if its kind of server is promoted for good. It stays fenced.
 
-        Return False if that takes more than ``seconds``.
+        Can be repeated. Return False if that takes more than ``seconds``.
         """
         raise NotImplementedError(f"{self.product} is promoted by stop() and unfence()")
 
@@ -303,7 +319,7 @@ class ReplicationServer(ABC):
     def missing(wanted: str, have: str) -> str:
         """Return the part of the position ``wanted`` that lies beyond the position ``have``.
 
-        The result is "" if nothing does.
+        Return "" if no part lies beyond it.
         """
 
     @staticmethod
@@ -311,14 +327,13 @@ class ReplicationServer(ABC):
     def has_no_answer(exc: Error) -> bool:
         """Whether ``exc`` means that the server gave no answer, or an incomplete one.
 
-        False if the server refused the account or if TLS failed: in both cases the server has
-        answered.
+        False if the server refused the account, or if TLS failed, because the server has answered then.
         """
 
     @staticmethod
     @abstractmethod
     def is_kept_off(exc: Error) -> bool:
-        """Whether ``exc`` means that :meth:`fence` gave up waiting."""
+        """Whether ``exc`` means that :meth:`fence` stopped waiting after its ``patience``."""
 
     @staticmethod
     @abstractmethod
@@ -338,7 +353,10 @@ def can_be_promoted(settings: Mapping[str, Any]) -> bool:
 
 
 def server_class(settings: Mapping[str, Any]) -> type[ReplicationServer]:
-    """Return the class for the servers of the backend in ``settings``, which can be promoted."""
+    """Return the subclass of :class:`ReplicationServer` for the backend in ``settings``.
+
+    :param settings: an entry of ``DATABASES`` or ``NODES`` whose servers can be promoted.
+    """
     found: type[ReplicationServer] = import_string(_path(settings))
     return found
 

@@ -1,6 +1,7 @@
-"""Reading rows of a shard byte by byte, and comparing them on the servers.
+"""Read rows of a shard byte by byte, and compare them by digests that the servers compute.
 
-Each backend derives a class from :class:`~sharded_orm.backends.row_copy.RowCopy`, which also writes.
+Each backend derives a class from :class:`~sharded_orm.backends.row_copy.RowCopy`, which also writes
+rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.own_session import OwnSession
 
-#: Rows per statement.
+#: The number of rows in one statement.
 BATCH: Final = 200
 
 Row = tuple[Any, ...]
@@ -23,9 +24,9 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class CopiedColumn:
-    """A column that is copied. Generated columns are not: the database computes them.
+    """A column that is copied. Generated columns are not copied, because the database computes them.
 
-    :param kind: the type's name as the database gives it, in lower case.
+    :param kind: the name of the type, as the database returns it, in lower case.
     :param charset: the character set; "" if the type has none.
     :param collation: the collation; "" if the type has none.
     """
@@ -38,7 +39,9 @@ class CopiedColumn:
 
 @dataclass(frozen=True)
 class RowDigests:
-    """What the server says about rows: their number, and a digest that does not depend on their order."""
+    """The server's result for a set of rows: their number, and a digest that does not depend on their
+    order.
+    """
 
     count: int
     digest: str
@@ -47,17 +50,17 @@ class RowDigests:
 class RowAccess(OwnSession, ABC):
     """Reads, writes and compares rows on one shard, without foreign key checks.
 
-    Several threads may use it, one at a time.
+    Several threads may use the same object, but only one at a time.
     """
 
-    #: SQL that an INSERT has behind the columns. It lets the INSERT set columns that the database
+    #: SQL that stands behind the columns in an INSERT. It lets the INSERT set columns that the database
     #: would otherwise fill by itself.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
-        # A comparison asks two shards at the same time, so it uses this connection in another thread.
-        # Without the next line, Django would not allow that.
+        # A comparison queries two shards at the same time, so it uses this connection in another
+        # thread, which Django allows only after this call.
         connection.inc_thread_sharing()
         self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
 
@@ -66,11 +69,12 @@ class RowAccess(OwnSession, ABC):
             cursor.execute(sql, params)
             return int(cursor.rowcount)
 
-    # ##### Rows of a key #####
+    # ##### Rows of a shard key #####
 
     def read(self, table: CapturedTable, key: Any, limit: int, after: Row = ()) -> list[Row]:
-        """Return rows of a key in the order of the primary key, as :meth:`put` takes them.
+        """Return rows of a shard key in the order of the primary key, for :meth:`RowCopy.put`.
 
+        :param limit: the most rows to return.
         :param after: the primary key of the last row that was read, as :meth:`pk_of` returns it.
         """
         condition, params = self._of_key(table, key)
@@ -79,8 +83,8 @@ class RowAccess(OwnSession, ABC):
         return self._select(table, condition, params, limit)
 
     def read_again(self, table: CapturedTable, key: Any, pks: Iterable[Row]) -> list[Row]:
-        """Return those rows with the given primary keys that exist and belong to the key."""
-        found: dict[Row, Row] = {}  # A key may be given twice: as a number, and as its text.
+        """Return the rows of a shard key that have one of the primary keys ``pks`` and still exist."""
+        found: dict[Row, Row] = {}  # A primary key may occur twice in pks: as a number and as text.
         condition, params = self._of_key(table, key)
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
@@ -95,10 +99,10 @@ class RowAccess(OwnSession, ABC):
     # ##### Rows of whole tables #####
 
     def store(self, table: CapturedTable, rows: Sequence[Row], gone: Iterable[Row] = ()) -> None:
-        """Write rows into ``table`` itself, not into its side table, in one transaction.
+        """Write rows into ``table`` itself, not into its side table for copies, in one transaction.
 
         :param rows: rows that another shard's :meth:`read` has returned.
-        :param gone: primary keys whose rows are deleted before.
+        :param gone: primary keys of rows to delete first.
         :raises django.db.IntegrityError: another row has a primary key or unique value of ``rows``.
             Nothing was changed.
         """
@@ -122,9 +126,9 @@ class RowAccess(OwnSession, ABC):
             )
 
     def boundary(self, table: CapturedTable, after: Row, size: int) -> Row:
-        """Return the primary key of the row that is ``size`` rows behind ``after``.
+        """Return the primary key of the row that comes ``size`` rows after the primary key ``after``.
 
-        Empty if the table has fewer rows behind it.
+        Return an empty tuple if the table has fewer rows after it.
         """
         condition, params = self._behind(table, after)
         name = self._quote(table.name)
@@ -138,19 +142,24 @@ class RowAccess(OwnSession, ABC):
         return rows[0] if rows else ()
 
     def range_digests(self, table: CapturedTable, after: Row, until: Row) -> RowDigests:
-        """Digest the rows after the primary key ``after``, up to and including ``until``.
+        """Return the digest of the rows after the primary key ``after``, up to and including ``until``.
 
-        If ``after`` is empty, begin with the first row. If ``until`` is empty, end with the last
-        row.
+        If ``after`` is empty, the range begins with the first row. If ``until`` is empty, it ends with
+        the last row.
         """
         return self._digests(table, self._quote(table.name), *self._range(table, after, until))
 
     def range_rows(self, table: CapturedTable, after: Row, until: Row) -> dict[Row, str]:
-        """Return the digest of each row of a range, by primary key."""
+        """Return the digest of each row in a range, as primary key -> digest.
+
+        The parameters are those of :meth:`range_digests`.
+        """
         return self._row_digests(table, self._quote(table.name), *self._range(table, after, until))
 
     def rows_of(self, table: CapturedTable, pks: Iterable[Row]) -> dict[Row, str]:
-        """Return the digests of those rows with the given primary keys that exist."""
+        """Return the digests of the rows with the primary keys ``pks``, without those that do not
+        exist.
+        """
         found: dict[Row, str] = {}
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
@@ -168,11 +177,12 @@ class RowAccess(OwnSession, ABC):
         return self._compared(table, ">", after) if after else ("1 = 1", [])
 
     def _compared(self, table: CapturedTable, operator: str, pk: Row) -> tuple[str, list[Any]]:
-        """Return a condition that compares primary keys with ``pk``, and its parameters."""
+        """Return an SQL condition that compares the primary key with ``pk``, and its parameters."""
         names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)
-        # MariaDB uses no index to compare several columns at once, but for the first one alone.
+        # MariaDB uses no index to compare several columns at once. So compare the first one alone as
+        # well.
         condition = f"({', '.join(names)}) {operator} ({', '.join(marks)})"
         return f"({names[0]} {operator[0]}= {marks[0]} AND {condition})", [pk[0], *pk]
 
@@ -183,23 +193,26 @@ class RowAccess(OwnSession, ABC):
     # ##### Comparison #####
 
     def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
-        """Digest the rows of a key in the real table. The server computes it from every column."""
+        """Return the digest of a shard key's rows in the real table. The server computes it from all
+        columns.
+        """
         return self._digests(table, self._quote(table.name), *self._of_key(table, key))
 
     def key_rows(self, table: CapturedTable, key: Any) -> dict[Row, str]:
-        """Return the digest of each row of a key, by primary key, to name the rows that differ.
+        """Return the digest of each row of a shard key, as primary key -> digest, to find rows that
+        differ.
 
-        Rows whose primary keys are fresh are named by their other columns.
+        If the primary keys of a table are new on each shard, the other columns identify the rows.
         """
         return self._row_digests(table, self._quote(table.name), *self._of_key(table, key))
 
-    # ##### What the backends know #####
+    # ##### Methods for backends to override #####
 
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
         """Return the columns that are copied, in the order of their names.
 
-        The columns of a table may have another order on another shard: a migration has added a
-        column to an old table, and a new table was created with it.
+        The columns in the table may have another order on each shard: if a migration adds a column, it
+        comes last in an old table, but a new table is created with it.
         """
         if table.name not in self._columns:
             columns = sorted(self._read_columns(table.name), key=attrgetter("name"))
@@ -211,14 +224,14 @@ class RowAccess(OwnSession, ABC):
 
     @abstractmethod
     def _exact(self, column: CopiedColumn) -> str:
-        """Return SQL for the value of a column, in a form that loses nothing on its way to Python."""
+        """Return SQL for the value of a column, in a form that Python receives without any loss."""
 
     @abstractmethod
     def _mark(self, column: CopiedColumn) -> str:
-        """Return the parameter's mark in an INSERT of such a value."""
+        """Return the placeholder of a value in an INSERT, for a value that :meth:`_exact` has read."""
 
     def _comparand(self, column: CopiedColumn) -> str:
-        """Return the parameter's mark where the column is compared with such a value.
+        """Return the placeholder of a value that is compared with the column.
 
         The comparison follows the collation of the column, as its index and ORDER BY do.
         """
@@ -226,7 +239,7 @@ class RowAccess(OwnSession, ABC):
 
     @abstractmethod
     def _key_condition(self, column: str) -> str:
-        """Return SQL that compares the column with the shard key, exactly."""
+        """Return an SQL condition that compares the column with the shard key, exactly."""
 
     @abstractmethod
     def _key_params(self, key: Any) -> list[Any]: ...
@@ -238,7 +251,7 @@ class RowAccess(OwnSession, ABC):
 
     @abstractmethod
     def _row_digest(self, table: CapturedTable) -> str:
-        """Return SQL for the digest of a row."""
+        """Return SQL for the digest of one row."""
 
     def _row_digests(
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
@@ -266,19 +279,20 @@ class RowAccess(OwnSession, ABC):
         params: list[Any],
         limit: int | None = None,
     ) -> list[Row]:
-        """Return rows of ``source``, a table with the columns of ``table``."""
+        """Return rows of ``source``, a table that has the columns of ``table``."""
         values = ", ".join(map(self._exact, self.columns(table)))
         sql = f"SELECT {values} FROM {source} WHERE {condition} {self._order(table, source)}"
         return self._rows(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
 
     def _order(self, table: CapturedTable, source: str) -> str:
-        # A name alone could mean what is selected under this name: the value as text.
+        # Put the table before the column. The name of the column alone could also mean the selected
+        # expression of this name, which is the value as text.
         return f"ORDER BY {', '.join(f'{source}.{self._quote(pk)}' for pk in table.pks)}"
 
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
-        """Return a condition for the rows of a key, and its parameters."""
+        """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            return "1 = 1", []  # The table is captured whole, whatever the keys are.
+            return "1 = 1", []  # All rows are captured, whatever their keys are.
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):
             condition = (
@@ -290,7 +304,10 @@ class RowAccess(OwnSession, ABC):
     def _among(
         self, table: CapturedTable, columns: Sequence[str], rows: Sequence[Row]
     ) -> tuple[str, list[Any]]:
-        """Return a condition for the rows with given values of ``columns``, and its parameters."""
+        """Return an SQL condition for rows with certain values of ``columns``, and its parameters.
+
+        :param rows: the values of ``columns``, one tuple per row.
+        """
         values = [value for row in rows for value in row]
         marks = self._comparands(table, columns)
         if len(columns) == 1:
@@ -304,7 +321,7 @@ class RowAccess(OwnSession, ABC):
         return ", ".join(self._quote(column.name) for column in columns)
 
     def _kept_columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns whose values are the same on every shard."""
+        """Return all columns, except the primary key if a move gives the rows new primary keys."""
         columns = self.columns(table)
         if not table.fresh_ids:
             return columns

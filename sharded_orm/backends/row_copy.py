@@ -1,7 +1,8 @@
-"""Copies of the rows of a shard key in side tables, from which they are published.
+"""Copy the rows of a shard key into side tables, from which they are published.
 
-*Side tables* are on the shard: one per table, beside the real one. So queries never see the rows. A
-side table has the columns of its table and the number of the copy, but no other constraint.
+*Side tables* are on the target shard, one for each real table, so queries do not see the copied rows
+before they are published. A side table has the columns of its real table, and a column with the number
+of the copy, but no other constraint.
 
 Each backend derives a class from :class:`RowCopy`; ``connection.row_copy()`` opens one.
 """
@@ -20,11 +21,11 @@ from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The column of a side table with the number of the copy.
+#: The column with the number of the copy, in each side table for copied rows.
 COPY: Final = "sharded_orm_copy"
-#: Beginning of the names of side tables.
+#: The beginning of the names of side tables, in which copied rows are kept.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
-#: Rows of an old copy that one statement deletes.
+#: How many rows of an old copy one statement deletes at most.
 DELETED: Final = 1000
 
 
@@ -32,8 +33,9 @@ DELETED: Final = 1000
 class ChangedRows:
     """Rows of a table that have changed since they were copied.
 
-    :param pks: their primary keys, as the journal has them.
-    :param rows: those that still exist, as another shard's :meth:`RowCopy.read_again` returns them.
+    :param pks: the primary keys of the rows, as the journal has them.
+    :param rows: those rows that still exist, as another shard's :meth:`RowCopy.read_again` returns
+        them.
     """
 
     table: CapturedTable
@@ -42,22 +44,29 @@ class ChangedRows:
 
 
 class RowCopy(RowAccess):
-    """Copies rows of one key into and out of side tables of one shard. For one thread only."""
+    """Copies the rows of one shard key into side tables of one shard, and publishes them. For one
+    thread only.
+    """
 
     def claim(self, number: int) -> None:
-        """Let :meth:`ChangeCapture.end_sessions` find this session as one that works on a move."""
+        """Mark this session as one that works on a move, so that :meth:`ChangeCapture.end_sessions`
+        finds it.
 
-    # ##### Side tables #####
+        :param number: the number of the move.
+        """
+
+    # ##### Side tables, which keep copied rows #####
 
     def prepare(self, tables: Iterable[CapturedTable]) -> None:
-        """Create the side tables of ``tables`` that do not exist."""
+        """Create the missing side tables, in which copied rows are kept, for ``tables``."""
         for table in tables:
             for statement in self._side_statements(table):
                 self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write rows of a copy into the side table. They replace the copy's rows with the same keys.
+        """Write copied rows into the side table. They replace its rows with the same primary keys.
 
+        :param number: the number of the copy.
         :param rows: rows that another shard's :meth:`read` has returned.
         """
         self.remove(table, number, [self.pk_of(table, row) for row in rows])
@@ -75,7 +84,10 @@ class RowCopy(RowAccess):
             )
 
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
-        """Remove the rows with the primary keys ``pks`` from a copy, if it has them."""
+        """Delete the rows with the primary keys ``pks`` from a copy, if they are there.
+
+        :param number: the number of the copy.
+        """
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
             self._rows(
@@ -85,18 +97,26 @@ class RowCopy(RowAccess):
             )
 
     def discard(self, tables: Iterable[CapturedTable], number: int) -> None:
-        """Remove the rows of a copy from the side tables of ``tables``."""
+        """Delete all rows of a copy from the side tables of ``tables``, where copied rows are kept.
+
+        :param number: the number of the copy.
+        """
         for table in tables:
             self._rows(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
 
     def discard_everywhere(self, number: int) -> None:
-        """Remove a copy from all side tables in small batches, also if its table was changed since."""
+        """Delete a copy from all side tables in small batches, even if its table was migrated since.
+
+        :param number: the number of the copy.
+        """
         for name in self._side_tables():
             while self._delete_batch(self._quote(name), number):
                 pass
 
     def copies(self) -> set[int]:
-        """Return the numbers of all copies on the shard. One statement per side table."""
+        """Return the numbers of all copies whose rows are on the shard. One statement for each side
+        table.
+        """
         column = self._quote(COPY)
         return {
             int(number)
@@ -107,7 +127,8 @@ class RowCopy(RowAccess):
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
 
-        The fence with the same number must be closed. It lets these rows pass, and nobody else's.
+        The fence with the same number must be closed. It lets these rows pass, but no rows of other
+        sessions.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
         :raises django.db.IntegrityError: a table has an id or unique value of the copy. Nothing was
@@ -129,20 +150,21 @@ class RowCopy(RowAccess):
     def complete(
         self, number: int, changes: Sequence[ChangedRows], tables: Sequence[CapturedTable] = ()
     ) -> None:
-        """Bring a copy to a later state, and publish further tables of it, in one transaction.
+        """Update a copy to a later state, and publish more of its tables, in one transaction.
 
-        Of other tables than ``tables``, the rows are published already. They are changed in the real
-        table as well, but only those that this copy has published: another key may have a row with
-        the same primary key.
+        The rows of tables other than ``tables`` are already published. So their changes are made in the
+        real table as well, but only in rows that this copy has published, because another key may have
+        a row with the same primary key.
 
-        The fence with the same number must be closed. It lets these rows pass, and nobody else's.
+        The fence with the same number must be closed. It lets these changes pass, but none of other
+        sessions.
 
-        :param changes: rows without fresh ids, unless their table is one of ``tables``.
+        :param changes: rows without new primary keys, unless their table is one of ``tables``.
         :param tables: the tables that are published now.
         :raises MoveFailed, django.db.IntegrityError: as :meth:`publish`. Nothing was changed.
         """
         with self._passing(number):
-            # All rows go first. Two of them may have exchanged a unique value.
+            # Delete all changed rows first, because two rows may have exchanged a unique value.
             for change in changes:
                 if change.table not in tables:
                     self._delete_published(change.table, number, change.pks)
@@ -165,9 +187,10 @@ class RowCopy(RowAccess):
             self._delete(table, [self.pk_of(table, row) for row in copied])
 
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Move all rows of a key into the side tables, in one transaction. Can be repeated.
+        """Move all rows of a shard key into the side tables, in one transaction. Can be repeated.
 
-        The fence with the same number must be closed. It lets this session pass, and nobody else.
+        The fence with the same number must be closed. It lets this session's changes pass, but no
+        others.
 
         :param tables: a table with links must come after the tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
@@ -185,10 +208,12 @@ class RowCopy(RowAccess):
             self._delete_rows(tables, key)
 
     def unpublish(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Delete the published rows of a key from real tables, in one transaction. The copy stays.
+        """Delete the published rows of a shard key from the real tables, in one transaction. The copy
+        stays.
 
         :param tables: a table with links must come after the tables to which its links lead.
-        :raises MoveFailed: the fence is not closed. Nothing was deleted.
+        :raises MoveFailed: the fence is not closed. Nothing was deleted. The fence makes the triggers
+            refuse other writes of the key.
         """
         with self._passing(number):
             self._delete_rows(tables, key)
@@ -201,12 +226,13 @@ class RowCopy(RowAccess):
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
     ) -> bool:
-        """Delete the rows of a key together with its fence, in one transaction.
+        """Delete the rows of a shard key together with its fence, in one transaction.
 
-        Undoes :meth:`publish`. A process that would publish later finds no fence.
+        This undoes :meth:`publish`. A process that tries to publish later finds no fence.
 
-        :param former: the number of an earlier fence that was taken over. It is restored, closed.
-        :return: False if there is no such fence, so nothing was changed.
+        :param former: the number of an earlier fence that this move had taken over. It is restored,
+            closed.
+        :return: False if the fence does not exist, so nothing was changed.
         :raises MoveFailed: the fence is open. Nothing was changed.
         """
         fences = self._quote(FENCES)
@@ -222,11 +248,11 @@ class RowCopy(RowAccess):
         return True
 
     def taken(self, table: CapturedTable, rows: Sequence[Row]) -> list[str]:
-        """Return which primary keys and unique values of ``rows`` exist in the real table already.
+        """Return which primary keys and unique values of ``rows`` already exist in the real table.
 
         :param rows: rows that another shard's :meth:`read` has returned.
-        :return: for each such value the columns, and the primary key of the row that has it here;
-            at most ten.
+        :return: for each such value a text with the columns, and with the primary key of the row that
+            has the value here; at most ten.
         """
         names = [column.name for column in self.columns(table)]
         uniques = [] if table.fresh_ids else [table.pks]
@@ -248,48 +274,54 @@ class RowCopy(RowAccess):
         return found[:10]
 
     def copy_digests(self, table: CapturedTable, number: int) -> RowDigests:
-        """Digest the rows of a copy. Equal rows give equal digests, on whatever shard they are."""
+        """Return the digest of the rows of a copy. Equal rows have equal digests on every shard."""
         return self._digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
 
     def copy_rows(self, table: CapturedTable, number: int) -> dict[Row, str]:
-        """Return the digest of each row of a copy, as :meth:`key_rows` does."""
+        """Return the digest of each row of a copy, as primary key -> digest."""
         return self._row_digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
 
-    # ##### What the backends know #####
+    # ##### Methods for backends to override #####
 
     @abstractmethod
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each unique index that has no condition and no expression."""
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        """Whether rows of a key may be in the real table before the key is on this shard.
+        """Whether rows of a moving key may be in the real table before queries for the key use this
+        shard.
 
-        False if a unique value beside the primary key does not contain the shard key, because another
-        key may use the value meanwhile. An index with a condition or an expression is not known here.
+        False if a unique index other than the primary key does not contain the shard key, because
+        another key may use the same value meanwhile. Indexes with a condition or an expression are not
+        considered.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
         return all(table.key in unique for unique in uniques)
 
     def _advance_counters(self, table: CapturedTable, number: int) -> None:
-        """Make sure that the next generated ids are above those that were just published.
+        """Make sure that the next generated ids are higher than those that were just published.
 
         Most databases do so by themselves when a row with an id is inserted.
         """
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        """Return the names of those tables whose rows the database changes by foreign key actions.
+        """Return the names of those tables in which foreign keys make the database change rows.
 
-        The actions are CASCADE, SET NULL and SET DEFAULT. On some databases no trigger sees them.
+        The foreign keys have the action CASCADE, SET NULL or SET DEFAULT. Some databases call no
+        trigger for such a change.
         """
 
     @abstractmethod
     def _side_tables(self) -> list[str]:
-        """Return the names of all side tables on the shard."""
+        """Return the names of all tables on the shard in which copied rows are kept."""
 
     @abstractmethod
     def _delete_batch(self, side: str, number: int) -> int:
-        """Delete at most :data:`DELETED` rows of a copy. Return how many were deleted."""
+        """Delete at most :data:`DELETED` rows of a copy from the side table ``side``.
+
+        Return how many rows were deleted.
+        """
 
     @abstractmethod
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...
@@ -303,10 +335,12 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def _passing(self, number: int) -> AbstractContextManager[None]:
-        """A transaction in which the triggers let the changes of this session pass.
+        """Run a ``with`` block in a transaction in which the triggers let the changes of this session
+        pass.
 
-        Others see the fence closed, or wait. Only one session passes a fence at a time.
+        Other sessions see a closed fence, or wait. Only one session passes a fence at a time.
 
+        :param number: the number of the fence.
         :raises MoveFailed: the fence is not closed.
         """
 

@@ -1,17 +1,20 @@
-"""Savepoints that are sent together with the next statement, or never. For the backends of servers."""
+"""Defer savepoint statements, so that they are sent together with the next statement, or never.
+
+For the backends whose databases are servers.
+"""
 
 from __future__ import annotations
 
 import re
 from enum import Enum
 
-# Matches statements about Django's own savepoints, whose names BaseDatabaseWrapper.savepoint() makes.
-# Such savepoints nest, and no name is used twice.
+# Matches statements about Django's own savepoints, which have names from
+# BaseDatabaseWrapper.savepoint(). Such savepoints nest, and no name is used twice.
 _DJANGO = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) ([`\"]s\d+_x\d+[`\"])$")
 
 
 class SavepointStatement(Enum):
-    """What a statement about one of Django's savepoints does."""
+    """What a statement does with one of Django's savepoints."""
 
     SAVEPOINT = "SAVEPOINT"
     ROLLBACK_TO = "ROLLBACK TO SAVEPOINT"
@@ -29,13 +32,13 @@ def savepoint_statement(sql: str) -> SavepointStatement | None:
 def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
     """Defer a statement about one of Django's savepoints, by changing ``pending``.
 
-    Return True if ``sql`` need not be sent now, and False if it must be sent. A savepoint's statements
-    are never sent if the savepoint is released before any other statement is sent.
+    Return True if ``sql`` need not be sent now, and False if it must be sent. If a savepoint is
+    released before any other statement is sent, none of its statements is ever sent.
 
     :param sql: a statement for which :func:`savepoint_statement` is not None.
-    :param pending: the statements that wait to be sent with the next one.
-    :param may_release: whether the server has the savepoint of a RELEASE that is not in ``pending``,
-        so that this RELEASE cannot fail.
+    :param pending: the deferred statements, which are sent together with the next statement.
+    :param may_release: True if the server certainly has every savepoint that is not in ``pending``, so
+        that its RELEASE cannot fail.
     """
     match = _DJANGO.match(sql.strip())
     assert match is not None

@@ -1,8 +1,8 @@
-"""The tables of a shard's schema while the schema moves to another node.
+"""Hide, create and show the tables of a shard's schema while the schema moves to another node.
 
-Tables that must not be used are *hidden*: they are renamed, and a table of names keeps their real
-names. So no program uses them by accident, even if it does not use this library, or does not know
-yet where the schema is now.
+Tables that must not be used are *hidden*: they are renamed, and a table of names stores their real
+names. So no program uses them by accident, even if it does not use this library or does not know the
+new node of the schema yet.
 
 Each backend derives a class from :class:`SchemaMove`; ``connection.schema_move()`` opens one.
 """
@@ -21,11 +21,11 @@ from sharded_orm.backends.row_copy import SIDE_PREFIX
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The table with the names of hidden tables. If a schema has it, its shard is moving, or has moved
-#: away.
+#: The table with the real names of hidden (renamed) tables. If a schema has this table, its shard is
+#: moving, or has moved to another node.
 NAMES: Final = f"{OWN_PREFIX}names"
 _HIDDEN_PREFIX: Final = f"{OWN_PREFIX}hidden_"
-#: The value of the fence that captures all tables of a schema.
+#: The value of the one fence to which all tables of a moving schema belong. Closed, it refuses changes.
 FENCE: Final = "shard_move"
 
 
@@ -33,8 +33,8 @@ FENCE: Final = "shard_move"
 class SchemaDefinition:
     """The definition of a schema, without rows.
 
-    :param statements: for each table, the statements that create it and its indexes. On PostgreSQL,
-        also for each index, sequence, function and type.
+    :param statements: the statements that create each table and its indexes, by name. On PostgreSQL,
+        also those for each sequence, function and type.
     :param defaults: SQL for the character set and collation of new tables; "" if there are none.
     """
 
@@ -43,27 +43,29 @@ class SchemaDefinition:
 
 
 class SchemaMove(OwnSession, ABC):
-    """The tables of one shard, and their hiding.
+    """Hides, creates and shows the tables of one shard that moves to another node.
 
-    Each change is made while no other session of the library changes tables or triggers of the schema.
+    Each change is made under a lock: no other session of the library changes tables or triggers of the
+    schema meanwhile.
 
-    :param confirm: called before each change, when no other session can come between. Raises an error
-        if this process must not make it.
+    :param confirm: called under the lock, before each change. Raises an error if this process must not
+        make the change.
     """
 
-    #: Whether triggers see every change of a row, except for changes that foreign keys cause.
+    #: Whether triggers see every change of a row, except for changes by foreign key actions.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection)
         self._confirm = confirm
 
-    # ##### What there is #####
+    # ##### Definitions of the schema #####
 
     def tables(self) -> list[CapturedTable]:
-        """Return all tables with their primary keys, without those of this library's own operations.
+        """Return all tables with their primary keys, except those of this library's own operations.
 
-        Each is captured whole (:attr:`CapturedTable.fence`). Views are no tables.
+        All rows of the tables belong to one fence (:attr:`CapturedTable.fence`). Views are not
+        included.
         """
         return [
             CapturedTable(name, self._primary_key(name), "", fence=FENCE)
@@ -72,7 +74,7 @@ class SchemaMove(OwnSession, ABC):
         ]
 
     def obstacles(self) -> list[str]:
-        """Return why the schema cannot be moved, as sentences; empty if it can."""
+        """Return the reasons why the schema cannot be moved, as sentences; empty if it can."""
         problems = list(self._obstacles())
         if FENCES in self._table_names():
             problems.append(
@@ -98,26 +100,26 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def definition(self) -> SchemaDefinition:
-        """Return the definition of the schema. Hidden tables have their real names in it."""
+        """Return the definition of the schema. Tables that are hidden have their real names in it."""
 
     @abstractmethod
     def layout(self) -> Mapping[str, tuple[str, ...]]:
         """Return a comparable definition of each table (or other object), by name.
 
-        It leaves out what may differ between equal tables. So two layouts can be compared: those of
-        two servers, or those from before and after the tables were hidden.
+        The definition leaves out details that may differ between equal tables. So layouts can be
+        compared between two servers, or before and after the tables were hidden.
         """
 
     @abstractmethod
     def identities(self) -> frozenset[str]:
-        """Return values that change if TRUNCATE or ALTER TABLE gives a table new storage.
+        """Return a value for each table that changes if TRUNCATE or ALTER TABLE gives it new storage.
 
-        Hiding a table changes no value.
+        Hiding a table does not change the value.
 
-        :raises django.db.OperationalError: the account may not see them.
+        :raises django.db.OperationalError: the account may not see these values.
         """
 
-    # ##### Hiding #####
+    # ##### Hiding: other names for tables that must not be used #####
 
     @abstractmethod
     def build(self, definition: SchemaDefinition, tag: str) -> None:
@@ -125,54 +127,61 @@ class SchemaMove(OwnSession, ABC):
 
         No other session ever sees the new tables under their real names.
 
-        :param tag: a part of the hidden names that no other move uses. So a process whose move was
+        :param tag: a part of the hidden names that no other move uses. So a process whose move has been
             ended cannot write to the tables of a later move.
         """
 
     @abstractmethod
     def hide(self, tables: Sequence[CapturedTable], tag: str, patience: float) -> float:
-        """Hide tables, all of them at the same moment. Can be repeated.
+        """Hide tables under other names, all at the same moment. Can be repeated.
 
-        :param tag: as in :meth:`build`.
+        :param tag: a part of the hidden names, as in :meth:`build`.
         :param patience: seconds to wait for transactions that use the tables.
-        :return: when statements began to wait, as ``time.monotonic()``.
+        :return: when other statements began to wait, as ``time.monotonic()``.
         :raises django.db.OperationalError: the transactions took longer. No table was hidden.
         """
 
     @abstractmethod
     def show(self, patience: float) -> None:
-        """Give the hidden tables their names again, all at the same moment. Can be repeated.
+        """Rename the hidden tables back to their real names, all at the same moment. Can be repeated.
 
-        :raises MoveFailed: there are other tables of these names. None was shown.
+        :raises MoveFailed: other tables have these names. No table was shown.
         :raises django.db.OperationalError: another session works on the schema for more than
             ``patience`` seconds.
         """
 
     def warm_up(self) -> None:
-        """Prepare hidden tables with many rows for queries. To be called before they are shown."""
+        """Prepare hidden (renamed) tables with many rows for queries. Must be called before they are
+        shown.
+        """
         return
 
     def finish(self) -> None:
-        """Do what takes long after tables were shown, and disturbs nobody. Can be repeated.
+        """Do the work that may take long after the tables were shown. Does not block other sessions.
 
-        :raises django.db.IntegrityError: a row refers to one that does not exist.
+        Can be repeated.
+
+        :raises django.db.IntegrityError: a row refers to another row that does not exist.
         """
         return
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop the hidden tables with their rows, and the schema if nothing is left. Can be repeated.
+        """Drop the hidden (renamed) tables with their rows, and the schema if it is empty then. Can be
+        repeated.
 
-        Old rows of moved keys, which were kept here, go with them.
-        A file of SQLite stays, with the table of names: a process may have it open.
+        The kept old rows of moved keys are dropped, too. On SQLite, the file stays with the table of
+        names, because a process may have it open.
         """
 
     def _side_tables(self) -> list[str]:
-        """Return the tables in which moves of keys have kept rows. They do not move with the shard."""
+        """Return the side tables, in which moves of keys have kept rows. They do not move with the
+        shard.
+        """
         return [name for name in self._table_names() if name.startswith(SIDE_PREFIX)]
 
     def hidden(self) -> dict[str, str]:
-        """Return the names of tables that are hidden now, by the table's real name."""
+        """Return the tables that are hidden under other names, as real name -> hidden name."""
         present = set(self._table_names())
         if NAMES not in present:
             return {}
@@ -190,25 +199,30 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Return the states of the database's counters for ids, by table or sequence.
+        """Return the states of the counters that generate ids, by the name of the table or sequence.
 
-        The keys are real names, also of hidden tables.
+        Hidden tables have their real names in the result.
         """
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        """Let hidden tables number new rows as the tables of another schema would.
+        """Set the counters of hidden (renamed) tables, so that they generate the ids that another
+        schema would.
 
-        :param counters: what the other schema's :meth:`counters` has returned.
+        :param counters: the result of the other schema's :meth:`counters`.
         """
 
 
 def hidden_name(table: str, tag: str) -> str:
-    """Return the name of a hidden table. It fits into 64 characters, whatever the table is called."""
+    """Return the name under which a table is hidden. It has at most 64 characters.
+
+    :param table: the real name of the table.
+    :param tag: a part of the hidden names that no other move uses.
+    """
     digest = md5(table.encode(), usedforsecurity=False).hexdigest()
     return f"{_HIDDEN_PREFIX}{tag}_{digest[:16]}"
 
 
 def as_hidden(table: CapturedTable, tag: str) -> CapturedTable:
-    """Return the same table under its hidden name."""
+    """Return a copy of ``table`` with the name under which the table is hidden."""
     return replace(table, name=hidden_name(table.name, tag))

@@ -1,4 +1,6 @@
-"""The connection object (wrapper) of a shard whose node is a server: its aliases share a pool of sessions."""
+"""The connection object (wrapper) of a shard whose node is a server. Its aliases share a pool of
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     two_phase_refusal = ""
 
-    #: The modules of the backend that read the catalog of a server, and tell its sessions apart.
+    #: The modules of the backend that read a server's catalog, its sizes, and the identity of sessions.
     snapshot_module: ModuleType
     sizes_module: ModuleType
     identity_module: ModuleType
-    #: The module of the backend with its statements for a commit in two phases.
+    #: The module of the backend with the statements of a two-phase commit.
     branches_module: ModuleType
-    #: The classes of cursors of a node: one that fetches all rows at once, and one that streams.
+    #: The classes of a node's cursors: one fetches all rows at once, the other streams them.
     node_cursor_class: type[Any]
     node_stream_class: type[Any]
     #: A query whose last column is the number of sessions that the server has.
@@ -67,10 +69,10 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     @contextmanager
     def node_cursor(self, *, stream: bool = False) -> Iterator[Any]:
-        """Return a context manager that gives a cursor of the node, in autocommit.
+        """Return a context manager that yields a cursor of the node, in autocommit.
 
-        The cursor is for statements that name the schema of each table. Its statements are not part of
-        a transaction of this alias. Usable from any thread.
+        The statements must name the schema of each table. They are not part of a transaction of this
+        alias. Usable from any thread.
 
         :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
             fetches all rows.
@@ -96,7 +98,9 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         return self.connection is None or self.connection.is_idle
 
     def is_usable(self) -> bool:
-        """Whether the held session can run a statement or, if none is held, whether one can be leased."""
+        """Whether the held session can run a statement or, if none is held, whether a session can be
+        leased.
+        """
         if self.connection is None:
             return False
         try:
@@ -133,10 +137,12 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         return tables
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: Sequence[Any]) -> Any:
-        """Run a query and return its rows. Do not log it, because tests count logged queries."""
+        """Run a query and return its rows, without logging the query, because tests count logged
+        queries.
+        """
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor:
-                # Like execute(), _execute() follows the shard to another node. But it does not log
+                # _execute() follows the shard to another node, as execute() does. But it does not log
                 # the query.
                 cursor._execute(sql, params)
                 return cursor.fetchall()
@@ -161,7 +167,7 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            # If other state was lost with the session, it is given up all the same.
+            # Ignore an error about other state that was lost with the session.
             with suppress(self.Database.Error):
                 self.connection.leave_branch()
 

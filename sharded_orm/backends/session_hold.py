@@ -1,4 +1,6 @@
-"""How the virtual connection of an alias keeps a physical session of its node, on backends with a server."""
+"""How long the virtual connection of an alias keeps a physical session of its node, on backends with a
+server.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ logger = logging.getLogger("sharded_orm.backends")
 
 
 class SessionHold(Generic[S]):
-    """Base class of virtual connections: keeps the leased session until nothing needs it any more.
+    """Base class of virtual connections: keeps the leased session as long as the session is needed.
 
-    Not thread-safe, like Django's connections.
+    A virtual connection is the ``connection`` of a Django alias. Not thread-safe, like Django's
+    connections.
 
     :param alias: the Django alias, for logs and errors.
     """
@@ -38,15 +41,15 @@ class SessionHold(Generic[S]):
         self.held_after_commit = False
 
     def __del__(self) -> None:
-        # Runs when the connection is dropped without close(), for example when its thread ends. Its
-        # session must not stay leased.
+        # This method runs when the connection is dropped without close(), for example when its thread
+        # ends. The session must not stay leased.
         session = getattr(self, "session", None)
         if session is not None:
             self.pool.discard(session)
 
     @property
     def has_state(self) -> bool:
-        """Whether the session has state that would be lost if the session were closed."""
+        """Whether closing the session would lose a transaction or other state."""
         raise NotImplementedError
 
     def lease_session(self) -> S:
@@ -54,7 +57,8 @@ class SessionHold(Generic[S]):
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Set ``mode`` from the other attributes. Release the session if no attribute keeps it.
+        """Set ``mode`` from the other attributes. Return the session to the pool if it is not needed
+        any more.
 
         Does nothing if the session is pinned or lost, or if the connection is closed.
         """
@@ -77,18 +81,23 @@ class SessionHold(Generic[S]):
         raise NotImplementedError
 
     def begin_branch(self, branch: Any = None) -> None:
-        """Let the next transaction be a branch of a commit in two phases. Sends nothing.
+        """Put the next transaction under the rules of a two-phase commit. Sends nothing.
 
-        :param branch: the name of the branch as SQL; left out for the ordinary transaction that decides.
+        :param branch: the name of the branch that the next transaction becomes. Left out for the
+            ordinary transaction that stores the decision to commit.
         """
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare the branch: afterwards it survives its session. One round trip."""
+        """Prepare the transaction for a two-phase commit, so that it survives the end of its session.
+        One round trip.
+        """
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Give the session up. The branch, if it is prepared, stays on the server."""
+        """Close the session. If its transaction is prepared for a two-phase commit, it stays on the
+        server.
+        """
         raise NotImplementedError
 
     @property
@@ -119,7 +128,7 @@ class SessionHold(Generic[S]):
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
-        """Undo hold_after_commit(). The session goes back to the pool, unless something else keeps it.
+        """Undo hold_after_commit(). The session returns to the pool, unless it is still needed.
 
         Further calls do nothing.
         """
@@ -137,7 +146,7 @@ class SessionHold(Generic[S]):
                 self.pool.discard(session)
 
     def record_pin(self, reason: str) -> None:
-        """Note that the session is kept until close(). The log says why.
+        """Record that the session is kept until close(), and log the reason.
 
         :param reason: what leaves state in the session.
         """
@@ -151,7 +160,9 @@ class SessionHold(Generic[S]):
         )  # fmt: skip
 
     def record_loss(self, exc: BaseException) -> None:
-        """Note that a session was lost with a transaction or other state, because of ``exc``."""
+        """Record that a session was lost with a transaction or other state, because of the error
+        ``exc``.
+        """
         self.mode = SessionMode.LOST
         logger.warning(
             "Alias %r lost its connection to node %r, and what it held with it: %s",

@@ -1,6 +1,6 @@
 """The methods by which management commands read and change the schemas of a shard or of its node.
 
-Each backend's ``DatabaseWrapper`` implements these methods. They tell which schemas exist, how each
+Each backend's ``DatabaseWrapper`` implements these methods. They return which schemas exist, how each
 schema is defined, and how large it is. They also create and lock schemas.
 """
 
@@ -51,7 +51,8 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return a copy of the snapshot ``known`` with the current definitions of ``tables``.
+        """Return a copy of ``known``, the definitions of a schema, with the current definitions of
+        ``tables``.
 
         The copy has every table that now exists in this alias's schema. A new table that is not in
         ``tables`` may get "" as its definition. Everything else is copied from ``known``: triggers,
@@ -63,7 +64,7 @@ class ShardDatabaseMixin:
         return self.schema_snapshot()
 
     def build_schema(self, definitions: SchemaSnapshot) -> None:
-        """Create those tables, views, … of ``definitions`` that this alias's schema does not have.
+        """Create the tables, views, … of ``definitions`` that this alias's schema lacks.
 
         The schema must exist. Existing tables are not changed, so the call can be repeated. Must not be
         called in a transaction.
@@ -122,43 +123,44 @@ class ShardDatabaseMixin:
 
         Return None if the attempt succeeded, if there was none, or if there is no server (SQLite).
         Sessions that were opened before the error may still work. This method does not connect the
-        alias. But every few seconds, one caller waits while a failed node is tried again.
+        alias. But if the node has failed, one caller tries it again every few seconds, and waits for
+        the result.
         """
         return None
 
     def open_sessions(self) -> OpenSessions | None:
-        """Return how many sessions the server of this alias's node has; None if there is no server
-        (SQLite).
+        """Return how many sessions the server of this alias's node has. One query.
 
-        One query.
+        Return None if there is no server (SQLite).
         """
         return None
 
     def effect_of(self, sql: str) -> Effect:
-        """Return what the statement ``sql`` changes: nothing, rows or the schema. Only its text is
-        examined.
+        """Return what the statement ``sql`` changes: nothing, rows or the schema.
+
+        Only its text is examined.
         """
         raise NotImplementedError
 
     def undo_unfinished(self, sql: str) -> bool:
-        """Undo what an interrupted or failed statement has left half done. Return whether it left
-        anything.
+        """Remove what an interrupted or failed statement has left half done.
 
         On PostgreSQL, ``CREATE INDEX CONCURRENTLY`` and ``DROP INDEX CONCURRENTLY`` may leave an index
         that is not valid. Such an index is dropped. Must not be called in a transaction, and only by
         the session that has locked the schema.
 
-        :param sql: the statement; several are separated by semicolons.
+        :param sql: the statement, or several statements separated by semicolons.
+        :return: whether anything was removed.
         """
         return False
 
     def lock_schema(self, seconds: float) -> bool:
         """Take the lock that prevents other sessions from migrating this schema.
 
-        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema`
-        releases the lock. So does :meth:`close`, which ends the session. If the client process
-        dies, the server keeps the lock until the client's last statement is done. Without a server
-        (SQLite), nothing is locked, and True is returned.
+        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema` releases
+        the lock. So does :meth:`close`, which ends the session. If the client process dies, the server
+        keeps the lock until the client's last statement has ended. Without a server (SQLite), nothing
+        is locked, and True is returned.
 
         :param seconds: seconds to wait for the lock.
         """
@@ -173,9 +175,9 @@ class ShardDatabaseMixin:
         """Return a context manager that builds a temporary schema without rows, and connects to that
         schema.
 
-        The schema has the given definitions. It is on the same server as this alias's schema
-        (SQLite: in memory), and is dropped at the end of the ``with`` block. The context manager
-        gives a connection object that has this alias but belongs to no shard group.
+        The schema has the given definitions. It is on the same server as this alias's schema (SQLite:
+        in memory), and is dropped at the end of the ``with`` block. The context manager yields a
+        connection object with this alias that belongs to no shard group.
 
         :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
             schema of that name exists, it is dropped first.
@@ -184,7 +186,8 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> ChangeCapture:
-        """Open a session of its own on this schema, for the journal of changed rows and the fences.
+        """Open a separate session on this schema, to record changed rows in a journal and to fence
+        moving keys.
 
         :param account: ``USER`` and ``PASSWORD`` of the account that creates the triggers; by default
             the account of this alias.
@@ -192,19 +195,20 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def row_copy(self, account: Mapping[str, Any] | None = None) -> RowCopy:
-        """Open a session of its own on this schema, to read, copy and compare the rows of a key.
+        """Open a separate session on this schema, to read, copy and compare the rows of a shard key.
 
-        :param account: as in :meth:`change_capture`.
+        :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.
         """
         raise NotImplementedError
 
     def schema_move(
         self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
     ) -> SchemaMove:
-        """Open a session of its own on this schema, to read its definition, and to hide its tables.
+        """Open a separate session on this schema, to read its definition and to hide its tables while
+        it moves.
 
-        :param confirm: called before each change; raises an error if it must not be made.
-        :param account: as in :meth:`change_capture`.
+        :param confirm: called before each change; raises an error if the change must not be made.
+        :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.
         """
         raise NotImplementedError
 
@@ -217,7 +221,7 @@ class ShardDatabaseMixin:
 
     @classmethod
     def database_of(cls, node: Mapping[str, Any], schema: str) -> dict[str, Any]:
-        """Return the settings, beside those of ``node``, that name the database of a shard.
+        """Return the settings that name the database of a shard, to be added to those of its node.
 
         :param node: the settings of the shard's node.
         :param schema: name of the shard's schema.

@@ -1,4 +1,4 @@
-"""Database errors of a shard say on which shard and node they happened."""
+"""Add a note to database errors of a shard that names the shard and its node."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sharded_orm.topology.model import Shard
 
 
 class ShardErrorWrapper(DatabaseErrorWrapper):
-    """Turns the driver's errors into Django's, with a note that names the shard and its node.
+    """Turns the driver's errors into Django's errors, with a note that names the shard and its node.
 
-    A message of a server, such as "Can't connect to MySQL server", names neither. The note
-    (``__notes__``) is shown by tracebacks, logs and Django's error pages. Arguments and text of the
-    error are those of the driver, because programs read them.
+    A server's message, such as "Can't connect to MySQL server", names neither of them. Tracebacks, logs
+    and Django's error pages show the note (``__notes__``). Arguments and text of the error stay those
+    of the driver, because programs read them.
 
     :param wrapper: the connection object of a shard.
     """
@@ -31,7 +31,7 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
             return
         if isinstance(exc_value, BaseException) and is_refusal(exc_value):
             if not isinstance(exc_value, KeyFenced):
-                # Set this as Django's method does, because Django looks here for an earlier error.
+                # Set this as Django's method does, because Django reads it to know of an earlier error.
                 self._wrapper.errors_occurred = True
                 raise self._fenced() from exc_value
             return

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """The size of one shard, as the server knows it without counting rows."""
+    """The size of one shard, as far as the server knows it without counting rows."""
 
     #: Total bytes of the shard's tables and indexes (SQLite: of its file).
     bytes: int
@@ -18,12 +18,12 @@ class ShardSize:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The size of one table, as far as the server can tell it quickly."""
+    """The size of one table, as far as the server can report it quickly."""
 
     name: str
     rows: int
-    #: Says how exact the number in ``rows`` is. "at least" means that SQLite stopped counting at
-    #: this number, so the table may have more rows.
+    #: How exact the number in ``rows`` is. "at least" means that SQLite stopped counting at this
+    #: number, so the table may have more rows.
     rows_are: Literal["exact", "estimated", "at least"]
     #: Bytes of the table and its indexes; None if the server does not know.
     bytes: int | None

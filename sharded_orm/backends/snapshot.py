@@ -1,4 +1,4 @@
-"""The definitions of a schema, as a value that can be compared and fingerprinted.
+"""The definitions of a schema, as a value that can be compared with others.
 
 This module sends no queries. A backend's ``schema_snapshot`` reads the value from a schema, and its
 ``build_schema`` creates a schema from such a value.
@@ -12,16 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: How the marker rows in the table ``django_migrations`` are recognised: by the value of ``app``
-#: and the beginning of ``name``. A marker is written in the transaction of one operation of a
-#: migration, and proves that the transaction was committed. Django ignores markers, because they
-#: belong to no migration that exists.
+#: A marker row in the table ``django_migrations`` has this value of ``app`` and this beginning of
+#: ``name``. A marker is written in the transaction of one operation of a migration. It proves that the
+#: transaction was committed. Django ignores markers, because they belong to no existing migration.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
-#: Beginning of the names of tables and triggers that the library keeps on shards for a while, such as
-#: those of a journal of changed rows. They are no part of what migrations promise, so snapshots leave
-#: them out.
+#: Beginning of the names of tables and triggers that the library keeps on shards for a while, such as a
+#: journal of changed rows. Migrations do not create them, so snapshots leave them out.
 OWN_PREFIX = "sharded_orm_capture_"
 
 _KIND = re.compile(
@@ -40,14 +38,13 @@ _KEY = re.compile(
 class SchemaSnapshot:
     """The definitions of all tables, views, … of one schema, without rows.
 
-    :param definitions: dict from the name of each table, view, … to the statement that creates it,
-        as the server shows it, but without AUTO_INCREMENT. On MySQL, a trigger or routine may have
-        the same name as a table. So the name of a trigger or routine begins with its kind here
-        (``trigger x``).
-    :param defaults: SQL for the character set and collation of new tables; "" if the database has
-        no such defaults for a schema.
-    :param counters: dict from the name of each table to its next AUTO_INCREMENT value. Tables for
-        which the server shows no value are left out.
+    :param definitions: name of each table, view, … -> the statement that creates it, as the server
+        shows it, but without AUTO_INCREMENT. On MySQL, a trigger or routine may have the same name as a
+        table. So the name of a trigger or routine begins with its kind here (``trigger x``).
+    :param defaults: SQL for the character set and collation of new tables; "" if the database has no
+        such defaults for a schema.
+    :param counters: name of each table -> its next AUTO_INCREMENT value. Tables for which the server
+        shows no value are left out.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
@@ -56,7 +53,7 @@ class SchemaSnapshot:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the definitions in hex. It does not depend on the order of tables, columns and keys."""
+        """SHA-256 of the definitions, in hex. The order of tables, columns and keys does not change it."""
         digest = hashlib.sha256(self.defaults.encode())
         for name in sorted(self.definitions):
             head, elements, tail = _in_any_order(self.definitions[name])
@@ -65,7 +62,7 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether both snapshots have the same fingerprint, but without computing fingerprints."""
+        """Whether both schemas have the same fingerprint. Computes no fingerprints, so it is cheap."""
         return self.changed_tables(other) == []
 
     @cached_property
@@ -90,7 +87,7 @@ class SchemaSnapshot:
         return changed if all(_IS_TABLE.match(theirs[name]) for name in changed) else None
 
     def differences(self, other: SchemaSnapshot) -> list[str]:
-        """Return sentences that say how this schema differs from ``other``, the expected schema.
+        """Return the differences between this schema and ``other``, the expected schema, as sentences.
 
         The list is empty if both have the same fingerprint.
         """
@@ -184,25 +181,26 @@ def _split(definition: str) -> tuple[str, list[str], str]:
     """
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # In the statement that MySQL or MariaDB shows, each column or key has its own line, and line
-    # ends inside names or values are escaped. So the statement can be split at its line ends.
+    # MySQL and MariaDB show each column or key on a line of its own, and escape line ends inside names
+    # or values. So the statement can be split at its line ends.
     head, lines, remainder = definition.partition("(\n  ")
     if lines:
         body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
-    # SQLite shows the CREATE TABLE statement as it was sent, with any white space. So it cannot be
-    # split at its line ends, and is split at its commas.
+    # SQLite shows the CREATE TABLE statement as it was sent, with any white space. So it must be split
+    # at its commas.
     head, _, remainder = definition.partition("(")
     elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()
 
 
 def _by_commas(text: str) -> tuple[list[str], str]:
-    """Split ``text``, the inside of a list in parentheses, into the elements between the commas.
+    """Split the inside of a list in parentheses into its elements, at the commas.
 
-    ``text`` begins after the opening parenthesis and goes beyond the closing one. Commas in quotes
-    or in inner parentheses do not count. Return the elements, and the text after the closing
-    parenthesis.
+    Commas in quotes or in inner parentheses do not count. Return the elements, and the text after the
+    closing parenthesis.
+
+    :param text: begins after the opening parenthesis, and goes beyond the closing one.
     """
     elements, depth, start, quote = [], 0, 0, ""
     for position, character in enumerate(text):

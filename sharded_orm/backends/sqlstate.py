@@ -1,6 +1,6 @@
-"""The SQLSTATE codes of errors, by which the SQL standard and PostgreSQL tell errors apart.
+"""The SQLSTATE codes of errors, by which the SQL standard and PostgreSQL distinguish errors.
 
-The text of a message depends on the server's language.
+Messages are no substitute, because their text depends on the server's language.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Final
 
 SERIALIZATION_FAILURE: Final = "40001"
 DEADLOCK: Final = "40P01"
-#: A statement did not get a lock: at once (``NOWAIT``), or before ``lock_timeout`` was over.
+#: A statement did not get a lock, either at once (``NOWAIT``) or before ``lock_timeout`` had passed.
 LOCK_NOT_AVAILABLE: Final = "55P03"
 UNDEFINED_TABLE: Final = "42P01"
 UNDEFINED_SCHEMA: Final = "3F000"
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """Return the SQLSTATE of an error of psycopg, or of the error of Django that it has caused.
+    """Return the SQLSTATE of a psycopg error, or of the psycopg error that caused a Django error.
 
     Return "" for errors of other drivers, and for errors that do not come from a server.
     """

@@ -1,18 +1,18 @@
-"""What a statement changes, and whether it may be run again after an interruption."""
+"""Find out what a statement changes, and whether it may be run again after an interruption."""
 
 from __future__ import annotations
 
 import re
 from enum import Enum
 
-# Matches statements that change nothing but the schema: if the schema is unchanged, such a
-# statement has had no effect. Some statements that change rows match, too; is_repeatable() excludes
-# these by the patterns _MOVES_ROWS and _SEVERAL.
+# Matches statements that change only the schema. If the schema is unchanged, such a statement has had
+# no effect. Some statements that change rows match, too; is_repeatable() excludes these by the patterns
+# _MOVES_ROWS and _SEVERAL.
 _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )
 _MOVES_ROWS = re.compile(r"\b(PARTITION|TABLESPACE|SELECT)\b", re.IGNORECASE)
-# Matches a text with several statements, of which some may have run already.
+# Matches a text with several statements, some of which may already have run.
 _SEVERAL = re.compile(r";\s*\S")
 
 

@@ -1,10 +1,9 @@
 """The hook that checks, before each statement, how the database compares shard keys that are text.
 
-A database's collation may treat two texts as equal that the router sends to different shards. Only
-the models know which columns are shard keys, and this layer knows no models. So the app provides a
-:class:`KeyGuard`. The guard is called by the compilers
-(:mod:`sharded_orm.backends.write_hooks.compilers`) and by ``sharded_orm.scatter``, which reads many
-shards at once.
+A database's collation may treat two texts as equal that the router sends to different shards. Only the
+models know which columns are shard keys, and this layer knows no models. So the app provides an object
+with the check, a :class:`KeyGuard`. The compilers (:mod:`sharded_orm.backends.write_hooks.compilers`)
+and ``sharded_orm.scatter``, which reads many shards at once, call it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ BATCH = 500
 class ColumnType:
     """The type of a column, as the server's catalog describes it.
 
-    :param data_type: name of the type: ``varchar``, ``bigint``, … (PostgreSQL: that on which a domain is
-        based)
+    :param data_type: name of the type: ``varchar``, ``bigint``, … For a domain of PostgreSQL, the name
+        of its base type.
     :param collation: name of the collation; None for types without one, such as numbers and bytes.
-    :param length: the most characters that fit (bytes for ``tinytext``, ``text``, …); None for
-        types without a length, such as numbers.
+    :param length: the most characters that fit (bytes for ``tinytext``, ``text``, …); None for types
+        without a length, such as numbers.
     :param definition: the type and ``NULL`` or ``NOT NULL``, in SQL.
-    :param is_exact: whether the database treats two texts in this column as equal only if they are
-        the same. Also True for a column without a collation.
+    :param is_exact: whether the database treats two texts in this column as equal only if they are the
+        same. Also True for a column without a collation.
     """
 
     data_type: str
@@ -41,9 +40,9 @@ class ColumnType:
     is_exact: bool
 
     def holds(self, text: str) -> bool:
-        """Whether ``text`` fits into the column with all its characters.
+        """Whether the column can store ``text`` with all its characters.
 
-        If a text is too long, the server drops spaces at its end without an error, in any SQL mode.
+        If a text is too long, the server drops trailing spaces without an error, in any SQL mode.
         """
         if self.length is None or self.collation is None:
             return True
@@ -57,11 +56,10 @@ ColumnTypes = dict[str, dict[str, dict[str, ColumnType]]]
 
 
 class KeyGuard(Protocol):
-    """Checks shard keys that are text. Implemented by a layer that knows the models."""
+    """Checks shard keys that are text. A layer that knows the models implements it."""
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Raise an error if the database compares a shard key of ``tables`` differently from the
-        router.
+        """Raise an error if the database and the router compare a shard key of ``tables`` differently.
 
         Called before each statement. Cheap, except before the first statement on a table.
 
@@ -71,7 +69,7 @@ class KeyGuard(Protocol):
         """
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """Raise an error if ``query`` inserts a row whose shard key would be truncated.
+        """Raise an error if ``query`` inserts a row whose text shard key would be truncated.
 
         Called after :meth:`check` for the table of ``query``.
         """
@@ -81,7 +79,7 @@ _guard: KeyGuard | None = None
 
 
 def provide_guard(guard: KeyGuard) -> None:
-    """Set the guard whose methods :func:`check` and :func:`check_rows` call.
+    """Set the guard, the object whose methods :func:`check` and :func:`check_rows` call.
 
     The app calls this function once when it is ready.
     """
@@ -90,14 +88,16 @@ def provide_guard(guard: KeyGuard) -> None:
 
 
 def check(connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-    """Call the :meth:`KeyGuard.check` of the app's guard. Does nothing if the app has not provided one."""
+    """Call :meth:`KeyGuard.check` of the object that the app has provided. Does nothing if there is
+    none.
+    """
     if _guard is not None:
         _guard.check(connection, shards, tables)
 
 
 def check_rows(shard: Shard, query: Any) -> None:
-    """Call :meth:`KeyGuard.check_rows` of the app's guard. Does nothing if the app has not provided
-    one.
+    """Call :meth:`KeyGuard.check_rows` of the object that the app has provided. Does nothing if there
+    is none.
     """
     if _guard is not None:
         _guard.check_rows(shard, query)

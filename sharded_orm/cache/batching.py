@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from sharded_orm.cache.markers import unfinished
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 
-#: A query to the cache: the server to ask, and the three arguments of :meth:`CacheServer.read`.
+#: A query to the cache: the server, and the three arguments of :meth:`CacheServer.read`.
 CacheQuery = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
 #: The result of :meth:`CacheServer.read`.
 Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
@@ -63,7 +63,9 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
                 query = read.send(exchange(*query))
         except (StopIteration, ServerDown):
             return
-    waiting = [(read, next(read)) for read in steps]  # Every read yields at least one query.
+    # Pairs of a read and its next query. No read has ended yet, because every read yields at least
+    # one query.
+    waiting = [(read, next(read)) for read in steps]
     while waiting:
         packets: dict[CacheServer, _Packet] = {}
         for read, query in waiting:
@@ -73,7 +75,8 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
             try:
                 waiting += packet.exchange(server, exchange)
             except ServerDown:
-                continue  # The reads that need this server bypass the cache.
+                # The reads that need this server end here, and their requests bypass the cache.
+                continue
 
 
 class _Packet:

@@ -22,7 +22,7 @@ Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
-    """A cache server that may hold entries of a place, and so must be told of writes to the place.
+    """A cache server that may hold entries of a place, so writes to the place must be announced to it.
 
     A place is one shard, or one global model.
 
@@ -40,7 +40,8 @@ class CacheClient:
 
     Use ``runtime.cache()`` to get the instance. If an alias has several servers, all entries of a
     place (a shard or a global model) are on the same server. If this server is down, no other
-    server takes over, because the first server would miss writes and come back with stale entries.
+    server takes over, because the first server would miss writes while it is down, and would have
+    stale entries afterwards.
 
     :param open_servers: returns the servers of an alias without calling any of them.
     :raises ImproperlyConfigured: an alias in ``options`` is missing in ``CACHES``, or cannot be
@@ -73,7 +74,8 @@ class CacheClient:
                 " must be those of OBJECTS and LISTS, or nothing there would be found."
             )
         self._also = [tuple(open_servers(alias, options)) for alias in options.also_mark]
-        # Cached results of objects(), lists() and holders(), keyed by place.
+        # Results of objects(), lists() and holders(), which are remembered here, keyed by place
+        # (the alias of a shard, or the type name of a global model).
         self._objects: dict[str, CacheServer] = {}
         self._lists: dict[str, CacheServer] = {}
         self._holders: dict[str, tuple[Holder, ...]] = {}
@@ -117,7 +119,7 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers that must be told of writes to ``place``. Each server occurs once.
+        """Return the servers to which writes to ``place`` must be announced. Each server occurs once.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -135,7 +137,8 @@ class CacheClient:
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # Servers of the setting ALSO_MARK: other processes may keep objects and lists there.
+            # These servers belong to the aliases of the setting ALSO_MARK: other processes may keep
+            # objects and lists on them.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)

@@ -1,4 +1,4 @@
-"""Decoding of cache entries into rows and lists.
+"""Turns cache entries into rows and lists.
 
 An entry that cannot be used is treated as missing. Broken entries are counted in the statistics.
 """
@@ -23,7 +23,7 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """Return the :class:`Listed` of a list of rows: what the process remembers of the list.
+    """Return the :class:`Listed` of a list of rows, which the process keeps to save a later read.
 
     :param revision: the digest of the guards under which the list is valid. Guards are the entries
         that say whether other entries are valid.

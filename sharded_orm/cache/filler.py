@@ -1,4 +1,4 @@
-"""Storing the rows that the database returned for cache misses ("filling" the cache)."""
+"""Stores in the cache the rows that the database returned for cache misses ("fills" the cache)."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # One of the guards is new. It may replace a guard that the server has evicted, together
-            # with the marker of a write that is not committed yet. So it is not safe to store
-            # anything.
+            # One of the guards is new. The server may have evicted its predecessor, which may have
+            # had the marker (announcement) of a write that is not committed yet. So it is not safe
+            # to store anything.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -206,6 +206,7 @@ class Filler:
             return
         value = values.pack_object(name, request.format.fingerprint, stamp, row)
         if value is None:
-            return  # A field has a value that the format cannot hold exactly.
+            # Do not store the row: it has a value that the format of objects cannot hold exactly.
+            return
         server = self._cache.objects(request.scope.place)
         packets.setdefault(server, []).append((request, CacheEntry(name, value, leased.lease)))

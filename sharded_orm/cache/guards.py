@@ -1,7 +1,8 @@
 """Guards: cache entries that say whether other entries are still valid.
 
-A *scope* is the set of rows of a table on a shard, of a shard key, or of an isolate key. Each scope
-has one guard, an entry that changes with every write to the rows of the scope. Guards are a further
+A *scope* is a set of rows of one table on a shard: all rows, the rows of one shard key, or those of
+one isolate key (a value of the field that divides the rows of a shard key). Each scope has one
+guard, an entry that changes with every write to the rows of the scope. Guards are a further
 development of Yupoo's revision (Y15). This module uses neither Django nor a driver.
 
 A guard is a log of text lines. Writers only append lines; a guard is rewritten only to compact
@@ -52,7 +53,7 @@ COMPACT_FROM = 2048
 #: line, because the opening line would open the marker otherwise. At most this many are kept: the
 #: latest ones.
 _MAX_EARLY = 16
-#: The largest size in bytes of a guard for which :func:`parse` caches the result.
+#: The largest size in bytes of a guard whose parsed form :func:`parse` keeps for the next call.
 _MAX_REMEMBERED = 8192
 
 # The patterns of a guard's lines. They are strict for two reasons: anybody may have written to the
@@ -66,7 +67,10 @@ _CLOSING = re.compile(r"[-!]([0-9A-Za-z]{1,32}),([0-9a-f]{16})")
 
 
 class BrokenGuard(ValueError):
-    """A cache entry has the name of a guard, but its bytes are not a valid guard."""
+    """A cache entry has the name of a guard, but its bytes are not a valid guard.
+
+    A guard is the entry that says whether other entries are valid.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,9 @@ class Marker:
 
     :param token: identifies the marker.
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
-    :param wide: whether the write may concern all narrower scopes, for example every isolate key
-        of a shard key.
+    :param wide: True if the write may concern rows in any narrower scope. For example, a marker in
+        the guard of a shard key is wide if it is not known which isolate keys (values of the field
+        that divides the rows of a shard key) the written rows have.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
         rows; None for all rows of the scope. New rows are left out, because they cannot be in the
@@ -111,8 +116,8 @@ class Marker:
     def voids(self) -> bool:
         """Whether closing the marker must make all entries under the guard void.
 
-        True if the marker does not list which objects and narrower scopes the write concerns. The
-        line that closes the marker then gives the guard a new generation.
+        True if the marker does not list which objects and narrower scopes the write concerns. In
+        this case, the line that closes the marker gives the guard a new generation.
         """
         return self.pks is None or self.wide
 
@@ -142,7 +147,9 @@ class Guard:
 
     @property
     def is_bulky(self) -> bool:
-        """Whether compacting would save enough bytes to be worth its round trip."""
+        """Whether compacting the guard (dropping its closed markers) would save enough bytes to be
+        worth a round trip.
+        """
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
@@ -151,7 +158,9 @@ class Guard:
 
     @property
     def has_wide(self) -> bool:
-        """Whether a write is under way that may concern rows of every isolate key in the scope."""
+        """Whether a write is under way that may concern every isolate key (value of the field that
+        divides the scope's rows).
+        """
         return any(marker.wide for marker in self.open)
 
 

@@ -1,4 +1,4 @@
-"""Making cache entries void after SQL statements that the library did not see."""
+"""Makes cache entries void after SQL statements that the library did not see."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class VoidRows:
     :param scope: the narrowest scope (set of rows) that is known to contain the rows: the scope of
         an isolate key, of a shard key, or of the table.
     :param pks: tokens of the rows' primary keys; None (the default) for all rows of the scope.
-    :param wide: True if the model has an isolate key, whose values for the rows are unknown. Then
-        all entries of the rows' shard key or table become void. Default: False.
+    :param wide: True if the model has an isolate key (a field that divides the rows of a shard
+        key), and its values in the rows are unknown. In this case, all entries of the rows' shard
+        key or table become void. Default: False.
     """
 
     scope: Scope
@@ -38,7 +39,7 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
         on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # For each server and each guard on it: whether all entries under the guard become void.
+    # Whether all entries under a guard become void, keyed by the server and then by the guard's name.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:

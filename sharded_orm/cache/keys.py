@@ -30,7 +30,8 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-MAX_LENGTH = 250  # bytes of a name: the limit of memcached
+# The longest name of an entry, in bytes: memcached's limit.
+MAX_LENGTH = 250
 _MAX_TOKEN = 64
 _RESERVED = frozenset({"revision", "list"})
 _SAFE = re.compile(rf"[0-9A-Za-z_.]{{1,{_MAX_TOKEN}}}")
@@ -45,17 +46,20 @@ def token(value: Any) -> str:
 
     :param value: a field value, as ``get_prep_value`` of the field returns it.
     """
-    if isinstance(value, int):  # True becomes 1, as in the database.
+    # bool is a subclass of int: True becomes 1, as in the database.
+    if isinstance(value, int):
         value = int(value)
         return str(value) if value >= 0 else f"%2D{-value}"
     if isinstance(value, str):
-        text = str.__str__(value)  # For a member of an enumeration: its value, not its name.
+        # For a member of an enumeration, this is the value, not the name.
+        text = str.__str__(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
     elif isinstance(value, Decimal):
         text = _decimal(value)
     elif isinstance(value, float):
-        text = repr(value + 0.0)  # Adding 0.0 turns a negative zero into 0.0.
+        # Adding 0.0 turns a negative zero into 0.0, so that both have the same token.
+        text = repr(value + 0.0)
     elif isinstance(value, datetime) and value.utcoffset() is not None:
         text = value.astimezone(UTC).isoformat()
     elif isinstance(value, datetime | date | time):
@@ -79,7 +83,7 @@ def token(value: Any) -> str:
 def _decimal(value: Decimal) -> str:
     """Return ``value`` as text; equal numbers such as 1, 1.0 and 1E0 have the same text.
 
-    ``Decimal.normalize()`` is not used, because it would round.
+    ``Decimal.normalize()`` is not used, because it would round long numbers.
     """
     if not value.is_finite():
         return str(value)
@@ -119,8 +123,8 @@ class CachedType:
     :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
     :param sharded: whether the rows are on shards; otherwise they are in the global database.
     :param fingerprint: a digest of the model's fields, contained in objects and lists, and in the
-        names of lists. It is not in the names of objects and guards, so that during a rolling
-        deploy old and new code mark the same guards.
+        names of lists. It is not in the names of objects and guards, so that old and new code use
+        the same guards during a rolling deploy.
     """
 
     name: str
@@ -137,8 +141,9 @@ class CachedType:
 class Scope:
     """A scope: a set of rows of one cached model.
 
-    The set is a whole table on a shard, a whole global table, or the rows of one shard key or one
-    isolate key. Each scope has one guard: a cache entry that changes with each write to these rows.
+    The set is a whole table on a shard, a whole global table, the rows of one shard key, or those
+    of one isolate key (a value of the field that divides the rows of a shard key). Each scope has
+    one guard: a cache entry that changes with each write to these rows.
 
     :param place: the alias of the shard. For a global model, it is the name of ``type``. The place
         decides which cache server has the entries.
@@ -180,9 +185,9 @@ class Scope:
     def home(self) -> int:
         """The index of the *home* guard in :attr:`guards`.
 
-        The home guard decides whether a cached row is valid. It is the guard of the shard key; for
-        a global model, it is the guard of the table. The scope of a whole table on a shard has no
-        home guard, so its index is out of range.
+        The home guard decides whether a cached row is valid. It is the guard of the shard key or,
+        for a global model, the guard of the table. The scope of a whole table on a shard has no
+        home guard: the index is then out of range.
         """
         return 1 if self.type.sharded else 0
 

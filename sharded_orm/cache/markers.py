@@ -1,8 +1,9 @@
 """The markers of a transaction: opened in the cache before COMMIT, closed after it.
 
-A *scope* is the set of rows of a table on a shard, of a shard key, or of an isolate key. Each scope
-has a *guard*, a cache entry that says whether the other entries of the scope are valid. An open
-*marker* in a guard says that a write to these rows is under way.
+A *scope* is a set of rows of one table on a shard: all rows, the rows of one shard key, or those of
+one isolate key (a value of the field that divides the rows of a shard key). Each scope has a
+*guard*, a cache entry that says whether the other entries of the scope are valid. An open *marker*
+in a guard says that a write to these rows is under way.
 
 Opening and closing the markers costs two round trips per transaction and cache server, however
 many rows the transaction wrote. If a marker cannot be opened, ``ON_CACHE_FAILURE`` decides whether
@@ -31,15 +32,16 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: The number of attempts of a transaction to tell all cache servers of its writes. An attempt fails
-#: if it takes longer than COMMIT_WITHIN seconds; after the last one the transaction is rolled back.
+#: The number of attempts of a transaction to announce its writes to all cache servers. An attempt
+#: fails if it takes longer than COMMIT_WITHIN seconds. After the last failure, the transaction is
+#: rolled back.
 _ATTEMPTS = 3
 
 Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
-    """The interface of a database connection, as far as :class:`TransactionMarkers` uses it."""
+    """The part of a database connection's interface that :class:`TransactionMarkers` uses."""
 
     alias: str
 
@@ -61,10 +63,11 @@ class TouchedRows:
         #: all rows of the scope. New rows are left out, because they cannot be cached yet.
         self.pks: set[str] | None = set()
         #: The scopes of all values of the isolate key that the rows had before or after the writes.
-        #: Each is keyed by the token of its value, which is the value as text in names of entries.
+        #: Each scope is keyed by the token of the value: the value as it is written in names of
+        #: entries.
         self.isolates: dict[str, Scope] = {}
-        #: Whether the write may concern every isolate key. This is so if ``isolates`` may be
-        #: incomplete, or if it has more than MAX_LISTED items.
+        #: Whether the write may concern every value of the isolate key. This is so if ``isolates``
+        #: may be incomplete, or if it has more than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -95,7 +98,8 @@ class GuardUpdate(NamedTuple):
     :param guard: the name of the guard.
     :param pks: tokens of the primary keys of those written rows that may be cached as objects; None
         for all rows of the scope.
-    :param wide: whether the write may concern every isolate key of the scope.
+    :param wide: whether the write may concern every isolate key (value of the field that divides
+        the rows of a shard key) in the scope.
     :param at_home: True if the guard decides whether objects and lists are valid; False if it
         decides this only for the lists of an isolate key.
     """
@@ -136,7 +140,7 @@ class TransactionMarkers:
         # token of the shard key. None as the token means the whole table, with all shard keys.
         self._touched: dict[tuple[CachedType, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
-        # The cache servers that could not be told of the writes. ON_CACHE_FAILURE lets the
+        # The cache servers to which the writes could not be announced. ON_CACHE_FAILURE lets the
         # transaction go on without them.
         self._unmarked: set[CacheServer] = set()
         # The sizes in bytes of the guards that got a marker, keyed by server, then by guard name.
@@ -153,7 +157,7 @@ class TransactionMarkers:
         isolates: Iterable[Scope] = (),
         wide: bool = False,
     ) -> None:
-        """Note rows that the transaction has written or is about to write. No round trip.
+        """Record rows that the transaction has written or is about to write. Costs no round trip.
 
         :param scope: the scope of the rows' shard key or isolate key; the scope of the table if
             the shard key is unknown or the model is global.
@@ -199,20 +203,20 @@ class TransactionMarkers:
 
     @property
     def is_announced(self) -> bool:
-        """Whether markers of this transaction may be on a cache server."""
+        """Whether markers (announcements of writes) of this transaction may be on a cache server."""
         return bool(self._placed)
 
     def announce(self) -> None:
         """Announce the writes to the cache: open a marker in the guard of each written scope.
 
-        Called before COMMIT, and before a statement that may commit implicitly. Makes up to
-        _ATTEMPTS attempts, until one takes at most COMMIT_WITHIN seconds. An attempt costs one
-        round trip per cache server. No attempt is needed if all guards got their markers less than
-        COMMIT_WITHIN seconds ago and nothing was written since.
+        Called before COMMIT, and before a statement that may commit implicitly. An attempt that
+        takes longer than COMMIT_WITHIN seconds is repeated; at most _ATTEMPTS attempts are made. An
+        attempt costs one round trip per cache server. No attempt is needed if all guards got their
+        markers less than COMMIT_WITHIN seconds ago and nothing was written since.
 
         :raises CacheUnavailable: a cache server does not answer, and ``ON_CACHE_FAILURE`` is
-            "refuse". Or each attempt took longer than COMMIT_WITHIN. Markers that were opened stay
-            open until :meth:`over`.
+            "refuse". Or every attempt took longer than COMMIT_WITHIN seconds. Markers that were
+            opened stay open until :meth:`over`.
         """
         within = self._cache.options.commit_within
         for _ in range(_ATTEMPTS):
@@ -235,8 +239,8 @@ class TransactionMarkers:
             line = opening(marker)
             for server, holds_objects in self._servers(update):
                 records.setdefault(server, []).append((update.guard, line))
-                # Note the marker before it is sent, so that it is closed later: even if sending
-                # fails, the server may have received it.
+                # Record the marker before it is sent, so that it is closed later in any case: even
+                # if sending fails, the server may have received the marker.
                 self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
@@ -288,8 +292,8 @@ class TransactionMarkers:
             if markers:
                 self._finish(markers)
         finally:
-            # Empty the per-request cache, because it may hold old rows that were read between the
-            # write and COMMIT.
+            # Drop entries from the per-request cache that may hold old rows, because these were
+            # read between the write and COMMIT.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:
@@ -344,7 +348,8 @@ class TransactionMarkers:
                 server.name, exc, self._connection.alias,
             )  # fmt: skip
             return False
-        except Exception:  # Logged: a committed transaction must not seem to have failed.
+        except Exception:
+            # Log the error: raising it would make the committed transaction seem to have failed.
             logger.exception("closing markers on %s", server.name)
             return False
         try:
@@ -407,7 +412,8 @@ class Queue:
     because the parent sends the closings.
     """
 
-    MAXIMUM = 1000  # The most closings that are kept for a server.
+    # The most closings (of markers) that the queue keeps for one cache server.
+    MAXIMUM = 1000
     _AT_ONCE = 50
 
     def __init__(self) -> None:

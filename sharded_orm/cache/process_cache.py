@@ -1,8 +1,8 @@
 """What a process remembers of the entries that it has read from the cache server.
 
 A *guard* is the entry that says whether other entries are still valid. A *revision* is a digest of
-the guards of a list, and a part of the list's name. The guards are read from the server each time,
-and what the process remembers is used only if it agrees with them.
+the guards of a list, and a part of the list's name. The guards are read from the server each time.
+A remembered value is used only if it was read under the same guards.
 
 A remembered list saves a round trip. A remembered revision also saves one: the list can be read in
 the same packet as the guards, because its name is known already. A remembered row

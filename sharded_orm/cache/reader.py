@@ -83,7 +83,9 @@ class Reader:
             try:
                 reply = exchange(server, first.scope.guards, (first.name,), ())
             except ServerDown:
-                pass  # The request keeps its first outcome, BYPASS.
+                # Leave the outcome of the request at BYPASS, its initial value, because the cache
+                # server is down.
+                pass
             else:
                 self._decide(first, server, reply)
         else:
@@ -159,8 +161,8 @@ class Reader:
         if object_names and tuple(guards_after) != raws:
             return
 
-        # Second packet: the list of ids. It is skipped if valid ids are known, or if the first
-        # packet has read the list.
+        # Second packet: the list of ids. The packet is skipped if valid ids are known, or if the
+        # first packet has read the list.
         listed = remembered
         if listed is None or listed.revision != state.revision:
             current_name = scope.list_name(query, state.revision)
@@ -182,7 +184,7 @@ class Reader:
             request.outcome = MISS
             return
 
-        # Third packet: the objects. It is skipped if the objects of all ids were read already.
+        # Third packet: the objects. The packet is skipped if the objects of all ids were read already.
         object_state = state
         if listed is not None and not listed.names:
             object_names, objects = (), []
@@ -259,7 +261,8 @@ class Reader:
             if missing:
                 server.add(missing, ttl)
         except ServerDown:
-            pass  # The next reader will create the guard.
+            # The cache server is down. A later reader will create the missing guards.
+            pass
         return None
 
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:

@@ -38,7 +38,7 @@ from sharded_orm.cache.stores.base import CacheServer
 
 #: Seconds for which readers assume that the writer of a marker is alive and will close it.
 REPAIR_AFTER = 1.0
-#: Seconds that a process waits before it asks the database about the same marker once more, or
+#: Seconds that a process waits before it queries the database about the same marker once more, or
 #: before it closes the marker in the same guard once more.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
@@ -51,10 +51,10 @@ class Sessions(Protocol):
     """
 
     def judges(self, writer: Writer) -> bool:
-        """Whether :meth:`gone` can tell if the session of ``writer`` has ended.
+        """Whether :meth:`gone` can find out if the session of ``writer`` has ended.
 
-        Return True if the session is, or was, on the database server that :meth:`gone` asks, and
-        the account that asks may see the session. Also return True if this cannot be found out
+        Return True if the session is, or was, on the database server that :meth:`gone` queries, and
+        if the querying account may see the session. Also return True if this cannot be found out
         because the server does not answer: :meth:`gone` then declares no writer dead.
         """
 
@@ -180,8 +180,8 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # Remember that the writer is dead, so that the database is not asked again when the
-                # marker is found in another guard.
+                # Remember that the writer is dead, so that the database is not queried again when
+                # the marker is found in another guard.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead
@@ -225,7 +225,8 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     try:
         guard = parse(raw)
     except BrokenGuard:
-        return False  # The next reader replaces a broken guard.
+        # Leave a broken guard as it is: the next reader replaces it.
+        return False
     return guard.is_bulky and server.replace(name, raw, compacted(guard), ttl)
 
 

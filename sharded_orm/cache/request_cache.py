@@ -26,8 +26,7 @@ class RequestCache:
     The threads and tasks of the request share the first level. It has one dict of entries for each
     shard key or global table. Each dict is stored under the name of the *home guard* of that shard
     key or table: the cache entry that says whether the other entries of that key or table are
-    valid. A write drops each
-    dict whose entries it may affect.
+    valid. A write drops each dict whose entries it may affect.
 
     A reader gets the dict *before* it queries the database, and later puts the rows into this dict.
     If a write has dropped the dict meanwhile, no later reader finds the rows.
@@ -74,8 +73,8 @@ class RequestCache:
             self._homes.pop(guard, None)
 
     def clear(self) -> None:
-        # Make a new dict. Readers may still add rows to the dicts in the old one, where nobody
-        # looks.
+        # Make a new dict instead of emptying the old one: readers may still add rows to the old
+        # dict, where no later reader finds them.
         self._homes = {}
         self._entries = 0
 
@@ -86,9 +85,9 @@ class RequestCache:
 
 
 _current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
-# The first-level cache of each request under ASGI. The key is an asgiref object that the whole
-# request shares. A context variable would not work: under ASGI, Django sends request_started in a
-# separate task, and a variable that is set in a task ends with the task.
+# The first-level cache of each request under ASGI. The key is an object of asgiref that all code of
+# one request shares. A context variable would not work: under ASGI, Django sends request_started in
+# a separate task, and a variable that is set in a task ends with the task.
 _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
@@ -113,7 +112,7 @@ def cache_scope() -> Iterator[None]:
     """Context manager that gives the block a first level of the cache.
 
     Inside the block, a second read of the same rows needs no round trip. A nested block starts with
-    an empty first level. For commands, queued tasks and tests.
+    an empty first level. Use it in commands, queued tasks and tests.
     """
     level = RequestCache(_current.get())
     token = _current.set(level)
@@ -169,7 +168,8 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Also drop from the caches of enclosing blocks, which may have the written rows, too.
+    # Drop the entries also from the first-level caches of enclosing blocks, which may hold the
+    # written rows, too.
     while level is not None:
         level.forget(guard)
         level = level.outer
@@ -180,7 +180,10 @@ _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Context manager: reads in the block query the database, and store nothing in the cache."""
+    """Context manager in whose block reads query the database and do not use the cache.
+
+    What they read is not stored in the cache either.
+    """
     token = _uncached.set(True)
     try:
         yield

@@ -20,10 +20,12 @@ from sharded_orm.cache.repair import Sessions
 from sharded_orm.cache.stores.base import FoundEntry
 from sharded_orm.cache.values import Row
 
-#: Outcomes of a request; see :mod:`sharded_orm.cache.reader`.
+#: The possible outcomes of a request: the caller must bypass the cache, the cache lacks the result,
+#: or the cache has it.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# judge() caches the state of a scope's guards if all of them together have at most this many bytes.
+# judge() keeps the combined state of guards for the next call only if the guards have at most this
+# many bytes together.
 _LONGEST_GUARDS = 4096
 
 
@@ -51,13 +53,14 @@ class GuardState:
     def __init__(self, raws: tuple[bytes, ...], home: int) -> None:
         parsed: list[Guard] = list(map(guards.parse, raws))
         own = len(parsed) - 1
-        #: The bytes of the guards. If they are equal at two moments, nothing was written between.
+        #: The bytes of the guards. If they are equal at two moments, no row of the scope was
+        #: written in between.
         self.raws = raws
         #: The stamp that a valid object must carry: the generations of its guards.
         self.stamp = guards.stamp(parsed[: home + 1])
         #: The revision that the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
-        #: When the youngest of the guards was created, in seconds since 1970.
+        #: The time at which the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
         #: Whether a write is under way that may concern any object and any list of the scope.
         self.is_open = any(guard.open for guard in parsed[:home])
@@ -89,12 +92,12 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
 
     :raises BrokenGuard: one of the guards cannot be parsed.
     """
-    # If the guards are long, their state is not cached: it is rare, and would take much memory.
+    # Do not cache the state of guards that are long: they are rare, and their state takes much memory.
     return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else GuardState)(raws, home)
 
 
 class Format(Protocol):
-    """How the rows of a model are stored in the cache and decoded."""
+    """The format in which the rows of a model are stored in the cache, and how to decode them."""
 
     @property
     def fingerprint(self) -> str:
@@ -111,8 +114,7 @@ class Format(Protocol):
     def decoded(self) -> Decoded | None:
         """The decoded rows that the process remembers.
 
-        None if the reader must not decode rows. The reader then returns rows as the driver gave
-        them.
+        None if the reader must not decode rows. It then returns the values of the database driver.
         """
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
@@ -125,7 +127,7 @@ class CacheRequest:
     :param scope: the scope (set of rows) of the list. For an object, it is the scope of the
         object's shard key or global table, and never that of an isolate key.
     :param format: how the rows are stored and decoded.
-    :param sessions: the sessions of the database that holds the rows, to find dead writers. If
+    :param sessions: finds out, in the database that holds the rows, which writers are dead. If
         None, the markers of dead writers are left open.
     """
 
@@ -156,10 +158,10 @@ class CacheRequest:
         #: After a miss, the guards under which the objects of the result are to be stored. They
         #: may be on another server than the guards of the list. None if objects must not be stored.
         self.object_state: GuardState | None = None
-        #: After a miss, says which objects may be stored. The keys are object names. The value is
-        #: None for an object that must not be stored: it is valid already, for example, or another
-        #: reader stores it. For any other object, the value is the entry that was found, and after
-        #: lease() an entry with the lease (permission to store the object).
+        #: After a miss, tells which objects may be stored, keyed by object name. The value is None
+        #: for an object that must not be stored, for example because it is valid already, or
+        #: because another reader stores it. For any other object, the value is the entry that was
+        #: found. After lease(), the entry has the lease (the permission to store the object).
         self.fillable: dict[str, FoundEntry | None] = {}
 
 
@@ -200,8 +202,7 @@ class ListRequest(CacheRequest):
         super().__init__(scope, format, sessions)
         self.query = query
         self.scalar = scalar
-        #: After a miss, whether a valid list of ids is known, and only some of the objects are
-        #: missing.
+        #: True after a miss if a valid list of ids is known, and only some of the objects are missing.
         self.is_listed = False
         #: The names of the rows' objects in the cache; None until there is a hit or the result is
         #: stored.

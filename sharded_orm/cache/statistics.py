@@ -20,7 +20,7 @@ from sharded_orm.signals import cache_counted
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: The names of the counts, each with its meaning.
+#: The names of the counted events, each with its meaning.
 FIELDS: Mapping[str, str] = {
     "object_hits": "objects that the cache server had",
     "object_misses": "objects that it had not",
@@ -125,9 +125,8 @@ class CacheStatistics:
     def counted(self, type_name: str) -> dict[str, int]:
         """Return what this process has counted for a model since the start of the process.
 
+        :param type_name: the prefix of all names in the cache, followed by the model's label.
         :returns: counts, keyed by names of :data:`FIELDS`.
-
-        :param type_name: see :meth:`add`.
         """
         with self._lock:
             sources = [counts.get(type_name, {}) for counts in (self._total, self._pending)]
@@ -184,7 +183,7 @@ class CacheStatistics:
 
         Costs one round trip.
 
-        :param type_name: see :meth:`add`.
+        :param type_name: the prefix of all names in the cache, followed by the model's label.
         :raises ServerDown: the server that holds the counters of this model is down.
         """
         names = [counter(type_name, field) for field in FIELDS]
@@ -202,8 +201,8 @@ class CacheStatistics:
 def counter(type_name: str, field: str) -> str:
     """Return the name of the counter that holds one count of a model on a cache server.
 
-    Only in names of counters, ``@count-`` follows the model's label. So no other entry has the name
-    of a counter.
+    No other cache entry has the name of a counter, because ``@count-`` is used only in names of
+    counters.
 
     :param type_name: the prefix of all names in the cache, followed by the model's label.
     :param field: a name of :data:`FIELDS`.

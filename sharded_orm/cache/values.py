@@ -63,7 +63,7 @@ BROKEN: Final = Unusable.BROKEN
 
 
 class _NotExact(Exception):
-    """A value would change by being stored and read again."""
+    """Raised if a value would change by being stored and read again."""
 
 
 def _zone_is_exact(value: datetime | time) -> bool:
@@ -103,8 +103,9 @@ def _unpack_interval(number: Any) -> timedelta:
     return timedelta(microseconds=number)
 
 
-#: For each type that JSON lacks: the type's letter, and the function that turns a value into JSON.
-#: Instances of subclasses are not stored: they would be read as instances of the base class.
+#: For each type that JSON lacks: a letter that stands for the type, and the function that turns a
+#: value of the type into a JSON value. Values of subclasses are not stored: they would be read as
+#: values of the base class.
 _CARRIED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("b", _pack_bytes),
     Decimal: ("n", str),
@@ -187,7 +188,8 @@ def unpack_objects(
         if crc32(raw) == _WHOLE:
             positions.append(position)
             bodies.append(raw[len(prefix) : -4])
-        rows.append(BROKEN)  # Replaced below if the entry can be parsed.
+        # The entry counts as broken, unless the code below can parse it.
+        rows.append(BROKEN)
     if bodies:
         for position, row in zip(positions, _rows(bodies), strict=True):
             if row is not None and len(row) == width:
@@ -235,7 +237,8 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        return BROKEN  # The entry is a copy: all is as expected, except the name in it.
+        # The entry begins as expected, except for its name: it is a copy of another entry.
+        return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
 
@@ -257,7 +260,8 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     fields.append(letters)
     try:
         text = _dump(fields)[1:-1]
-    except ValueError:  # The row has an integer of thousands of digits.
+    except ValueError:
+        # JSON cannot hold an integer of thousands of digits, so such a row is not stored.
         return None
     if "[" in text or "]" in text:
         # These brackets are inside JSON strings, where a bracket may be written as an escape. A

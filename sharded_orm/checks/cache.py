@@ -74,7 +74,9 @@ def check_cached_models(
             continue
         cached.append(model)
         if issubclass(model, ShardedModel) and not _is_declared(model):
-            continue  # The checks E001 to E003 report the wrong declaration.
+            # Skip the other checks: the model's shard group or shard key is declared wrongly, and
+            # the checks E001 to E003 report that.
+            continue
         messages += _unmanaged(model)
         messages += _changed_by_database(model)
         messages += _keys(model)
@@ -180,7 +182,9 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _names_of_app(config: Any) -> frozenset[str]:
-    """Return the names that an installed app adds to those of ``ShardMeta``."""
+    """Return the names that the installed app ``config`` permits in ``ShardMeta``, in addition to
+    the usual ones.
+    """
     return getattr(config, "shard_meta_names", frozenset())
 
 

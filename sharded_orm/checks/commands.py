@@ -1,4 +1,4 @@
-"""A system check of the commands of Django that the library overrides.
+"""A system check of the library's commands, some of which override commands of Django.
 
 The ids of the checks never change. All modules of ``sharded_orm.checks`` share one range of numbers.
 
@@ -24,12 +24,13 @@ from django.core.management import (
 APP = "sharded_orm"
 
 
-@checks.register(checks.Tags.commands)  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
+@checks.register(checks.Tags.commands)  # type: ignore[attr-defined,unused-ignore]  # the type stubs lack this tag
 def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if an app that is listed before ``sharded_orm`` hides one of its commands.
 
-    Of two apps with a command of one name, Django takes the app that is listed first. A command
-    that is a subclass of this library's command is no problem.
+    If two apps have a command with the same name, Django runs the command of the app that is listed
+    first in ``INSTALLED_APPS``. A command that is a subclass of this library's command is no
+    problem.
     """
     app_by_command = get_commands()
     folder = Path(apps.get_app_config(APP).path) / "management"

@@ -63,7 +63,7 @@ def check_text_keys(
             continue
         for column in collations.read(shards):
             # Report only a warning if a pending migration may repair the column: ``migrate`` runs
-            # the checks first, and an error would stop it before the repair.
+            # the checks first, and an error would stop ``migrate`` before the repair.
             repairable = shard is not None and _is_behind(alias)
             messages.append(
                 (checks.Warning if repairable else checks.Error)(

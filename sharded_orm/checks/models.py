@@ -199,9 +199,12 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
     for field in model._meta.local_fields:
         if isinstance(field, EmbeddedShardMixin):
-            continue  # An id that contains the shard number is unique across shards.
+            # An id that contains the shard number is unique in the whole group.
+            continue
         if isinstance(field, models.OneToOneField) and _is_on_one_shard(options, field):
-            continue  # All rows that could refer to the same row are on its shard.
+            # Rows that refer to the same row are all on that row's shard, so the shard enforces
+            # uniqueness.
+            continue
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
     for names in model._meta.unique_together:
@@ -433,7 +436,8 @@ def _generic_relations(model: Any) -> Iterator[checks.CheckMessage]:
     if options is None or not _counts_per_shard(options):
         return
     for field in model._meta.private_fields:
-        remote_model = getattr(field.remote_field, "model", None)  # A GenericForeignKey has none.
+        # A GenericForeignKey has no related model; such a field is skipped.
+        remote_model = getattr(field.remote_field, "model", None)
         if not isinstance(remote_model, type) or _group(remote_model) == options.group:
             continue
         yield checks.Error(
@@ -448,7 +452,7 @@ def _generic_relations(model: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _counts_per_shard(options: ShardOptions) -> bool:
-    """Whether each shard generates primary keys by itself, so that two may generate the same."""
+    """Whether each shard generates primary keys by itself, so that two shards may generate the same key."""
     pk = options.model._meta.pk
     return isinstance(pk, models.AutoField) and not (
         pk is options.key or isinstance(pk, PackedIDField)
@@ -470,7 +474,9 @@ def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
         for side in (model, field.remote_field.model)
     )
     if own in (field.name, field.attname) and theirs in (target.name, target.attname):
-        return  # The foreign key is the shard key on both sides, so both rows are on the same shard.
+        # No constraint is needed: the foreign key is the shard key on both sides, so both rows are
+        # on the same shard.
+        return
     yield checks.Warning(
         f"The foreign key {field.name!r} is not enforced by the database, and its rows are looked up"
         " on one shard all the same: one that is on another shard is not found.",

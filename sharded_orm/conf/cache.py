@@ -13,6 +13,7 @@ KEYS = {
     "OBJECTS", "LISTS", "PREFIX", "TTL", "TIMEOUT", "BACKOFF", "COMMIT_WITHIN", "QUARANTINE",
     "READ", "ALSO_MARK",
 }  # fmt: skip
+
 #: Largest ``TTL`` (lifetime of a cache entry) in seconds: 15 days. Guards (see :class:`CacheOptions`) live
 #: twice as long as entries, and memcached would take a lifetime of more than 30 days for a date.
 MAX_TTL = 15 * 24 * 3600

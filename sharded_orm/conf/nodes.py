@@ -18,6 +18,7 @@ KEYS = {
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
     "CAPACITY",
 }  # fmt: skip
+
 # Settings that NODE_DEFAULTS must not have. A default CAPACITY would make every node a target of
 # shards, even a node that has only replicas.
 _NO_DEFAULTS = {"CAPACITY"}

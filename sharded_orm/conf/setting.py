@@ -1,4 +1,4 @@
-"""Read and check the ``SHARDED_ORM`` setting as a whole; collect the problems of all its parts."""
+"""Read and check the whole ``SHARDED_ORM`` setting, and collect the problems of all its parts."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ class Config:
         then.
     :param bound_key: the dotted path of the function that returns the shard keys of a request, for
         the middleware that binds them; None if the setting has no ``BOUND_KEY``.
-    :param placement_lease: seconds for which a process remembers the shards of keys without asking
-        the directory which keys are moving; None if no key ever moves.
+    :param placement_lease: seconds for which a process remembers the shards of keys before it
+        queries the directory again for keys that are moving; None if no key ever moves.
     :param move_wait: seconds for which a write waits while its key moves to another shard.
-    :param read_plans: whether the SQL of a query is kept for later queries of the same shape.
+    :param read_plans: whether the SQL of a query is kept for later queries that differ from it only
+        in their values.
     """
 
     topology: Topology

@@ -20,7 +20,7 @@ class TicketOptions:
     #: The longest time in seconds that a caller waits for an id. Each ticket server gets an equal
     #: part of this time.
     timeout: float = 2.0
-    #: Seconds for which a ticket server is not asked after a failure.
+    #: Seconds for which a ticket server is not called after a failure.
     backoff: float = 5.0
     #: The number of ids that a process takes from a ticket server in one request. The process uses
     #: one of these ids and keeps the others for later. With 1, it takes no id in advance.

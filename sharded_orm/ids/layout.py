@@ -26,7 +26,8 @@ from sharded_orm.exceptions import InvalidID, TimestampExhausted
 _MILLISECOND = timedelta(milliseconds=1)
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: The default epoch of :class:`TimestampedLayout`. With the default widths, ids last until 2059.
+#: The default epoch of :class:`TimestampedLayout`, from which milliseconds are counted. With the
+#: default widths, there are ids until 2059.
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
 
 
@@ -67,8 +68,8 @@ class _Layout:
 class PackedLayout(_Layout):
     """The widths, in bits, of the parts of a packed id: ``shard | type | local`` (P1).
 
-    ``type`` is the number of a table, ``local`` the row's number in the table. The default widths of
-    16, 10 and 36 bits leave the top two bits of the id at zero.
+    ``type`` is the number of a table, ``local`` the row's number in the table. With the default
+    widths of 16, 10 and 36 bits, the top two bits of an id are zero.
 
     :raises InvalidID: the sum of the widths is above 63, or a width is not a positive integer.
     """
@@ -87,7 +88,10 @@ class PackedLayout(_Layout):
 
     @property
     def shard_shift(self) -> int:
-        """The number of bits below the shard: the ``SHIFT`` option of the embedded strategy."""
+        """The number of bits below the shard number in an id.
+
+        This is the ``SHIFT`` option of the embedded strategy, which reads the shard number from ids.
+        """
         return self.type_bits + self.local_bits
 
     def pack(self, shard: int, type: int, local: int) -> int:
@@ -114,7 +118,8 @@ class PackedLayout(_Layout):
         )
 
     def counted(self, shard: int, type: int) -> range:
-        """Return the range of all ids that rows of the table number ``type`` on ``shard`` can have.
+        """Return the range of all ids that rows on ``shard`` can have, in the table with the number
+        ``type``.
 
         The local parts of these ids go from 1 to the largest number that fits.
         """
@@ -196,7 +201,10 @@ class TimestampedLayout(_Layout):
 
     @property
     def shard_shift(self) -> int:
-        """The number of bits below the shard: the ``SHIFT`` option of the embedded strategy."""
+        """The number of bits below the shard number in an id.
+
+        This is the ``SHIFT`` option of the embedded strategy, which reads the shard number from ids.
+        """
         return self.sequence_bits
 
     @property

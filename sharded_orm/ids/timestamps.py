@@ -23,8 +23,9 @@ def _now() -> int:
 class _Lane:
     """What this process remembers of the ids that it has made for one table on one shard.
 
-    ``last`` is the time of the latest id, in milliseconds after the epoch. ``sequence`` is the sequence
-    number of the latest id. ``used`` is the number of ids that have the time ``last``.
+    ``last`` is the time of the latest id, in milliseconds after the epoch. ``sequence`` is the
+    sequence number of the latest id. ``used`` is the number of ids that this process has made for
+    the time ``last``.
     """
 
     last: int
@@ -100,7 +101,7 @@ class TimestampClock:
             return [self._next(lane, shard) for _ in range(count)]
 
     def leave(self, shard: int, table: str) -> None:
-        """Make no more ids for ``table`` on ``shard`` with the millisecond of the last id.
+        """Make no more ids for ``table`` on ``shard`` that have the same millisecond as the last id.
 
         The next id has a later millisecond and a random sequence number. Call this after an id of
         this process has collided with that of another process: the next ids would collide, too.
@@ -145,7 +146,8 @@ class TimestampClock:
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()
-            # Make no more ids of the last id's millisecond, because the parent may make such ids.
+            # Do not continue with the millisecond of the last id, because the parent may make the
+            # next ids of that millisecond.
             self._leave(lane)
 
 
@@ -162,5 +164,7 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 @cache
 def clock_of(layout: TimestampedLayout) -> TimestampClock:
-    """Return this process's maker of ids of ``layout``. All tables with such ids share it."""
+    """Return the object with which this process makes ids of ``layout``. All tables with such ids
+    share it.
+    """
     return TimestampClock(layout)

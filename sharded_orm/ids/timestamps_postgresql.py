@@ -13,8 +13,9 @@ sessions repeated an id within a second.
 Here the SQL sequence stores both the time and the sequence number of the last id, and one session
 at a time advances it. So the ids of a table always grow, and no id is repeated. If the sequence
 numbers of a millisecond are used up, the session waits for the next millisecond. If the clock is
-set back, new ids continue after the last id. The price: a call takes 6 microseconds instead of 1.
-Sessions that insert at once wait for each other, so a table gets at most some 50,000 rows a second.
+set back, new ids continue after the last id. As a price for this, a call takes 6 microseconds
+instead of 1. Sessions that insert at once wait for each other, so a table gets at most some 50,000
+rows a second.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import hashlib
 
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 
-_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
+# PostgreSQL's limit for the length of a name, in bytes.
+_MAX_IDENTIFIER = 63
 #: First half of the key of an advisory lock; the second half is the oid of an SQL sequence. Only
 #: the session that holds the lock may advance this SQL sequence.
 _LOCK = 0x5348_4F52

@@ -9,14 +9,20 @@ from django.core.management.base import CommandParser
 
 
 def positive(text: str) -> int:
-    """Return the positive whole number that ``text`` gives."""
+    """Return ``text`` as an int. It must be a positive whole number.
+
+    :raises ArgumentTypeError: ``text`` is anything else.
+    """
     if not text.isascii() or not text.isdigit() or not int(text):
         raise ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)
 
 
 def days(text: str) -> timedelta:
-    """Return the duration that ``text`` gives as a number of days, which may have a fraction."""
+    """Return ``text``, a number of days that may have a fraction, as a duration.
+
+    :raises ArgumentTypeError: ``text`` is no such number.
+    """
     try:
         duration = timedelta(days=float(text))
     except (ValueError, OverflowError):

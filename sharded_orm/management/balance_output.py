@@ -26,7 +26,7 @@ def add_balance_options(parser: CommandParser, measures: Sequence[str], example:
     """Add the options that say what is balanced, and how evenly.
 
     :param measures: the choices of ``--by``; the first is the default.
-    :param example: a name such as the file of loads may contain, for the help text.
+    :param example: a name that the file of loads may contain; shown in the help text.
     """
     parser.add_argument(
         "--by", choices=measures, default=measures[0], help="What to balance. Default: %(default)s"
@@ -41,26 +41,27 @@ def add_balance_options(parser: CommandParser, measures: Sequence[str], example:
         type=_part,
         default=THRESHOLD,
         metavar="PERCENT",
-        help="Leave what has at most this much more than its share. Default: 10",
+        help="Take nothing away from a node or shard that has at most this much more than its share."
+        " Default: 10",
     )
     parser.add_argument(
         "--goal",
         type=_part,
         metavar="PERCENT",
-        help="Move until nothing has more than this above its share. Default: the threshold",
+        help="Move until no node or shard has more than this above its share. Default: the threshold",
     )
     parser.add_argument(
         "--cool-down",
         type=_hours,
         default=COOL_DOWN,
         metavar="HOURS",
-        help="Leave where it is what has moved in this time. Default: 24",
+        help="Leave a shard or key in place for this long after it has moved. Default: 24",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
 
 def balance_options(options: Mapping[str, Any]) -> BalanceOptions:
-    """Return the parsed options of :func:`add_balance_options`.
+    """Return the options that :func:`add_balance_options` has added and the command line has set.
 
     :raises BalanceRefused: the options contradict each other.
     """
@@ -93,7 +94,7 @@ def _hours(text: str) -> timedelta:
 
 
 def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> None:
-    """Print how full the nodes or shards are, now and after the moves."""
+    """Print how full the nodes or shards are now, and how full they will be after the moves."""
     obstacles = {obstacle.bin for obstacle in plan.obstacles}
     write_table(
         command,
@@ -114,7 +115,7 @@ def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> N
 
 
 def write_obstacles(command: BaseCommand, plan: BalancePlan) -> None:
-    """Print what stands in the way of a better balance."""
+    """Print why the balance cannot be better."""
     if len(plan.parts) > 1:
         parts = " | ".join(", ".join(part) for part in plan.parts)
         command.stdout.write(

@@ -1,4 +1,4 @@
-"""The option ``--database`` of Django's commands."""
+"""Changes the option ``--database`` of Django's commands."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from django.core.management.base import CommandParser
 
 
 def make_optional(parser: CommandParser, help: str) -> None:
-    """Change the default of ``--database`` to None. Django's default is the default database.
+    """Change the default of the option ``--database`` from the alias ``default`` to None.
 
-    :param help: the help text of the option.
+    :param help: the new help text of the option.
     """
     for action in parser._actions:
         if "--database" in action.option_strings:

@@ -10,12 +10,13 @@ from sharded_orm import runtime
 
 
 class OneDatabaseCommand(BaseCommand):
-    """A command of Django's that refuses the alias of a whole group, which has no tables itself.
+    """A command of Django that refuses the alias of a whole shard group, which has no tables itself.
 
-    With any other alias, it does what Django's command does.
+    With any other alias, the command does what Django's command does.
     """
 
-    #: What to do instead. ``{group}`` stands for the name of the group.
+    #: A part of the error message: what the user can do instead. ``{group}`` stands for the name of
+    #: the group.
     remedy: ClassVar[str] = "name one shard, such as '--database {group}_00000'"
     #: Whether the command works on shards; False for commands about tables that no shard has.
     takes_shards: ClassVar[bool] = True
@@ -33,5 +34,5 @@ class OneDatabaseCommand(BaseCommand):
         return super().execute(*args, **options)
 
     def takes_group(self, alias: str) -> bool:
-        """Whether the command works on the group ``alias``; False unless overridden."""
+        """Whether the command accepts the alias of the shard group ``alias``; False unless overridden."""
         return False

@@ -15,15 +15,15 @@ _INTERVAL = 10.0
 
 
 class ShardProgress:
-    """The progress display of a command that works on many shards.
+    """Shows the progress of a command that works on many shards.
 
     Writes to standard error, because standard output is for the result. Each failure is reported at
     once, in one line. The bar needs tqdm (the extra ``progress``); without tqdm, lines are printed.
 
     :param verbosity: 0 shows only failures; 1 adds a bar, or a line every 10 seconds; 2 adds a line
         per shard instead.
-    :param bar: whether a bar may be shown. If not, lines are printed.
-    :param unit: the name of what is counted, in the plural.
+    :param bar: whether a progress bar may be shown. If False, lines are printed.
+    :param unit: the plural name of the things that are counted, such as "shards".
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ShardProgress:
         self._fail(failure_line(failure))
 
     def unit_failed(self, description: str, error: str) -> None:
-        """Report that a unit of work has failed. The unit is not a shard."""
+        """Report that a unit of work that is not a shard has failed."""
         self._fail(f"{description}: failed: {error}")
 
     def _fail(self, line: str) -> None:
@@ -97,6 +97,8 @@ class ShardProgress:
 
 
 def failure_line(failure: Failure) -> str:
-    """Return a line such as ``photos_00003: failed at photos.0002_title: OperationalError: …``."""
+    """Return a line about a failed shard, such as ``photos_00003: failed at photos.0002_title:
+    OperationalError: …``.
+    """
     where = f" at {failure.migration}" if failure.migration else ""
     return f"{failure.alias}: {failure.state}{where}: {failure.error}"

@@ -1,6 +1,4 @@
-"""The command-line options ``--group``, ``--shards`` and ``--node``. Commands use them to select
-shards.
-"""
+"""The command-line options ``--group``, ``--shards`` and ``--node``, which select shards."""
 
 from __future__ import annotations
 
@@ -27,21 +25,22 @@ def add_selection(parser: ArgumentParser) -> None:
 
 
 def selection_of(options: Mapping[str, Any]) -> list[Selected]:
-    """Return the shards that the parsed options select, never an empty list.
+    """Return the shards that the parsed options select, as a list of selections that is never empty.
 
     :raises CommandError: a group, node or shard does not exist, or the options select no shard.
     """
     numbers = options["shards"]
     try:
         if isinstance(numbers, str):
-            numbers = parse_numbers(numbers)  # call_command() may pass the numbers as text.
+            # The numbers may be text if the command was started by call_command().
+            numbers = parse_numbers(numbers)
         return select(options["group"], numbers, options["node"])
     except (InvalidSelection, ValueError) as exc:
         raise CommandError(str(exc)) from exc
 
 
 def shard_numbers(text: str) -> list[range]:
-    """Return the ranges of numbers in an argument such as ``0-511,700``, for argparse."""
+    """Return the ranges of shard numbers in an argument such as ``0-511,700``. A ``type`` for argparse."""
     try:
         return parse_numbers(text)
     except ValueError as exc:

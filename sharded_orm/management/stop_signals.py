@@ -1,4 +1,4 @@
-"""Stopping a long command cleanly by a signal."""
+"""Stop a long command cleanly when a signal such as SIGINT arrives."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sharded_orm.operations.runs.rollout import Stopping
 
 
 class SignalStopping(Stopping):
-    """A stop flag that is set by a signal.
+    """A stop flag that a signal sets. The work checks the flag, and stops if it is set.
 
-    If the command fails, ``status`` is its exit status. It is 128 + the number of the signal if a
-    signal has stopped the command, otherwise 1.
+    ``status`` is the exit status of the command if the command fails. It is 128 plus the number of
+    the signal if a signal has stopped the command; otherwise 1.
     """
 
     status = 1
@@ -26,7 +26,7 @@ class SignalStopping(Stopping):
         self.stop(f"stopped by {signal.Signals(signum).name}")
         signal.signal(signum, signal.SIG_DFL)
         # Use os.write(), not sys.stderr: the signal may have interrupted a write to sys.stderr, and
-        # a second write inside the first one raises an error.
+        # a second write to it, inside the first one, would raise an error.
         os.write(
             2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
         )
@@ -34,7 +34,7 @@ class SignalStopping(Stopping):
 
 @contextmanager
 def stop_signals() -> Iterator[SignalStopping]:
-    """Context manager: within the block, SIGINT and SIGTERM stop the work cleanly.
+    """Context manager in whose block the signals SIGINT and SIGTERM stop the work cleanly.
 
     Yields the stop flag, which these signals set. If the same signal arrives again, it kills the
     process. Python can install signal handlers only in the main thread, so in any other thread no

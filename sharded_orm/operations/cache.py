@@ -177,8 +177,8 @@ def require_cache() -> CacheClient:
 def status() -> CacheStatus:
     """Return the state of all cached models and cache servers.
 
-    Asks the servers one after the other. The time limit for a call to a server is the ``TIMEOUT`` in
-    the ``CACHE`` setting.
+    The servers are queried one after the other. The time limit for a call to a server is the
+    ``TIMEOUT`` in the ``CACHE`` setting.
     """
     cache = require_cache()
     cache.statistics.flush()
@@ -210,7 +210,7 @@ def forget_key(model: type[Any], key: Any) -> list[str]:
     Then only the entries of ``model`` are invalidated.
 
     :param model: a sharded model.
-    :param key: a value of the model's shard key, as the key's field converts it.
+    :param key: a value of the model's shard key, already converted by the key's field.
     :returns: the labels of the models whose entries were invalidated.
     :raises InvalidConfiguration: the project has no cache.
     :raises CacheUnavailable: a cache server is down; repeat the call.
@@ -280,8 +280,8 @@ def _first(info: Mapping[str, Any], *names: str) -> str | None:
 
 def _items(info: Mapping[str, Any]) -> int | None:
     if "redis_version" in info:
-        # Add up the keys of all databases of the server. For each database with keys, Redis reports
-        # a line such as db0:keys=3,expires=3,avg_ttl=0.
+        # Redis reports a line for each of its databases with keys, such as
+        # db0:keys=3,expires=3,avg_ttl=0. Add up the keys of all these lines.
         matches = (re.match(r"keys=(\d+)", str(v)) for k, v in info.items() if re.match(r"db\d", k))
         return sum(int(match[1]) for match in matches if match)
     return _number(_first(info, "curr_items", "entries"))

@@ -38,7 +38,7 @@ class FixtureTransaction:
         self._pks: dict[tuple[str, type[models.Model]], set[Any]] = defaultdict(set)
         #: The shard keys of stored rows that are foreign keys to the global database, keyed by model.
         self._keys: dict[type[models.Model], set[Any]] = defaultdict(set)
-        #: Whether the relations of a model are to be checked.
+        #: Whether the relations of a model are to be checked, keyed by the model.
         self._has_relations: dict[type[models.Model], bool] = {}
 
     def __enter__(self) -> Self:
@@ -50,15 +50,15 @@ class FixtureTransaction:
 
         After an error, roll them back.
         """
-        # Switch the check of foreign keys on only when the transactions have ended. After an error,
-        # the shards accept no statement earlier.
+        # Enable the check of foreign keys again only after the transactions have ended. If there
+        # was an error, the shards accept no statement before that.
         with self._unchecked:
             self._blocks.__exit__(*exc_info)
 
     def place(self, options: ShardOptions, row: models.Model) -> str:
         """Return the alias of the shard for ``row``, and begin the transaction of its group.
 
-        If the row's key has no shard yet, one is chosen and recorded for good.
+        If the row's key has no shard yet, a shard is chosen and recorded permanently.
 
         :raises ShardKeyRequired: the row has no shard key.
         :raises InvalidShardKey: no row can have this key.
@@ -93,7 +93,8 @@ class FixtureTransaction:
             try:
                 connections[alias].check_constraints(table_names=tables)
             except IntegrityError as exc:
-                # Django finds such rows with queries of its own, so no wrapper of a shard sees it.
+                # Add the name of the shard to the error. Django's own check raises the error, so
+                # the code that adds the name to the errors of a shard's queries does not see it.
                 add_shard_note(exc, connections[alias].shard)  # type: ignore[attr-defined]  # of a shard
                 raise
 
@@ -110,18 +111,21 @@ class FixtureTransaction:
 
     def check_keys(self) -> None:
         """Check that the noted rows are related to rows of their own shard key only, and that their
-        shard keys refer to rows of the global database.
+        shard keys refer to existing rows of the global database.
 
-        All keys of the rows are checked, also keys that have a shard already. A key keeps its shard
-        after a rollback, so a key without a row may have one if the same fixture was loaded before.
+        All shard keys of the noted rows are checked, even those whose shard is already recorded.
+        This is because a rollback does not remove the recorded shard of a key, so an earlier failed
+        load of the fixture may have left the key of a row that does not exist.
 
-        Rows that were stored before are not checked. One query for each 500 keys, and one for each
-        relation and 500 rows.
+        Rows that were not noted are not checked. Costs one query for each 500 keys, and one for
+        each relation and 500 rows.
 
         :raises CrossKeyRelation: a row is related to a row of another shard key.
         :raises DanglingShardKey: the row to which a shard key refers does not exist.
         """
-        with unbound():  # Also find rows of other keys than the bound one.
+        # The block includes rows of all keys. Inside unbound(), the bound key does not restrict
+        # queries.
+        with unbound():
             for (alias, model), pks in self._pks.items():
                 refuse_other_keys(model, alias, pks)
         for model, keys in self._keys.items():

@@ -1,4 +1,4 @@
-"""Ask several nodes (the database servers in ``NODES``) in parallel.
+"""Query several nodes (the database servers in ``NODES``) in parallel.
 
 A node that is down does not delay the others.
 """
@@ -27,8 +27,9 @@ T = TypeVar("T")
 #: Errors that a node can cause. Any other error is a bug in this library.
 TROUBLE = (Error, ShardedOrmError, ImproperlyConfigured, OSError)
 
-#: Largest number of abandoned threads per node: threads that wait for the node's answer although the
-#: caller has given up. Without a limit, each question to a hanging node would leave one more thread.
+#: The largest number of abandoned threads per node. Such a thread waits for the node's answer,
+#: although its caller has given up. Without a limit, each query to a hanging node would leave one
+#: more thread.
 MAX_ABANDONED = 20
 
 Alive = Callable[[], None]
@@ -41,25 +42,25 @@ _abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 class NoAnswer(OperationalError):
     """A node or service has not answered in time.
 
-    What it was asked to do may still take effect there.
+    The statement that was sent may still take effect there.
     """
 
 
 def ignore_answer() -> None:
-    """Do nothing. Pass this function in place of ``alive`` if answers must not extend the time
-    limit.
+    """Do nothing. Pass this function in place of ``alive`` if an answer of the node must not extend
+    the time limit.
     """
 
 
 @contextmanager
 def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
-    """A context manager that gives a connection object of node ``name``, and closes it at the end.
+    """A context manager that yields a connection object of node ``name``, and closes it at the end.
 
     The connection object belongs to no shard. Only the thread that created the object may use it.
     The object connects to the node when it is first used.
     """
-    # Get the settings of the node by asking for those of an invented shard that has no schema name.
-    # On SQLite, the setting NAME is then a file in the node's folder that belongs to no shard.
+    # Derive the settings of the node from those of an invented shard that has no schema name. On
+    # SQLite, the setting NAME is then a file in the node's folder that belongs to no shard.
     settings = database_settings.shard_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
@@ -84,8 +85,8 @@ def ask_nodes(
 
     Each call runs in a new thread. When the thread ends, its Django connections are closed. ``ask``
     must call ``alive()`` each time its node has answered. If a node is silent for too long, its
-    thread is abandoned: it may go on, but its result is ignored. A node with :data:`MAX_ABANDONED`
-    abandoned threads is not asked.
+    thread is abandoned: it may go on, but its result is ignored. For a node with
+    :data:`MAX_ABANDONED` abandoned threads, ``ask`` is not called.
 
     :param nodes: names of nodes, or of services.
     :param patience: seconds to wait for a node's first answer.
@@ -167,10 +168,11 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
 def _count_abandoned(kind: str, name: str) -> int:
     """Return how many abandoned threads of the node or service ``name`` still run.
 
-    Forget the threads that have ended.
+    Threads that have ended are removed from the record.
     """
     threads = _abandoned.get((kind, name), set())
-    for thread in tuple(threads):  # tuple() makes an atomic copy: other threads add to the set.
+    # tuple() makes an atomic copy, because other threads may add to the set meanwhile.
+    for thread in tuple(threads):
         if not thread.is_alive():
             threads.discard(thread)
     return len(threads)

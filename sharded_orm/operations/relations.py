@@ -19,7 +19,8 @@ from sharded_orm.models.sharding.options import required_options, shard_options,
 from sharded_orm.models.sharding.same_key import cross_key_relation, gives_key, needs_same_key
 from sharded_orm.operations.shards.table_reads import Sql, TableRows
 
-#: A foreign key. Not typed, because Django's stubs allow its model to be a text such as "self".
+#: A foreign key. It has no precise type here, because Django's stubs allow its model to be a text
+#: such as "self".
 Reference = Any
 #: Size of a batch: the number of rows that are looked up by one query.
 LOOK_UPS = 500
@@ -57,7 +58,12 @@ class RelationInside:
         return [*rows, key_of(self.owner_model), self.related, related_key]
 
     def cross_key_sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
-        """Return the SELECT of the rows that are related to a row of another shard key."""
+        """Return the SELECT for rows of the relation whose two sides have different shard keys.
+
+        :param quote: a function that quotes the name of a column or table.
+        :param table: the rows that are checked.
+        :param prefix: SQL that is put before the name of each joined table.
+        """
         joins = _Joins(quote, prefix)
         owner_path = [] if self.owner is None else [self.owner]
         key = joins.column("r", self.table, owner_path, key_of(self.owner_model))
@@ -132,7 +138,7 @@ class _Joins:
 
 
 def _own_columns(model: type[Model], fields: Sequence[Any]) -> list[Any]:
-    """Return those columns of the own table of ``model`` that a statement about ``fields`` reads.
+    """Return the columns of the own table of ``model`` that a statement about ``fields`` reads.
 
     These are all foreign keys, because they may be links to parents, and the columns of ``fields``.
     Some of ``fields`` may be in the tables of parents instead.
@@ -180,10 +186,11 @@ class GenericReference:
         return [*meta.pk_fields, key_of(self.model), *map(meta.get_field, names)]
 
     def sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
-        """Return the SELECT of the references: :attr:`fields`, and the number of rows.
+        """Return the SELECT for the references: the columns of :attr:`fields`, and the number of
+        rows.
 
-        Rows with the same reference and shard key become one row of the result, with the smallest
-        of their primary keys. Composite primary keys are not combined.
+        Rows with the same reference and the same shard key become one row of the result, with the
+        smallest of their primary keys. Composite primary keys are not combined in this way.
         """
         joins = _Joins(quote, prefix)
         *pks, key, type_field, id_field = self.fields
@@ -205,16 +212,19 @@ class GenericReference:
         )
 
     def content_model(self, type_id: Any) -> type[Model] | None:
-        """Return the model of a content type; None if there is none."""
+        """Return the model of a content type; None if the content type or its model does not exist."""
         try:
             model: type[Model] | None = self.field.get_content_type(id=type_id).model_class()
         except ObjectDoesNotExist:
             return None
-        # A generic relation cannot hold a composite primary key, so such a model has no references.
+        # A generic foreign key cannot store a composite primary key, so such a model has no
+        # references.
         return None if model is None or len(model._meta.pk_fields) > 1 else model
 
     def needs_same_key(self, model: type[Model]) -> bool:
-        """Whether a row that refers to a row of ``model`` must have the shard key of that row."""
+        """Return whether a row that refers to a row of ``model`` must have the shard key of that
+        row.
+        """
         options, related = required_options(self.model), shard_options(model)
         if related is None or not needs_same_key(options, related):
             return False
@@ -223,7 +233,7 @@ class GenericReference:
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
         """Raise :exc:`CrossKeyRelation` if a row refers to a row of another shard key.
 
-        Costs one query, and one for each content type among the rows.
+        Costs one query for the rows, and one for each content type that they refer to.
 
         :param alias: the alias of the shard on which the rows are checked.
         :param pks: primary keys of the rows of ``model`` to check.
@@ -255,20 +265,20 @@ def generic_references(model: type[Model]) -> Iterator[GenericReference]:
     """Yield the generic foreign keys whose columns are in the table of ``model``."""
     options = shard_options(model)
     for field in model._meta.private_fields if options is not None and options.key else ():
-        # A child inherits the field from its parent, and the columns are in the table of the parent.
+        # Skip a field that the child inherits, because its columns are in the table of the parent.
         is_own = not getattr(field, "mti_inherited", False)
         if is_own and hasattr(field, "ct_field") and hasattr(field, "fk_field"):
             yield GenericReference(model, field)
 
 
 def stored_keys(model: type[Model], alias: str, values: Iterable[Any]) -> dict[Any, Any]:
-    """Return the shard keys of the rows of ``model`` in one database, keyed by primary key.
+    """Return a dict from primary keys of ``model`` to the shard keys of their rows in one database.
 
-    One query per :data:`LOOK_UPS` distinct primary keys.
+    If the model has no shard key, the values are None. One query per :data:`LOOK_UPS` distinct
+    primary keys.
 
     :param values: primary keys, as a generic relation stores them. Values that no row has are
         ignored.
-    :return: None in place of the shard key if the model has none.
     """
     options = shard_options(model)
     pks = {stored_pk(model, value) for value in values} - {None}

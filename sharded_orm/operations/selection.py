@@ -31,11 +31,13 @@ def select(
 
     :param group: the name of a group; by default all groups. Required with ``numbers`` if there are
         several groups.
-    :param numbers: ranges of shard numbers, which may overlap; by default all. Each shard must exist.
+    :param numbers: ranges of shard numbers, which may overlap; by default all. Each shard must
+        exist.
     :param node: the name of the node that holds the shards' primary; by default any.
-    :raises InvalidSelection: a group, node or shard does not exist, or no shard meets all conditions.
+    :raises InvalidSelection: a group, node or shard does not exist, or no shard meets all
+        conditions.
 
-    Costs only the memory of the lists: the topology holds the records of the shards anyway.
+    Sends no query.
     """
     topology = runtime.topology()
     groups = topology.groups

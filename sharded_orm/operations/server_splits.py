@@ -1,9 +1,9 @@
-"""Splitting a server: some of its shards go to another server (Pinterest, P10).
+"""Splitting a server: moving some of its shards to another server (Pinterest, P10).
 
-If a replica can take writes while it replicates (MariaDB), the other server is one: replication has
-copied the rows. Elsewhere the rows are copied. In both cases, each shard goes by itself
-(:mod:`sharded_orm.operations.shard_moves`). So a shard that fails stays where it is, and the
-command can be run again.
+If a replica can take writes while it replicates (MariaDB), the shards move to a replica, because
+replication has copied their rows already. On other databases, the rows are copied. In both cases,
+each shard is moved separately (:mod:`sharded_orm.operations.shard_moves`). So a shard whose move
+fails stays where it is, and the command can be run again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sharded_orm.operations.shard_moves.request import Tell
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.topology.model import Shard, server_of
 
-#: Seconds to wait for open transactions before tables are dropped.
+#: The largest number of seconds to wait for open transactions before tables are dropped.
 _PATIENCE = 30.0
 
 
@@ -43,7 +43,7 @@ def check(
 ) -> list[ShardMovePlan]:
     """Return what :func:`split` would do, as one plan for each group. Changes nothing.
 
-    :raises MoveRefused: the server cannot be split so. Every reason is listed.
+    :raises MoveRefused: the shards cannot be moved in this way. Every reason is listed.
     """
     runtime.refresh()
     problems, plans = list(_wrong_nodes(source, target, shards)), []
@@ -80,15 +80,16 @@ def split(
 ) -> list[shard_moves.ShardMoveReport]:
     """Move shards from the server ``source`` to ``target``.
 
-    The site may run. Where a replica can take writes, ``target`` must be a replica of ``source``.
-    Elsewhere it must not, and the rows are copied.
+    The site may run meanwhile. On databases where a replica can take writes (MariaDB), ``target``
+    must be a replica of ``source``. On other databases, it must not be a replica, and the rows are
+    copied.
 
-    Stops at the first group that has a shard that was not moved. Can be repeated.
+    If a shard of a group cannot be moved, no further group is begun. Can be repeated.
 
     :param shards: the numbers of the shards to move, by group.
     :param replica: the node with the replica of ``target``; None if it has none.
-    :return: a report for each group that was begun, and before these one for each move that an
-        earlier process had published and not ended.
+    :return: a list of reports. The first ones are about moves that an earlier process had published
+        but not completed. Then there is one report for each group that was begun.
     :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
     """
     reports = list(_end_broken_moves(shards, tell))
@@ -111,7 +112,10 @@ def split(
 
 
 def _end_broken_moves(groups: Iterable[str], tell: Tell) -> Iterator[shard_moves.ShardMoveReport]:
-    """End the moves that earlier processes have left, whose traces the checks would refuse."""
+    """End the unfinished moves of earlier processes, whose leftovers the checks would refuse.
+
+    Yield the report on each group in which a move was completed.
+    """
     for group in groups:
         if leases.runs().filter(kind=shard_moves.KIND, subject=group, unfinished=True).exists():
             report = shard_moves.repair(group, tell=tell)
@@ -144,12 +148,14 @@ def _is_on(shard: Shard, *nodes: str) -> bool:
 
 
 def clean_up(source: str, target: str, *, tell: Tell = lambda line: None) -> list[str]:
-    """Drop the tables that a server no longer serves after a split, and end the replication before.
+    """Drop the tables that a server no longer serves after a split.
 
-    Every shard must have its tables on the node that the topology names. Can be repeated.
+    If the shards moved to a replica, the replication is ended first. Every shard must have its
+    tables on the node that the topology names. Can be repeated.
 
-    :return: sentences about what was dropped, and what was not.
-    :raises MoveRefused: the replication is still needed, or a shard lacks tables. Nothing was changed.
+    :return: sentences about what was dropped, and what was not dropped.
+    :raises MoveRefused: the replication is still needed, or a shard lacks tables. Nothing was
+        changed.
     :raises OperationHeld: shards of a group are being moved.
     """
     with ExitStack() as stack:
@@ -210,9 +216,10 @@ def _end_replication(
     problems: list[str],
     tell: Tell,
 ) -> list[str]:
-    """End the replication, and drop the shards of ``source`` that ``target`` has got by it.
+    """End the replication. Then drop those tables on ``target`` that belong to shards of
+    ``source``.
 
-    :param problems: what forbids it already.
+    :param problems: reasons against it that are known already.
     :raises MoveRefused: the replication cannot be ended, or ``problems`` are not empty.
     """
     with open_pair(source, target) as pair:
@@ -262,7 +269,7 @@ def _without_tables(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _copies_on(source: str, target: str) -> list[Shard]:
-    """Return the shards on ``source`` whose tables ``target``, its former replica, still has."""
+    """Return the shards on ``source`` whose tables still exist on ``target``, its former replica."""
     with node_connection(target) as wrapper:
         present = wrapper.schemas_present()
     return [

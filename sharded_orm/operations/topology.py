@@ -22,11 +22,13 @@ from sharded_orm.exceptions import (
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process
 
-# The most attempts to publish. An attempt fails if another process has published in the meantime.
+# The largest number of attempts to publish. An attempt fails if another process has published
+# meanwhile.
 _ATTEMPTS = 20
 # The random wait before attempt n (counted from 0) is at most n times this number of seconds.
 _BACKOFF = 0.02
-# Seconds between two checks whether all processes use a certain version of the topology.
+# The number of seconds between two checks whether all processes use a certain version of the
+# topology.
 _INTERVAL = 0.05
 
 
@@ -50,11 +52,11 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     Before publication the result passes the same checks that every process makes when it loads a
     topology. If ``edit`` changes nothing, nothing is published.
 
-    :param edit: gets the current document and returns the changed one, whose version is ignored.
-        ``edit`` is called again, with the newer document, each time another process has published
-        in the meantime.
+    :param edit: a function that gets the current document and returns the changed document, whose
+        version is ignored. ``edit`` is called again, with the newer document, each time another
+        process has published meanwhile.
     :param comment: a text to be stored in the history of the topology.
-    :return: the document as it was published, or the current one if nothing was published.
+    :return: the published document, or the current document if nothing was published.
     :raises InvalidTopology: the result is not valid, or is not a permitted successor of the
         topology that this process uses.
     :raises TopologyReadOnly: this process cannot write to the source. The message lists the changes
@@ -63,7 +65,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     :raises TopologyUnavailable: the source does not answer.
     """
     for attempt in range(_ATTEMPTS):
-        # The wait is random, so that two processes in conflict do not publish at the same time again.
+        # The wait is random, so that two processes in conflict do not publish at the same moment
+        # again.
         time.sleep(random.uniform(0, _BACKOFF * attempt))
         before = current()
         edited = edit(before)
@@ -71,7 +74,7 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
             return before
         # refresh() raises an error if the source's document is older than the topology in use, such
         # as after a restore from a backup. Without this call, the old content would be published as
-        # the newest.
+        # the newest version.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -108,7 +111,7 @@ def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
 
 
 def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
-    """Publish a change in as few steps as possible. This process goes on with its old topology.
+    """Publish a change in as few steps as possible. This process continues to use its old topology.
 
     :raises TopologyConflict: another process has published since the change was prepared.
     :raises TopologyUnavailable: the source does not answer.
@@ -118,13 +121,13 @@ def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
 
 
 def rule_out(is_published: Callable[[Document], bool], comment: str = "") -> bool:
-    """Make sure that a change which a process may have sent just now will never be published.
+    """Ensure that a change which a process may have sent just now will never be published.
 
     To make its publication fail, publish the present topology as a new version. This works because
     each publication names the version that it replaces, and the source of the topology accepts only
     one publication for each version.
 
-    :param is_published: whether a document has the change.
+    :param is_published: a function that returns whether a document has the change.
     :return: True if the change is ruled out, False if it is published already.
     :raises TopologyUnavailable: the source of the topology does not answer.
     """
@@ -215,10 +218,10 @@ def held() -> Document | None:
 
 
 def _is_used(document: Document) -> bool:
-    """Whether this process uses ``document``, the document that the source holds now.
+    """Return whether this process uses ``document``, the document that the source holds now.
 
-    Lets the process load the source's document first. False if the process refuses that document,
-    or if the source does not answer.
+    The process first loads the source's document. The result is False if the process refuses that
+    document, or if the source does not answer.
     """
     try:
         runtime.refresh()
@@ -273,9 +276,10 @@ def _manual_change(source_name: str, before: Document, after: Document) -> str:
 
 @dataclass(frozen=True)
 class Reach:
-    """The other processes that are connected to the source, divided into two groups by version.
+    """The other processes that are connected to the source of the topology, by the version they
+    use.
 
-    :param using: processes that use the version that the caller waits for, or a later one.
+    :param using: processes that use the version that the caller waits for, or a later version.
     :param behind: processes that use an earlier version.
     """
 
@@ -284,12 +288,12 @@ class Reach:
 
 
 def wait_until_used(version: int, timeout: float) -> Reach | None:
-    """Wait until every other process that is connected to the source uses ``version`` or a later
+    """Wait until all other processes that are connected to the source use ``version`` or a later
     one.
 
     This process is left out, because it already uses the version that it has published.
 
-    :param timeout: seconds to wait at most.
+    :param timeout: the largest number of seconds to wait.
     :return: the other processes, as they are at the end of the wait; None if the source does not
         record which processes are connected to it.
     """

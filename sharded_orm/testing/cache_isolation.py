@@ -9,19 +9,23 @@ import secrets
 
 from sharded_orm import runtime
 
-# Aliases that have a test database in this process.
+# Aliases of shard groups and databases that have a test database in this process.
 _isolated: set[str] = set()
 
 
 def isolate(alias: str) -> None:
-    """Switch to separate cache keys. Called before the test database of ``alias`` is created."""
+    """Switch to cache keys that only this process uses.
+
+    Called before the test database of ``alias`` is created.
+    """
     if not _isolated:
         renew()
     _isolated.add(alias)
 
 
 def isolate_worker(alias: str) -> None:
-    """Switch to separate cache keys in this process, one of several that run tests in parallel.
+    """Switch to cache keys that only this process uses: it is one of several processes that run
+    tests in parallel.
 
     :param alias: an alias that has a test database.
     """

@@ -1,4 +1,4 @@
-"""Creation of test shards as clones of a template: the base class for all kinds of databases."""
+"""The base class for creating test shards as clones of a template, for all kinds of databases."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class ServerCloner(Cloner):
 
     @abstractmethod
     def _open(self, shard: Shard) -> Any:
-        """Return a cursor with a session of its own on the shard's node. No schema is selected."""
+        """Return a cursor with a new session on the shard's node. No schema is selected."""
 
     @abstractmethod
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
-        """Drop those of ``schemas`` that exist.
+        """Drop the schemas with the names ``schemas``. A schema that does not exist is ignored.
 
         :param cursor: a cursor on the node of the schemas.
         """
@@ -110,11 +110,11 @@ class ServerCloner(Cloner):
 
     @contextmanager
     def _cursor(self, shard: Shard) -> Iterator[Any]:
-        """Return a context manager that gives a cursor on the shard's node.
+        """Return a context manager that yields a cursor on the shard's node.
 
         The cursor has a session of its own. Within a ``with`` block of :meth:`batch`, each call for
-        the same node gives the same cursor, whose session is closed at the end of that block. So
-        an earlier call may have selected a current schema.
+        the same node yields the same cursor, whose session is closed at the end of that block. So
+        the cursor may have a current schema that was selected after an earlier call.
         """
         with self.batch():
             if shard.node not in self._cursors:

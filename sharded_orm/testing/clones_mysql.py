@@ -1,4 +1,4 @@
-"""Creation of test shards on MySQL and MariaDB.
+"""Creates test shards on MySQL and MariaDB.
 
 The definitions and rows of the template schema are read once. Each test shard is created from them.
 """
@@ -28,11 +28,12 @@ _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 class _Template:
     """The tables and rows of the template schema, from which test shards are cloned."""
 
-    #: The last clause of the CREATE DATABASE statement, with the character set and the collation.
+    #: The end of the CREATE DATABASE statement for a test shard: the character set and the collation.
     suffix: str = ""
-    #: Name of each table or view -> the statement that creates it.
+    #: The statements that create the tables and views, keyed by the name of the table or view.
     definitions: dict[str, str] = field(default_factory=dict)
-    #: Name of each table that has rows -> (statement that inserts a row, list of rows).
+    #: Pairs of a statement that inserts a row and a list of rows, keyed by the name of the table.
+    #: Only tables that have rows are included.
     rows: dict[str, tuple[str, list[Any]]] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
     #: Names of the tables with AUTO_INCREMENT.
@@ -138,7 +139,7 @@ class MySQLCloner(ServerCloner):
         settings = complete({**database_settings.shard_settings(shard), "NAME": None})
         engine = load_backend(settings["ENGINE"])
         cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
-        # Foreign key checks are off because a table may refer to a table that is created later.
+        # Switch off foreign key checks, because a table may refer to a table that is created later.
         cursor.execute("SET foreign_key_checks = 0")
         return cursor
 
@@ -159,7 +160,7 @@ def _definitions(cursor: Any, schema: str) -> dict[str, str]:
 
 
 def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
-    """Return (name, whether it has AUTO_INCREMENT) for each column that an INSERT can set.
+    """Return a pair for each column that an INSERT can set: its name, and whether it has AUTO_INCREMENT.
 
     Generated columns are left out. For a view, the list is empty.
     """

@@ -1,7 +1,7 @@
-"""Creation of test shards on PostgreSQL: each is a schema of the database of its node.
+"""Creates test shards on PostgreSQL: each test shard is a schema in the database of its node.
 
-The definitions of the template schema are read once. Its rows are copied by the server if the test shard
-is in the same database, and with COPY otherwise.
+The definitions of the template schema are read once. If the test shard is in the same database, the
+server copies the rows of the template; otherwise this process copies them with COPY.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from sharded_orm.testing.clones import ServerCloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Seconds to wait for a lock that a forgotten transaction holds. PostgreSQL would wait for ever.
+# Seconds to wait for a lock that a transaction of a test may hold. Without this limit, PostgreSQL
+# would wait for ever.
 _LOCK_TIMEOUT = 50
-_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
+# PostgreSQL's limit for the length of a name, in bytes.
+_MAX_IDENTIFIER = 63
 
-# One row for each table: its name, whether it is partitioned, whether it has triggers that somebody
-# has created, its columns, and the expressions that read them. Generated columns are left out. A
-# type that is defined in the schema is a different type in each schema, so its values are copied as
-# text. Partitions are left out, because their rows are copied with the partitioned table.
+# This query returns one row for each table: its name, whether it is partitioned, whether it has
+# triggers other than PostgreSQL's own, its columns, and the expressions that read the columns.
+# Generated columns are left out. The values of a type that is defined in the schema are read as
+# text, because each schema has its own version of the type. Partitions are left out, because their
+# rows are copied with the partitioned table.
 _TABLES = """
 SELECT c.relname, c.relkind = 'p',
   EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal),
@@ -49,15 +52,16 @@ LEFT JOIN pg_type e ON e.oid = t.typelem
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
   AND NOT c.relispartition
 GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname"""
-# Pairs of tables: a table with a foreign key that is checked at once, and the table that must be
-# filled first, because the key refers to it.
+# This query returns pairs of tables: a table with a foreign key that is checked at once, and the
+# table to which the key refers. Rows must be copied to the second table first.
 _REFERENCES = """
 SELECT c.relname, r.relname FROM pg_constraint k
 JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class r ON r.oid = k.confrelid
 WHERE k.contype = 'f' AND NOT k.condeferrable AND k.conparentid = 0 AND k.conrelid <> k.confrelid
   AND k.connamespace = current_schema()::regnamespace
   AND r.relnamespace = k.connamespace"""
-# Other objects of the schema: sequences (S), populated materialized views (m) and functions (f).
+# This query returns the kind and the name of other objects of the schema: sequences (S), populated
+# materialized views (m) and functions (f).
 _OTHERS = """
 SELECT relkind, relname FROM pg_class
 WHERE relnamespace = current_schema()::regnamespace
@@ -68,12 +72,12 @@ ORDER BY 2"""
 
 @dataclass(frozen=True)
 class _ClonedTable:
-    """A table whose rows are copied.
+    """A table of the template whose rows are copied to test shards.
 
-    :param target: its quoted name, as an INSERT or DELETE needs it.
-    :param has_triggers: whether it has triggers other than those of constraints.
+    :param has_triggers: whether the table has triggers other than those of constraints.
     :param columns: SQL for the names of the columns.
-    :param expressions: SQL that reads the columns in another schema, with the target's types.
+    :param expressions: SQL that reads the columns in the template's schema, as values of the types
+        that the test shard's columns have.
     """
 
     name: str
@@ -88,17 +92,18 @@ class _ClonedTable:
 
     @property
     def own_rows(self) -> str:
-        """SQL that names the table without the rows of tables that inherit from it."""
+        """SQL that names the table, without the rows of other tables that inherit from the table."""
         return self.target if self.is_partitioned else f"ONLY {self.target}"
 
 
 @dataclass
 class _ClonedSchema:
-    """The template schema: its definitions, and how its rows get into a test shard.
+    """The template schema: its definitions, and what is needed to copy its rows to test shards.
 
-    :param tables: the tables, each after those that it refers to.
-    :param filled: those of the tables that have rows.
-    :param sequences: name of each sequence -> (last value, whether that value was drawn).
+    :param tables: the tables. Each table comes after the tables to which it refers.
+    :param filled: the tables that have rows, in the same order.
+    :param sequences: pairs of a sequence's last value, and whether that value was used; keyed by
+        the name of the sequence.
     :param views: names of the materialized views that are populated.
     """
 
@@ -109,7 +114,8 @@ class _ClonedSchema:
     sequences: dict[str, tuple[int, bool]] = field(default_factory=dict)
     views: Sequence[str] = ()
     functions: Sequence[str] = ()
-    #: For each filled table: its rows in COPY's text format. Empty until they are needed.
+    #: The rows of each filled table in COPY's text format, keyed by the name of the table. Empty
+    #: until the rows are needed.
     rows: dict[str, list[bytes]] = field(default_factory=dict)
 
     @property
@@ -159,15 +165,15 @@ class PostgreSQLCloner(ServerCloner):
             self._begin_counters(cursor, shard, self._template.names)
 
     def _fill(self, cursor: Any, shard: Shard) -> None:
-        """Create everything that the template has in the empty schema of ``shard``."""
+        """Create everything that the template has in the schema of ``shard``, which is empty."""
         template = self._template
         _enter(cursor, shard.schema)
         snapshot.build(cursor, template.definitions)
         self._replace_rows(cursor, shard, filled=())
         statements = [
             *self._sequence_values(),
-            # Create the functions that generate ids anew, because each contains the number of its
-            # shard.
+            # Create the functions that generate ids for this shard, because each such function
+            # contains the number of its shard.
             *functions_of(shard, template.functions),
             *(f"REFRESH MATERIALIZED VIEW {_quoted(view)}" for view in template.views),
         ]
@@ -206,7 +212,8 @@ class PostgreSQLCloner(ServerCloner):
             *(f"DELETE FROM {table.own_rows}" for table in reversed(filled)),
         ]
         after = [
-            # Make the deferred checks now, because a table with pending checks cannot be altered.
+            # Run the deferred constraint checks now, because a table with pending checks cannot be
+            # altered.
             "SET CONSTRAINTS ALL IMMEDIATE",
             *(f"ALTER TABLE {table} ENABLE TRIGGER USER" for table in triggered),
         ]
@@ -218,7 +225,8 @@ class PostgreSQLCloner(ServerCloner):
                 f" {'' if table.is_partitioned else 'ONLY '}{schema}.{table.target}"
                 for table in template.filled
             ]
-            # Send all statements in one packet: the server then runs them in one transaction.
+            # Send all statements in one packet, because the server runs the statements of a packet
+            # in one transaction.
             cursor.execute("; ".join([*before, *copied, *after]))
             return
         self._load_rows()
@@ -230,7 +238,7 @@ class PostgreSQLCloner(ServerCloner):
         cursor.execute("; ".join([*after, "COMMIT"]))
 
     def _load_rows(self) -> None:
-        """Read the rows of the template, for test shards in other databases than its own."""
+        """Read the rows of the template, for test shards that are in another database than the template."""
         template = self._template
         if len(template.rows) == len(template.filled):
             return
@@ -260,7 +268,7 @@ class PostgreSQLCloner(ServerCloner):
 
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
         for schema in snapshot.names(cursor).intersection(schemas):
-            # Drop each schema in a transaction of its own, because dropped tables stay locked until
+            # Drop each schema in a separate transaction, because dropped tables stay locked until
             # the end of the transaction.
             cursor.execute(f"DROP SCHEMA {_quoted(schema)} CASCADE")
 
@@ -296,9 +304,9 @@ def _enter(cursor: Any, schema: str) -> None:
 
 
 def _tables(cursor: Any) -> list[_ClonedTable]:
-    """Return the tables of the current schema, each after the tables that it refers to.
+    """Return the tables of the current schema. Each table comes after the tables to which it refers.
 
-    The order does not matter for deferrable references, as those of Django are.
+    Deferrable foreign keys, such as those of Django, do not affect the order.
     """
     cursor.execute(_TABLES)
     tables = {row[0]: _ClonedTable(*row) for row in cursor.fetchall()}
@@ -311,12 +319,13 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # No order allows rows in all of these tables, so hardly any have rows.
+        # The tables refer to each other in a circle, so they can hardly have rows: return them in
+        # any order.
         return list(tables.values())
 
 
 def _filled(cursor: Any, tables: Sequence[_ClonedTable]) -> list[_ClonedTable]:
-    """Return those of ``tables`` that have rows in the current schema, in the same order."""
+    """Return the tables among ``tables`` that have rows in the current schema, in the same order."""
     if not tables:
         return []
     tests = (f"EXISTS (SELECT FROM {table.own_rows})" for table in tables)

@@ -1,4 +1,4 @@
-"""Creation of test shards on SQLite, by copying the file of the template."""
+"""Creates test shards on SQLite, by copying the file of the template."""
 
 from __future__ import annotations
 

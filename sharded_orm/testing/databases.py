@@ -237,7 +237,8 @@ class GroupTestDatabases:
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
-            # The directory's table was flushed, too, so forget what the strategy remembers of it.
+            # The directory's table was emptied, too, so make the routing strategy forget what it
+            # remembers of that table.
             forget()
         cache_isolation.renew()
         AutonomousConnections.close_all()
@@ -310,9 +311,10 @@ def _temporary_folder() -> str:
 
 @contextmanager
 def _migrations_disabled(disabled: bool) -> Iterator[None]:
-    """Return a context manager that disables migrations, like Django's ``TEST = {"MIGRATE": False}``.
+    """Context manager that disables migrations in its block, like Django's ``TEST = {"MIGRATE":
+    False}``.
 
-    :param disabled: whether to disable migrations; if false, the context manager does nothing.
+    :param disabled: whether to disable migrations; if False, the context manager does nothing.
     """
     if not disabled:
         yield

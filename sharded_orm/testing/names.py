@@ -94,7 +94,7 @@ class TestTopology(Topology):
 
     A template is the schema that is migrated, and from which the test shards of a group are cloned.
 
-    :param templates: alias of each template -> the template.
+    :param templates: the templates, keyed by their aliases.
     """
 
     __test__ = False
@@ -108,10 +108,10 @@ class TestTopology(Topology):
 
 
 def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames) -> TestTopology:
-    """Return a copy of ``topology`` in which one more group has its test schemas.
+    """Return a copy of ``topology`` in which the group ``configured`` uses its test schemas, too.
 
-    :param configured: this group, as in the settings of the project.
-    :param names: the names of its test schemas.
+    :param configured: the group, as in the settings of the project.
+    :param names: the names of the group's test schemas.
     """
     return _rebuilt(
         topology,
@@ -121,11 +121,12 @@ def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames
 
 
 def without_test_group(topology: Topology, configured: ShardGroup) -> TestTopology | None:
-    """Return a copy of ``topology`` in which one group has real schemas again, not test schemas.
+    """Return a copy of ``topology`` in which the group ``configured`` uses its real schemas again.
 
-    Return None if no other group has test schemas; then the topology of the settings can be used.
+    Return None if no other group uses test schemas; in this case, the topology of the settings can
+    be used.
 
-    :param configured: this group, as in the settings of the project.
+    :param configured: the group, as in the settings of the project.
     """
     templates = _templates(topology)
     templates.pop(configured.name + TEMPLATE_SUFFIX, None)

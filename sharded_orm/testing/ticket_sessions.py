@@ -1,7 +1,7 @@
-"""Sessions of ticket servers (the databases that give out ids) while tests run.
+"""Sessions with ticket servers (the databases that generate ids) while tests run.
 
-This package gets ids over separate connections, which Django's test cases do not know. The class here
-applies the rules of the test cases to these connections.
+The library gets ids over separate connections, which Django's test cases do not know. The class in
+this module applies the rules of the test cases to these connections.
 """
 
 from __future__ import annotations

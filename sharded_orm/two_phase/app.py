@@ -1,4 +1,4 @@
-"""Whether a site and its groups can use blocks in two phases."""
+"""Whether a site, and each of its shard groups, can commit transactions in two phases."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from typing import Any, Final
 from django.apps import apps
 from django.db import connections
 
-#: The app with the tables of decisions.
+#: The app with the table of decisions. A shard stores a row there when it decides that a
+#: transaction in two phases is committed.
 APP: Final = "sharded_orm.contrib.two_phase"
 
 
 def is_enabled() -> bool:
-    """Whether the site has the app with the tables of decisions."""
+    """Whether the app is installed that two-phase commits need, because it has the table of decisions."""
     return apps.is_installed(APP)
 
 
 def refusal_of(group: str) -> str:
-    """Return why shards of ``group`` can never commit in two phases; "" if their servers can."""
+    """Return the reason why shards of ``group`` can never commit in two phases.
+
+    The reason is a part of a sentence; an empty text if the servers of the group can.
+    """
     alias: Any = connections[group]
     return str(alias.two_phase_refusal)

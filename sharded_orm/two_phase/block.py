@@ -1,4 +1,4 @@
-"""The atomic block of a group whose shards commit in two phases."""
+"""The atomic block of a shard group whose shards commit in two phases."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sharded_orm.two_phase.watch import watch
 
 
 class TwoPhaseAtomic(transaction.Atomic):
-    """An atomic block on a group. All shards that are used in it commit, or none does.
+    """An atomic block on a shard group. All shards that are used in the block commit, or none does.
 
-    As a decorator, it looks the shards up again for each call.
+    If an instance is used as a decorator, it looks the shards up again for each call of the function.
 
-    :param find: returns the aliases of the shards of the block's rows, which must not move while the
-        block begins.
+    :param find: returns the aliases of the shards whose rows were passed to ``atomic()``. None of
+        these rows may move to another shard while the block begins.
     """
 
     def __init__(
@@ -30,11 +30,14 @@ class TwoPhaseAtomic(transaction.Atomic):
     ) -> None:
         super().__init__(group, savepoint, durable)
         self._group, self._find, self._durable = group, find, durable
-        # For each open "with" of this object, whether it has made the coordinator.
+        # One item for each open ``with`` block of this object: whether that block has created the
+        # group's coordinator, the object that runs the commit in two phases. The outermost block
+        # creates it.
         self._makers: list[bool] = []
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
-        # contextlib.ContextDecorator calls this method for each call of the decorated function.
+        # The base class contextlib.ContextDecorator calls this method for each call of the
+        # decorated function.
         return TwoPhaseAtomic(self._group, self._find, self.savepoint, self._durable)
 
     def __enter__(self) -> None:
@@ -54,7 +57,8 @@ class TwoPhaseAtomic(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look the keys up again. The open transaction then remembers on which shards it uses them.
+            # Look up the shards again, now that the transaction is open. The look-up makes the
+            # transaction remember on which shards it uses the keys.
             if self._find() != aliases:
                 refuse_repetition(self._group)
         except BaseException:
@@ -91,6 +95,6 @@ class TwoPhaseAtomic(transaction.Atomic):
 
 
 def _is_in_test_case(group: Any) -> bool:
-    """Whether only the transactions of a ``TestCase`` are open, which never commit."""
+    """Whether all open transactions of ``group`` are those of a ``TestCase``, which never commit."""
     blocks = group.atomic_blocks if group.in_atomic_block else []
     return bool(blocks) and all(block._from_testcase for block in blocks)

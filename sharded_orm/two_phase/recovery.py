@@ -1,8 +1,14 @@
-"""Ends prepared branches whose coordinator has died, or has lost its connection.
+"""Recovery: ends prepared branches whose coordinator has died or has lost its connection.
 
-The rule is *presumed abort*: without a stored decision, a transaction is aborted. Before a branch is
-rolled back, the decider must therefore show that no decision can follow (``fate_of``). So any number of
-processes may recover at the same time, beside coordinators that are alive.
+A *branch* is the part of a transaction on one shard. A *prepared* branch holds its locks until it
+is committed or rolled back, even if its session or server ends. The *coordinator* is the object
+that runs the commit in two phases. It stores the decision to commit on one shard of the
+transaction, the *decider*.
+
+The rule is *presumed abort*: without a stored decision, the transaction is rolled back. So before a
+recovery rolls back a branch, it makes sure at the decider that no decision can be stored later
+(``fate_of``). For this reason, any number of processes may run recoveries at the same time, even
+while coordinators are at work.
 """
 
 from __future__ import annotations
@@ -26,20 +32,25 @@ from sharded_orm.two_phase.app import is_enabled, refusal_of
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
-#: Seconds for which a branch must have been prepared before a recovery cares for it. A coordinator that
-#: is alive needs milliseconds.
+#: A recovery ends only branches that have been prepared for at least this many seconds. A
+#: coordinator that is alive ends its branches within milliseconds.
 GRACE: Final = 2.0
-#: Decisions without a branch are deleted after so many seconds.
+#: Seconds after which a stored decision is deleted, if no branch needs it.
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
-# Decisions of one shard that are deleted at once, and in all by one call.
+
+# The most decisions that one statement deletes, and the most decisions of one shard that a call of
+# forget_decisions() deletes.
 _BATCH = 500
 _MOST_ROWS = 50_000
 
 
 @dataclass(frozen=True, order=True)
 class PreparedBranch:
-    """A prepared branch of this site, and the shard that it is on."""
+    """A prepared branch of this site: the part on one shard of a transaction in two phases.
+
+    ``alias`` and ``node`` are those of the shard.
+    """
 
     branch: BranchName
     alias: str
@@ -51,9 +62,10 @@ class PreparedBranch:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a recovery did with one branch.
+    """The result of a recovery for one branch.
 
-    :param outcome: "committed", "rolled back", "had ended already", or why it is not ended.
+    :param outcome: "committed", "rolled back", "had ended already", or the reason why the branch is
+        not ended.
     :param is_over: whether the branch is ended.
     """
 
@@ -66,7 +78,9 @@ class Recovered:
 
 
 def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
-    """Return the branches that are prepared on the shards that ``group`` has on ``node``. One query.
+    """Return the branches that are prepared on those shards of ``group`` that are on ``node``.
+
+    A prepared branch is the part on one shard of a transaction in two phases. Costs one query.
 
     :raises django.db.Error: the node does not answer.
     """
@@ -89,7 +103,7 @@ def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
 
 
 def any_on(node: str, group: ShardGroup) -> Any:
-    """Return the connection object of a shard that ``group`` has on ``node``."""
+    """Return the connection object of any shard of ``group`` that is on ``node``."""
     first = next(holder.first for holder in group.ranges if holder.primary == node)
     return _wrapper(group.shard(first).alias)
 
@@ -101,28 +115,37 @@ def recover(
     grace: float = GRACE,
     failures: dict[str, Error] | None = None,
 ) -> list[Recovered]:
-    """End the branches that have been prepared for ``grace`` seconds. Return all of these.
+    """End the branches of ``group`` that have been prepared for ``grace`` seconds, and return the
+    results.
 
-    :param shards: only branches on these shards of ``group``. Default: all shards.
-    :param failures: gets the error of each node that does not answer, by the node's name.
+    A prepared branch is the part on one shard of a transaction in two phases. Costs one query per
+    node if no branch is prepared; otherwise waits for ``grace`` seconds. Must not be called in a
+    transaction of the group.
+
+    :param shards: only branches on these shards of ``group`` are ended. Default: those on all
+        shards.
+    :param grace: seconds for which a branch must stay prepared before it is ended.
+    :param failures: a dict to which the error of each node that does not answer is added, keyed by
+        the node's name.
     :raises django.db.Error: a node of the shards does not answer, and ``failures`` is None.
-
-    One query per node if nothing is prepared. Must not be called in a transaction of the group.
     """
     shards = None if shards is None else list(shards)
     before = _prepared(group, shards, failures)
     deadline = time.monotonic() + grace
     while before and time.monotonic() < deadline:
-        time.sleep(_POLL)  # No server tells when a branch ends.
+        # Poll, because servers do not notify anybody when a branch ends.
+        time.sleep(_POLL)
         before &= _prepared(group, shards, failures)
     return [end(prepared) for prepared in sorted(before)]
 
 
 def left_on(group: ShardGroup, shards: Iterable[Shard]) -> list[str]:
-    """Recover, and return a line for each branch that is left on ``shards``.
+    """End prepared branches on ``shards``, and return a line of text for each branch that cannot be
+    ended.
 
-    For operations that change tables, or move rows: a prepared branch holds locks, and may still
-    commit. Does nothing if the site has no blocks in two phases.
+    For operations that change tables or move rows: a prepared branch (the part on one shard of a
+    transaction in two phases) holds locks, and may still commit. Does nothing if the group does not
+    commit in two phases.
 
     :raises django.db.Error: a node of the shards does not answer.
     """
@@ -132,18 +155,22 @@ def left_on(group: ShardGroup, shards: Iterable[Shard]) -> list[str]:
 
 
 def refuse_prepared(group: ShardGroup, shards: Iterable[Shard]) -> None:
-    """Raise an error if :func:`left_on` returns any branch.
+    """End prepared branches on ``shards`` (:func:`left_on`), and raise an error if one cannot be ended.
 
-    :raises BranchesPrepared: a branch is left. The error names all.
+    :raises BranchesPrepared: branches are left. The error lists all of them.
     """
     if left := left_on(group, shards):
         raise BranchesPrepared(left)
 
 
 def end(prepared: PreparedBranch, *, seconds: float = 1.0) -> Recovered:
-    """End one prepared branch as its transaction was decided, if that is certain.
+    """End one prepared branch: commit it or roll it back, as the deciding shard has decided.
 
-    :param seconds: how long to wait for the end of the transaction that may store the decision.
+    The branch is left prepared if the decision is not certain yet, or if a server does not answer.
+    No database error is raised.
+
+    :param seconds: how long to wait for the end of the transaction that may still store the
+        decision.
     """
     try:
         outcome, is_over = _end(prepared, seconds)
@@ -162,7 +189,8 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
     if fate is Fate.OPEN:
         return f"left, because its transaction on {decider.alias!r} is still open", False
     if fate is Fate.COMMITTED:
-        # A cache that does not answer is noticed before anything is committed.
+        # Make cache entries void before the commit, too: if a cache server does not answer, this
+        # raises an error and nothing is committed.
         _void_cache(prepared.alias)
     completion = _wrapper(prepared.alias).end_branch(branch, commit=fate is Fate.COMMITTED)
     if completion is Completion.HELD:
@@ -178,13 +206,14 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
 
 
 def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -> int:
-    """Delete old decisions that no branch needs. Return how many.
+    """Delete old decisions that no branch needs, and return the number of deleted decisions.
 
-    :param shards: only decisions on these shards of ``group``. Default: all shards.
+    Costs one statement per shard, and further statements if the shard has old decisions.
 
-    Costs one statement per shard, and another one if the shard has old decisions.
-
-    :raises django.db.Error: a node does not answer. It may have a branch that needs its decision.
+    :param shards: only decisions on these shards of ``group`` are deleted. Default: those on all
+        shards.
+    :raises django.db.Error: a node does not answer. A branch on that node may need a decision, so
+        no decision is deleted before all nodes have answered.
     """
     limit = int(time.time()) - KEPT_FOR
     old: dict[str, list[str]] = {}
@@ -196,8 +225,9 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
             old[shard.alias] = [str(name) for (name,) in rows]
     if not old:
         return 0
-    # The decisions were committed, so their branches were prepared before. Those that are not ended
-    # are found now, whatever the clocks of the processes say.
+    # Look for branches after the decisions were read. A decision is committed only after its
+    # branches were prepared, so every branch that is not ended yet is found now, even if the clocks
+    # of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
     for alias, names in old.items():
@@ -211,7 +241,10 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
 
 
 def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequence[Any]:
-    """Run a statement in autocommit, and keep no connection object for it. Return its first rows."""
+    """Run a statement on ``alias`` in autocommit mode, and return its first ``most`` rows.
+
+    The connection object is dropped afterwards, so that calls for many shards do not keep one for each.
+    """
     wrapper = _wrapper(alias)
     with wrapper.cursor() as cursor:
         cursor.execute(sql, params)
@@ -239,7 +272,7 @@ def _prepared(
 
 
 def _void_cache(alias: str) -> None:
-    """Make void what the cache has of the rows on ``alias``, because any of them may have changed."""
+    """Make all cache entries of rows on ``alias`` void, because any of these rows may have changed."""
     if runtime.config().cache is None:
         return
     models = (cached_model(model) for model in apps.get_models())

@@ -1,6 +1,9 @@
-"""Looks for branches that nobody ends, on the nodes that this process uses for blocks in two phases.
+"""Looks for prepared branches that nobody ends, on the nodes where this process has used two-phase
+commits.
 
-So a site needs no process of its own for recoveries, as long as some process begins such blocks.
+A prepared branch (the part on one shard of a transaction) holds locks until it is committed or
+rolled back. Because each process that begins blocks in two phases also looks for such branches, a
+site needs no separate process for this.
 """
 
 from __future__ import annotations
@@ -21,37 +24,45 @@ from sharded_orm.two_phase.recovery import GRACE, PreparedBranch
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
-#: Seconds between two looks of a process.
+#: The least number of seconds between two searches of this process for prepared branches.
 INTERVAL: Final = 1.0
-# A look ends so many branches at most, because a program waits for it.
+# The most branches that one search ends. The number is small, because the caller of look() waits
+# for the search.
 _BATCH = 10
 
 
 class BranchWatch:
-    """The branches that this process has seen, and since when. Thread-safe."""
+    """The prepared branches that this process has seen, each with the time when it was first seen.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = identity()
-        # The groups and nodes that this process has used, as pairs.
+        # Pairs of a shard group's name and a node that transactions of this process have used.
         self._used: set[tuple[str, str]] = set()
         self._seen: dict[PreparedBranch, float] = {}
         self._next = 0.0
 
     def note(self, shards: Sequence[Shard], is_left: bool) -> None:
-        """Note which shards a transaction has used, and whether it has left a branch prepared."""
+        """Record which shards a transaction has used.
+
+        :param is_left: whether the transaction has left a branch prepared. The next :meth:`look`
+            then searches at once.
+        """
         self._used |= {(shard.group, shard.node) for shard in shards}
         if is_left:
             self._next = 0.0
 
     def look(self) -> None:
-        """End branches that have been prepared for too long. Never raises an error of a database.
+        """End branches that have been prepared for too long. Raises no database error.
 
-        Every second at most, one thread sends one query per node that was used. The others do not wait.
-        Must not be called in a transaction of the group.
+        At most once a second, one thread sends one query to each node that this process has used;
+        other threads return at once. Must not be called in a transaction of the group.
         """
         if self._process != identity():
-            self.__init__()  # type: ignore[misc]  # A fork has copied a lock that may be held.
+            self.__init__()  # type: ignore[misc]  # Start anew in a forked child, because a thread of the parent may have held the lock.
         if time.monotonic() < self._next or not self._lock.acquire(blocking=False):
             return
         try:
@@ -90,15 +101,16 @@ class BranchWatch:
             if recovery.end(prepared, seconds=0).is_over:
                 self._seen.pop(prepared, None)
             else:
-                # A program waits once for each decider. The other branches have their turn in the next look.
+                # Wait at most once for each deciding shard in one search. Its other branches have
+                # their turn in the next search.
                 left.add(prepared.branch.decider)
                 self._seen[prepared] = time.monotonic()
 
 
 def _is_down(wrapper: Any) -> bool:
-    """Whether the server of a shard is known to be down, so that a program would wait for nothing."""
+    """Whether the server of a shard is known to be down, so that waiting for it would be useless."""
     return wrapper.node_failure() is not None
 
 
-#: The watch of this process.
+#: The only :class:`BranchWatch` of this process.
 watch = BranchWatch()

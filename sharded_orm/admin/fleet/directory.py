@@ -1,4 +1,4 @@
-"""The admin page that finds a shard key: on which shard its rows are, and why."""
+"""The admin page that shows on which shard the rows of a shard key are, and why."""
 
 from __future__ import annotations
 
@@ -77,12 +77,11 @@ class DirectoryPages(FleetAdmin):
     """Views that show the shard of a key, and that remove the data of a key from the cache."""
 
     def find_view(self, request: HttpRequest) -> HttpResponse:
-        """Find the shard of the key that the URL parameters ``model``, ``field`` and ``value``
-        give.
+        """Find the shard of the key that the URL parameters ``model``, ``field`` and ``value`` give.
 
-        The default of ``field`` is the shard key. Instead of ``model`` and ``field``, the URL may
-        have the parameter ``by`` in the form ``model:field``. Costs at most two queries of the
-        directory (the table of each key's shard); no shard is queried.
+        Without the parameter ``field``, the value is a shard key. Instead of ``model`` and
+        ``field``, the URL may have the parameter ``by`` in the form ``model:field``. Costs at most
+        two queries of the directory (the table of each key's shard); no shard is queried.
         """
         model, field = _model_and_field(request)
         value = request.GET.get("value", "")
@@ -144,8 +143,8 @@ class DirectoryPages(FleetAdmin):
         try:
             labels = ask_service("the cache", lambda: forget_key(model_class, location.key))
         except (TypeError, ValueError) as exc:
-            # forget_key() has refused the value, because another model of the shard group cannot
-            # have it as a key. Tell the user so.
+            # forget_key() has refused the value, because a model of the shard group cannot have it
+            # as a key. Show the reason to the user.
             labels = str(exc)
         if isinstance(labels, str):
             return self.refuse(request, labels, back)
@@ -214,7 +213,9 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the key of ``location`` is also a shard key of the model to which ``options`` belong."""
+    """Whether the values of the field in ``location`` are also shard keys of the model to which
+    ``options`` belong.
+    """
     if options.key is None:
         return False
     label = options.model._meta.label
@@ -225,7 +226,8 @@ def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
 
 
 def _move_command(location: KeyLocation, value: str) -> str:
-    """Return the command that moves the key; "" if it cannot be moved, or has no shard yet.
+    """Return the shell command that moves the key; an empty text if the key cannot be moved, or has
+    no shard yet.
 
     :param value: the key as typed.
     """

@@ -62,9 +62,9 @@ def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE
 
 
 def first_sentences(sentences: Sequence[str], most: int = _MAX_LISTED) -> list[str]:
-    """Return the first ``most`` sentences, with database accounts removed.
+    """Return the first ``most`` sentences as texts from which database accounts are removed.
 
-    If there are more, a last text such as "and 3 more" tells how many are left out.
+    If some sentences are left out, a last text such as "and 3 more" says how many.
     """
     texts = [without_accounts(sentence) for sentence in sentences[:most]]
     more = len(sentences) - most
@@ -228,7 +228,8 @@ class FleetAdmin(_ModelAdmin):
             if not model_admin.has_view_permission(request):
                 continue
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
-            with suppress(NoReverseMatch):  # A project's own admin may have no changelist.
+            # The project may use an admin of its own that has no changelist.
+            with suppress(NoReverseMatch):
                 yield model, options, reverse(name, current_app=self.admin_site.name)
 
     # ##### Operating #####

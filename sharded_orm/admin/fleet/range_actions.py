@@ -44,7 +44,8 @@ class RangeOfPage:
 
     @property
     def weight_text(self) -> str:
-        # Format the weight here, because a template would write a decimal comma in some locales.
+        # Convert the weight to text here, because a template would write a decimal comma in some
+        # locales.
         return f"{self.range.weight:g}"
 
     @property

@@ -1,6 +1,6 @@
 """The admin pages of long operations, such as migrations.
 
-A run is one execution of an operation. The journal records all runs.
+A run is one execution of an operation. The journal, tables in the global database, records all runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
 )  # fmt: skip
-#: Runs whose work is not divided into steps.
+
+#: Kinds of runs whose work is not divided into steps.
 _WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND)
 _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
@@ -90,7 +91,7 @@ class RunAdmin(FleetAdmin):
         if state in STATES:
             steps = steps.filter(state=state)
         pages = Paginator(steps, _STEPS)
-        # Tell the paginator the number of steps, which is known here. Otherwise the paginator would
+        # Give the paginator the number of steps, which is known here. Otherwise the paginator would
         # count the steps again.
         counts = context["counts"]
         pages.__dict__["count"] = counts.get(state, 0) if state in STATES else context["total"]
@@ -208,7 +209,10 @@ def _busy(run: journal.RunStatus) -> list[str]:
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """Return what an operator can do next about a run, as pairs of a sentence and a command."""
+    """Return what an operator can do next about a run, as pairs of a sentence and a command.
+
+    The sentence says when to use the command, which is a line for a shell.
+    """
     commands = []
     if run.kind == migration_run.KIND:
         command = f"manage.py migrate_shards --group {run.subject}"

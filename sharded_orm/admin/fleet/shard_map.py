@@ -1,4 +1,6 @@
-"""The shard map. Nodes are lanes; ranges are strips in a lane; shards are cells in a strip."""
+"""The shard map of the admin. Each node is a lane, each range of shards is a strip in the lane of
+its node, and each shard is a cell in a strip.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _LETTER = 7.2
 class CellState:
     """A state of a shard, as the map shows it.
 
-    ``mark`` is the sign that is written in a cell, so that users who do not see colours know the
+    ``mark`` is a character that is written in a cell, so that users who do not see colours know the
     state.
     """
 
@@ -176,7 +178,7 @@ class Lane:
 
 @dataclass
 class Legend:
-    """The number of shards in each state."""
+    """The number of shards in each state, for the legend of the shard map."""
 
     counts: Counter[str] = field(default_factory=Counter)
 

@@ -251,7 +251,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         ]
         return sorted(models, key=lambda model: str(model["label"]))
 
-    # ##### From the log of the admin #####
+    # ##### Links from the log of the admin #####
 
     def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Redirect from an entry of the admin's log to the page of the shard, range or group that

@@ -36,8 +36,7 @@ from sharded_orm.topology.sources.base import Process, Revision
 _HISTORY = 50
 #: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
-#: A page shows this sentence instead of a text that may name any shard group, if the user may not
-#: look into all groups.
+#: Shown to users who may not look into all shard groups, in place of a text that may name any group.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
@@ -167,8 +166,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # The earlier version will replace the topology that the source has now, so compare it with
-        # that one. This process may still use another topology.
+        # Compare the earlier version with the topology that the source has now, because that is
+        # what the rollback replaces. The topology in use in this process may be an older one.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)
@@ -223,8 +222,8 @@ def _revision(version: int) -> Document:
 def _read_versions(read: Callable[[], T], within: float) -> T | str:
     """Return the result of ``read()``, which reads versions of the topology from the source.
 
-    Return a sentence instead if ``read()`` fails or takes too long. In contrast to
-    :func:`ask_service`, also return a sentence if the source has dropped a version.
+    Return a sentence instead if ``read()`` fails or takes too long, or if the source no longer has
+    one of the versions (``LookupError``, which :func:`ask_service` would not catch).
     """
     try:
         return ask_service(SOURCE, read, within=within)

@@ -43,11 +43,13 @@ def grid(count: int) -> tuple[list[Box], float]:
 
 
 def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
-    """Return rectangles with areas in proportion to ``weights``, and their total height.
+    """Return rectangles whose areas are in proportion to ``weights``, and the total height of the
+    rectangles.
 
     The layout is a strip treemap (Bederson, Shneiderman and Wattenberg, 2002). The rectangles keep
     the order of ``weights``: neighbours stay neighbours, and a small change of a weight does not
-    make rectangles jump. Very small weights get a larger area than in proportion.
+    make rectangles jump. Rectangles of very small weights are enlarged, so that users can see and
+    click them.
 
     :param part: the size of the drawn range of shards divided by the size of the largest range, 0
         to 1. This determines the total height.

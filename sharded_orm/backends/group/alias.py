@@ -1,7 +1,7 @@
 """The connection object of an alias that stands for a whole shard group, such as ``photos``.
 
-When Django iterates over all aliases, it gets the alias of each group, but not those of shards. So a
-group's connection object passes on to its shards what Django does to each connection: closing it,
+When Django iterates over all aliases, it gets the alias of each group, but not those of shards. What
+Django does to each connection, the group's connection object therefore does to its shards: closing it,
 clearing its query log, ``ATOMIC_REQUESTS``, the transactions of test cases, blocking connections in
 test cases, and creating test databases. The cost does not depend on the number of shards.
 """
@@ -31,15 +31,15 @@ _DEFAULT_IDLE_ALIASES = 1024
 
 
 class GroupAliasMixin(GroupTransactions):
-    """First base class of a group's connection object. The second one is the backend class of its
-    nodes.
+    """First base class of a shard group's connection object. The second base class is the backend class
+    of the group's nodes.
 
     The object itself never runs SQL. Its ``vendor``, ``features``, ``ops`` and system checks come from
-    the backend class. If one of these has to query a server, one node of the group is asked.
+    the backend class. If one of these has to query a server, it queries one node of the group.
     """
 
-    # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so
-    # every connect must go through that method. A connect() from elsewhere therefore calls
+    # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so every
+    # way to connect must call that method. A connect() from elsewhere therefore calls
     # ensure_connection(), which sets this attribute and calls connect() again. That second call
     # connects.
     _connecting = False
@@ -52,8 +52,8 @@ class GroupAliasMixin(GroupTransactions):
         bound = features_of(engine).max_idle_aliases
         if bound is not None and limit is not None:
             limit = min(limit, bound)
-        # While tests run, there is no limit: tests patch connection objects and capture their queries,
-        # so no connection object may be dropped.
+        # While tests run, keep all connection objects. Tests patch them and capture their queries, so
+        # none may be dropped.
         self.shards = ShardConnections(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
@@ -70,17 +70,17 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def server(self) -> BaseDatabaseWrapper:
-        """A connection object of one node of the group, for questions about the server.
+        """A connection object of one node of the group, for queries about the server.
 
-        It has no shard's database as its current database. It connects at its first query.
+        It connects to no shard's database, and only at its first query.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
         return self._server
 
     def _refresh_server(self) -> None:
-        """Replace the object that ``server`` returns, if the new topology has other settings for
-        the group.
+        """Replace the connection object that ``server`` returns, if the new topology (the map of shards
+        to nodes) has other settings for the group.
         """
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
@@ -100,8 +100,8 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The group's connection was closed inside a transaction, which ends only now: end it on
-            # the shards, too.
+            # The group's connection was closed inside a transaction, which ends only now. So end the
+            # transaction on the shards, too.
             self.abandon_levels()
 
     def connect(self) -> None:
@@ -150,7 +150,8 @@ class GroupAliasMixin(GroupTransactions):
         self.validate_thread_sharing()
         for wrapper in self.shards:
             wrapper.close()
-        # Skip the close() of Django's backend: for SQLite, it does not close databases in memory.
+        # Call the base class, because the close() of Django's SQLite backend does not close databases
+        # in memory.
         BaseDatabaseWrapper.close(self._server)
         BaseDatabaseWrapper.close(self)
 
@@ -185,7 +186,7 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        server: Any = self.server  # Only Django's DatabaseFeatures for MySQL reads this property.
+        server: Any = self.server  # Only Django's MySQL features read this.
         return server.mysql_server_data
 
     # ##### Constraints: checked on the shards that take part in the transaction #####

@@ -1,4 +1,6 @@
-"""The ``ENGINE`` of the alias of a whole shard group. Django looks for ``DatabaseWrapper`` here."""
+"""The ``ENGINE`` of the alias of a whole shard group. Django looks for ``DatabaseWrapper`` in this
+module.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from sharded_orm.topology.model import Shard
 
 
 class GroupMember(Protocol):
-    """The connection object of one shard, as its group sees it."""
+    """The connection object of one shard, as the connection object of its group uses it."""
 
     alias: str
     connection: Any
@@ -30,9 +30,9 @@ class GroupMember(Protocol):
     features_class: type[Any]
     transaction_writes: Any
     shard: Shard | None
-    #: The alias by which the current connection settings are looked up in the topology.
+    #: The alias by which this object looks up its current settings in the topology.
     topology_alias: str
-    #: Whether this object was used since the group last looked for obsolete connections to close.
+    #: Whether this object was used since the group last closed obsolete connections.
     is_active: bool
 
     # Private attributes that only sharded_orm.backends.group may use.
@@ -47,15 +47,15 @@ class GroupMember(Protocol):
         """Whether this shard commits when the group's outermost atomic block ends."""
 
     def announce_commit(self) -> None:
-        """Announce the transaction's writes to the cache. Called immediately before COMMIT."""
+        """Announce to the cache that the transaction's writes are about to be committed."""
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
         """End the atomic blocks that this shard has opened for levels of its group.
 
-        A level is an open block of the group: the outermost block, or a savepoint.
+        A level is an open block of the group's transaction: the outermost block, or a savepoint.
 
-        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
-            inside it are ended first.
+        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels inside
+            it are ended first.
         :param commit: True to commit the transaction or release the savepoints; False to roll them
             back.
         """
@@ -74,12 +74,15 @@ class GroupMember(Protocol):
         """
 
     def holds_session(self) -> bool:
-        """Whether closing this object would lose a transaction or session state. Unread results do not
-        count.
+        """Whether closing this object would lose a transaction or session state.
+
+        Unread results do not count.
         """
 
     def forget_server(self) -> None:
-        """Forget all cached facts about the server, because the next connection may be to another server."""
+        """Forget all cached facts about the server, because the next connection may go to another
+        server.
+        """
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
         """Use ``settings_dict`` for connections from now on.
@@ -87,7 +90,8 @@ class GroupMember(Protocol):
         Called only if there is no open connection, or if the new settings do not affect the open
         connection.
 
-        :param generation: number of the topology that the settings come from.
+        :param generation: number of the topology (a version of the settings) that the settings come
+            from.
         """
 
     def check_constraints(self, table_names: Any = None) -> None: ...
@@ -107,19 +111,17 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Note that ``wrapper`` has connected, so that its connection is closed after the time
-        ``close_at``.
-        """
+        """Record that ``wrapper`` has connected. Its connection is closed after its time ``close_at``."""
 
     def record_use(self, wrapper: Any) -> None:
-        """Note that ``wrapper`` is used for the first time since obsolete connections were last closed."""
+        """Record that ``wrapper`` was used since the group last closed obsolete connections."""
 
 
 class GroupCoordinator(Protocol):
-    """Commits the transactions of a group's shards, in place of one commit after the other."""
+    """Commits a group's transaction in its own way, instead of on one shard after the other."""
 
     def join(self, member: Any) -> None:
-        """Let the transaction of a shard take part. None of its statements was sent yet.
+        """Make the transaction of a shard part of the group's, before its first statement is sent.
 
         If this raises an error, the whole transaction is rolled back.
 
@@ -129,7 +131,8 @@ class GroupCoordinator(Protocol):
     def commit(self, members: Any) -> None:
         """Commit the transactions of ``members`` on all shards or on none.
 
-        If this raises an error, the caller rolls back what is still open, and reports the error.
+        If this raises an error, the caller rolls back the transactions that are still open, and raises
+        the error.
 
         :param members: the connection objects of all shards in the transaction.
         """
@@ -162,19 +165,19 @@ class GroupAlias(Protocol):
         """
 
     def add_participant(self, wrapper: Any) -> None:
-        """Note that the shard of ``wrapper`` takes part in the group's transaction."""
+        """Record that the shard of ``wrapper`` takes part in the group's transaction."""
 
     def remove_participant(self, wrapper: Any) -> None:
-        """Note that the shard of ``wrapper`` no longer takes part in the group's transaction."""
+        """Record that the shard of ``wrapper`` no longer takes part in the group's transaction."""
 
     def record_broken(self, alias: str, broken: bool) -> None:
-        """Note whether the transaction of the shard ``alias`` needs a rollback."""
+        """Record whether the transaction of the shard ``alias`` needs a rollback."""
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
-        """Note whether the shard ``alias`` is in a transaction: its group's, or one of its own."""
+        """Record whether the shard ``alias`` is in a transaction, of the group or of its own."""
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
-        """Take over a function that was registered with ``on_commit`` on a shard.
+        """Take over a function that was registered with ``on_commit`` on a shard, to run it later.
 
         :param wrapper: the shard's connection object.
         :param hook: the function's entry in the shard's ``run_on_commit``.

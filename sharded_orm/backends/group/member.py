@@ -1,9 +1,9 @@
-"""The connection object (wrapper) of a shard, and its ties to the wrapper of the shard's group.
+"""The connection object (wrapper) of a shard, and how it works with the wrapper of the shard's group.
 
 :class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. If an alias
-has ``SHARD`` in its settings, its wrapper belongs to the group's wrapper of the same thread: it takes
-part in the group's transactions and adds its queries to the group's query log, and the group's wrapper
-keeps and closes it. Any other alias behaves as with Django's backend.
+    has ``SHARD`` in its settings, its wrapper belongs to the group's wrapper of the same thread: it
+    takes part in the group's transactions and adds its queries to the group's query log, and the
+    group's wrapper keeps and closes it. Any other alias behaves as with Django's backend.
 
 :mod:`sharded_orm.backends.write_hooks.commit` handles the end of a transaction that wrote.
 """
@@ -46,21 +46,21 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # Number of the topology (a version of the settings) that settings_dict comes from; None for an
+    # Number of the topology (a version of the settings) from which settings_dict comes; None for an
     # alias whose settings come from DATABASES only.
     _generation: int | None = None
-    # Whether queries are kept out of the query log now, because the transaction of a TestCase is
-    # being opened on this shard. On an ordinary database, Django opens it before the test begins.
-    # So assertNumQueries must not count the queries that open it here.
+    # Whether queries are kept out of the query log now, because the transaction of a TestCase is being
+    # opened on this shard. On an ordinary database, Django opens it before the test begins, so
+    # assertNumQueries must not count the queries here.
     _unlogged = False
-    # Whether this object was used since the group last looked for obsolete connections to close.
+    # Whether this object was used since the group last closed obsolete connections.
     is_active = False
-    #: What upper layers knew of the group's keys before the first statement of the open
-    #: transaction; None if nothing. That statement takes the transaction's snapshot.
+    #: What upper layers knew of moving keys of the group, before the first statement of the open
+    #: transaction took the snapshot; None if they knew nothing.
     known_at_snapshot: Any = None
-    #: Whether a transaction is open, and no statement of it was sent.
+    #: Whether a transaction is open, and none of its statements was sent yet.
     awaits_snapshot = False
-    #: Whether a statement found no table, and it is being looked up whether the shard has moved.
+    #: Whether a lookup of the shard's node is in progress, because a statement found no table.
     looks_for_place = False
     #: Number of open schema editors. A migration is running if the number is not 0.
     open_editors = 0
@@ -79,7 +79,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         self._atomic_blocks: list[Atomic] = []
         self._needs_rollback = False
         super().__init__(settings_dict, alias)
-        #: The alias by which the current connection settings are looked up in the topology.
+        #: The alias by which this object looks up its current settings in the topology.
         self.topology_alias = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
         # Django makes further connection objects from a copy of these settings (_nodb_cursor). Those
@@ -116,7 +116,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _is_clean(self) -> bool:
         return self.autocommit == self.settings_dict["AUTOCOMMIT"] and self.is_idle()
 
-    # ##### Hot path: every statement passes here #####
+    # ##### Hot path: code that runs for every statement #####
 
     def _cursor(self, name: str | None = None) -> Any:
         if self._generation != relocation.generation and self._generation is not None:
@@ -138,14 +138,15 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             if self._touched is not None:
                 self._touched.add(self.alias)
             if self.awaits_snapshot and self.shard is not None:
-                # Ask before the first statement takes the snapshot, which must not be older than
-                # the answer.
+                # Query before the first statement takes the snapshot, which must not be older than the
+                # answer.
                 self.awaits_snapshot = False
                 self.known_at_snapshot = knowledge_of(self.shard)
         return super()._cursor(name)
 
     def prepare_database(self) -> None:
-        # Overrides the method that "migrate" calls before it looks for tables.
+        # Overrides the method that "migrate" calls before it looks for tables. While the shard moves,
+        # its tables have other names, and "migrate" would create them again.
         super().prepare_database()
         if self.shard is not None:
             refuse_hidden_tables(self)
@@ -180,8 +181,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def connect(self) -> None:
         if self.shard is not None and self.connection is not None:
-            # BaseDatabaseWrapper.ensure_connection() saw that there was no connection, and then read
-            # in_atomic_block. This made the shard join its group's transaction, which connected.
+            # BaseDatabaseWrapper.ensure_connection() saw no connection, and then read in_atomic_block.
+            # That made the shard join its group's transaction, which has connected. So nothing is left
+            # to do.
             return
         self._conclude_writes()
         group = self.group_wrapper
@@ -205,13 +207,16 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             group.shards.record_connect(self)
 
     def holds_session(self) -> bool:
-        """Whether closing this object would lose a transaction or session state. Unread results do not
-        count.
+        """Whether closing this object would lose a transaction or session state.
+
+        Unread results do not count.
         """
         return False
 
     def forget_server(self) -> None:
-        """Forget all cached facts about the server, because the next connection may be to another server."""
+        """Forget all cached facts about the server, because the next connection may go to another
+        server.
+        """
         relocation.forget_cached(self)
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
@@ -220,16 +225,18 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         Called only if there is no open connection, or if the new settings do not affect the open
         connection.
 
-        :param generation: number of the topology that the settings come from.
+        :param generation: number of the topology (a version of the settings) that the settings come
+            from.
         """
         self.settings_dict, self._generation = settings_dict, generation
         if self.shard is not None:
             self.shard = settings_dict["SHARD"]
 
     def close_and_forget(self) -> None:
-        """Close the connection, and let this thread keep no connection object of the shard.
+        """Close the connection, and drop this object from the thread's connections.
 
-        For work on thousands of shards, one after the other: the thread would keep hundreds of them.
+        Useful for work on thousands of shards, one after the other, because the thread would otherwise
+        keep hundreds of connection objects.
         """
         self.close()
         if self.group_wrapper is not None:
@@ -280,7 +287,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         self._record_transaction()
 
     def _record_transaction(self) -> None:
-        """Tell the group whether this shard is in a transaction. The end of a connection ends it."""
+        """Report to the group whether this shard is in a transaction. A closed connection is in none."""
         if self.group_wrapper is not None:
             is_connected = self.connection is not None and not self.closed_in_transaction
             is_open = self._in_atomic_block or (not self.autocommit and is_connected)
@@ -362,14 +369,14 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
         """End the atomic blocks that this shard has opened for levels of its group.
 
-        A level is an open block of the group: the outermost block, or a savepoint.
+        A level is an open block of the group's transaction: the outermost block, or a savepoint.
 
-        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
-            inside it are ended first.
+        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels inside
+            it are ended first.
         :param commit: True to commit the transaction or release the savepoints; False to roll them
             back.
-        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level
-            is then rolled back, as by Django's atomic().
+        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level is
+            then rolled back, as by Django's atomic().
         """
         group = self.group_wrapper
         assert group is not None
@@ -422,9 +429,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def on_commit(self, func: Callable[[], object], robust: bool = False) -> None:
         before = len(self.run_on_commit)
         super().on_commit(func, robust)
-        # If the shard's transaction ends with the group's, hand the function over to the group. The
-        # group runs it after the last shard has committed. Functions of all shards run in the order of
-        # their registration.
+        # If the shard's transaction ends with the group's, let the group run the function, after the
+        # last shard has committed. The functions of all shards run in the order of their registration.
         if self._is_outermost_mirrored and len(self.run_on_commit) > before:
             assert self.group_wrapper is not None
             self.group_wrapper.add_hook(self, self.run_on_commit[-1])
@@ -433,7 +439,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def in_two_phase(self) -> bool:
         """Whether the open transaction is part of a block with ``two_phase=True``.
 
-        It may be committed after its session has ended.
+        Such a transaction may be committed after its session has ended.
         """
         return self.group_wrapper is not None and self.group_wrapper.coordinator is not None
 
@@ -444,7 +450,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def has_inner_block(self) -> bool:
-        """Whether a block on this shard alone is open that began inside the group's block."""
+        """Whether a block on this shard alone is still open that began inside the group's block."""
         return bool(self._mirrored) and self._atomic_blocks[-1:] != self._mirrored[-1:]
 
     @property
@@ -453,10 +459,11 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            self.run_on_commit = []  # The group has these functions, and runs them.
+            self.run_on_commit = []  # The group has these functions, and will run them.
             return
         if self.run_on_commit:
-            # Django calls the functions inside set_autocommit(). The transaction is over by now.
+            # Django calls the functions inside set_autocommit(), where the transaction has already
+            # ended.
             self._record_transaction()
         super().run_and_clear_commit_hooks()
 

@@ -1,9 +1,10 @@
-"""Statements that find no table, because the shard has just moved to another node or is moving there.
+"""Repeat statements that find no table, because their shard moves to another node or has just moved.
 
 A shard moves while the application works (:mod:`sharded_orm.backends.schema_move`): its old tables are
-renamed, the new topology is published, and the new tables get their names. A statement that comes
-before this process knows the new topology finds no table. Nothing was executed then, so in autocommit
-it waits, and runs again at the new place. A transaction fails as a whole.
+renamed, the new topology (the map of shards to nodes) is published, and the new tables get their real
+names. If this process does not know the new topology yet, its statement finds no table. Nothing was
+executed then. So in autocommit, the statement waits and runs again on the new node. In a transaction,
+the whole transaction fails.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from sharded_orm.exceptions import ShardMoved, TopologyError
 
 # ER_BAD_DB_ERROR and ER_NO_SUCH_TABLE
 _MISSING: Final = frozenset({1049, 1146})
-# The beginning of SQLite's message for a missing table.
+# The beginning of SQLite's error message for a missing table.
 _SQLITE_MISSING: Final = "no such table: "
-# Matches a statement that may commit while it runs.
+# Matches a statement that calls a procedure, which may commit while it runs.
 _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
-# Seconds between two looks at the topology.
+# Seconds between two loads of the topology while a statement waits.
 _INTERVAL: Final = 0.02
 
 
 class TopologyLookup:
-    """The functions by which this process learns where shards are.
+    """The functions by which this process learns on which nodes the shards are.
 
     Only an upper layer knows that, so the package's Django app provides the functions.
 
     :param refresh: loads the topology from its source. May raise a TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
-    :param is_moving: returns whether shards or keys of a group are being moved, or were a moment
-        ago. May send a query.
+    :param is_moving: returns whether shards or keys of a group are moving now, or were shortly before.
+        May send a query.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class TopologyLookup:
         self._refused = ""
 
     def refresh_since(self, moment: float) -> str:
-        """Load the topology, unless a thread has begun to do so after ``moment``.
+        """Load the topology, unless another thread has begun to load it after ``moment``.
 
-        Return why that was not possible; "" if it was.
+        Return the reason if loading has failed, and "" otherwise.
+
+        :param moment: a value of ``time.monotonic()``.
         """
         with self._lock:
             if self._began <= moment:
@@ -77,18 +80,21 @@ _lookup: TopologyLookup | None = None
 
 
 def provide_lookup(lookup: TopologyLookup) -> None:
-    """Provide the functions that look the topology up. The package's Django app does so."""
+    """Provide the functions by which this process looks up the topology, the map of shards to nodes.
+
+    The package's Django app calls this function.
+    """
     global _lookup
     _lookup = lookup
 
 
 def rows_move(group: str) -> bool:
-    """Whether shards or keys of ``group`` are being moved, or were a moment ago. One query."""
+    """Whether shards or keys of ``group`` are moving now, or were shortly before. One query."""
     return _lookup is not None and _lookup.is_moving(group)
 
 
 def is_missing_table(error: BaseException) -> bool:
-    """Whether ``error``, of a driver or of Django, says that a table or schema does not exist."""
+    """Whether ``error``, of a driver or of Django, means that a table or schema does not exist."""
     if state := sqlstate_of(error):
         return state in (UNDEFINED_TABLE, UNDEFINED_SCHEMA)
     first = error.args[0] if error.args else None
@@ -98,11 +104,11 @@ def is_missing_table(error: BaseException) -> bool:
 
 
 class PlaceWait:
-    """The wait of one statement, which has found no table, until its shard is usable again.
+    """Lets one statement that has found no table wait until its shard is usable again.
 
-    :param wrapper: a connection object of the shard, or of another one on the same node.
-    :param current: returns the shard's connection settings in the topology in use; None if it lacks
-        the shard.
+    :param wrapper: a connection object of the shard, or of another shard on the same node.
+    :param current: returns the shard's connection settings in the topology in use; None if the topology
+        lacks the shard.
     """
 
     def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -120,16 +126,16 @@ class PlaceWait:
         nothing_done: bool = True,
         may_repeat: bool = True,
     ) -> Mapping[str, Any] | None:
-        """Return the settings of the place where the statement may run again.
+        """Return the connection settings with which the statement may run again.
 
-        Return None if the shard does not move, so the table is missing for another reason. Costs a
-        round trip to the source of the topology and a query, and more of them while the shard moves.
+        Return None if the shard does not move: the table is then missing for another reason. Costs one
+        load of the topology and one query, and more of both while the shard moves.
 
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction.
         :param nothing_done: False if a part of the statement may have been executed.
         :param may_repeat: False if the error has ended the transaction of the statement.
-        :raises ShardMoved: the shard has moved and the statement cannot follow it, or it moves for
+        :raises ShardMoved: the shard has moved and the statement cannot follow it, or the move takes
             longer than ``MOVE_WAIT``.
         """
         if _lookup is None:
@@ -139,9 +145,9 @@ class PlaceWait:
             settings = self._current()
             has_moved = settings is not None and not relocation.same_place(place, settings)
             if not has_moved and not has_hidden_tables(self._wrapper, place):
-                # Here the shard has not moved, and its tables are not hidden. But they may have got
-                # their real names only after the statement failed. So the statement may run once
-                # more. If it finds no table again, there is none.
+                # The shard has not moved, and its tables have their real names now. But they may have
+                # got these names only after the statement failed. So the statement may run once more.
+                # If it fails again, the table does not exist.
                 if not may_repeat:
                     if rows_move(self._wrapper.shard.group):
                         raise self._cannot_follow(nothing_done=nothing_done)
@@ -159,7 +165,7 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            time.sleep(_INTERVAL)  # Nobody tells this process when the move has ended.
+            time.sleep(_INTERVAL)  # Nothing signals the end of the move.
 
     def _cannot_follow(self, *, nothing_done: bool) -> ShardMoved:
         moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"
@@ -184,13 +190,16 @@ class PlaceWait:
 
 
 def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
-    """Whether tables of a shard are hidden at ``place``."""
+    """Whether the tables of a shard are hidden in the database with the settings ``place``.
+
+    The tables are hidden, under other names, while the shard moves.
+    """
     copy = relocation.separate_copy(wrapper, place)
     try:
         return NAMES in copy.introspection.table_names()
     except Error:
-        # The schema is missing, or the server has failed. In the second case, the statement's next
-        # attempt raises the error.
+        # The schema is missing, or the server has failed. If the server has failed, the next attempt of
+        # the statement raises the error.
         return False
     finally:
         copy.close()
@@ -199,7 +208,7 @@ def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
 def refuse_hidden_tables(wrapper: Any) -> None:
     """Check that tables may be created on a shard. One query.
 
-    :raises ShardMoved: the shard is moving, so its tables are hidden and it seems to be empty.
+    :raises ShardMoved: the shard is moving. Its tables have other names meanwhile, so it seems empty.
     """
     if NAMES in wrapper.introspection.table_names():
         raise ShardMoved(
@@ -213,9 +222,11 @@ def refuse_hidden_tables(wrapper: Any) -> None:
 
 
 class ShardCursor(CursorWrapper):
-    """A cursor of a shard's connection object. Its statements follow the shard to another node."""
+    """A cursor of a shard's connection object. If the shard moves to another node, its statements run
+    there.
+    """
 
-    # These override the methods of CursorWrapper that send statements, inside of execute_wrappers.
+    # These methods override those of CursorWrapper that send statements, inside of execute_wrappers.
 
     def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
         wait: PlaceWait | None = None
@@ -226,7 +237,7 @@ class ShardCursor(CursorWrapper):
                 if not self._may_have_moved(exc):
                     raise
                 if _PROCEDURE.match(str(sql)):
-                    # It may have committed a part of its work, so it is never repeated.
+                    # The procedure may have committed a part of its work, so it is never repeated.
                     self._next_place(self._wait(), may_wait=False, nothing_done=False)
                     raise
                 wait = wait or self._wait()
@@ -237,7 +248,7 @@ class ShardCursor(CursorWrapper):
                     raise
             if not relocation.same_place(place, self.db.settings_dict):
                 self.cursor.close()
-                # self.db.cursor() connects to the new node.
+                # Continue with a cursor of the new node, to which self.db.cursor() connects.
                 self.cursor = self.db.cursor().cursor
 
     def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
@@ -250,8 +261,8 @@ class ShardCursor(CursorWrapper):
             raise
 
     def _may_have_moved(self, exc: BaseException) -> bool:
-        # Receivers of connection_created may run statements on this alias while the next place is
-        # looked for. Such a statement does not look for a place as well, because that would never end.
+        # Receivers of connection_created may run statements on this alias during the lookup of the new
+        # node. Such a statement does not begin another lookup, because that would never end.
         return is_missing_table(exc) and not self.db.looks_for_place
 
     def _next_place(self, wait: PlaceWait, **how: bool) -> Any:

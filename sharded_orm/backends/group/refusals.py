@@ -1,4 +1,6 @@
-"""The parts of a shard group's connection object that refuse SQL: a group has no database itself."""
+"""The parts of a shard group's connection object that refuse SQL, because a group itself has no
+database.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,8 @@ class GroupOperations(BaseDatabaseOperations):
         return []
 
     def execute_sql_flush(self, sql_list: Iterable[str]) -> None:
-        # Django's flush calls this method although sql_list is empty (see sql_flush).
+        # Django's flush calls this method even though sql_flush() returns an empty sql_list for a
+        # group.
         connection: Any = self.connection
         if connection.tests is None:
             raise group_alias_error(connection.alias, "be flushed")

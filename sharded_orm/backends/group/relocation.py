@@ -1,9 +1,10 @@
-"""Move connection objects to another node if a new topology has their shard there.
+"""Switch connection objects to another node if a new topology (map of shards to nodes) has their shard
+there.
 
 A connection object (wrapper) gets its settings from one topology, and may still exist when a new
 topology comes. The wrapper remembers its topology's number, the generation. So one comparison per
-statement shows whether the settings must be looked up again. A transaction, unread results and
-session state end on the old node. Everything else continues on the new node.
+statement shows whether the settings must be looked up again. A transaction, unread results and session
+state stay on the old node until they end. All other work continues on the new node.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the topology in use. The module ``runtime`` calls topology_changed(), which adds 1.
+# Number of the topology in use. When the topology changes, the module ``runtime`` calls
+# topology_changed(), which adds 1.
 generation = 0
 
-# Settings that do not affect where or how a wrapper connects.
+# Settings that do not affect to which database a wrapper connects, or how.
 _UNRELATED = ("SHARD", "GENERATION")
 
 
 def topology_changed() -> None:
     """Increase the number of the topology in use by 1.
 
-    To be called after a new topology is in use, so that a look-up already finds the new settings.
+    Must be called after the new topology is in use, so that a lookup already finds the new settings.
     """
     global generation
     generation += 1
 
 
 def follow(wrapper: GroupMember) -> None:
-    """Give ``wrapper`` the settings of the topology in use.
+    """Give the connection object ``wrapper`` the settings of the topology in use.
 
     If the wrapper's shard has moved to another node, the connection to the old node is closed. Does
-    nothing if a transaction or session state must first end on the old node, or if another thread
-    owns the wrapper. Called before each statement and transaction. Costs one look-up per new
+    nothing while a transaction or session state must still end on the old node, or if another thread
+    owns the wrapper. Called before each statement and transaction. Costs one lookup in memory per new
     topology, and no query.
     """
     if is_current(wrapper):
@@ -80,9 +82,9 @@ def close_relocated(wrapper: GroupMember) -> None:
 
 
 def is_current(wrapper: GroupMember) -> bool:
-    """Whether ``wrapper`` has the settings of the topology in use.
+    """Whether the connection object ``wrapper`` has the settings of the topology in use.
 
-    Also True if the settings of ``wrapper`` do not come from a topology.
+    Also True if its settings do not come from a topology.
     """
     return wrapper._generation in (None, generation)
 
@@ -100,9 +102,9 @@ def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
 
 
 def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
-    """Return the settings that the topology in use has for ``wrapper``. Usable from any thread.
+    """Return the settings that the topology in use has for the connection object ``wrapper``.
 
-    Return None if that topology does not have the wrapper's shard.
+    Return None if that topology lacks the wrapper's shard. Usable from any thread.
     """
     try:
         settings: dict[str, Any] = connections.settings[wrapper.topology_alias]
@@ -114,14 +116,14 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether ``settings`` and ``other`` name the same database, with the same options."""
+    """Whether ``settings`` and ``other`` connect to the same database, with the same options."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }
 
 
 def must_stay(wrapper: GroupMember) -> bool:
-    """Whether ``wrapper`` has something that must end on its present node.
+    """Whether the connection object ``wrapper`` has something that must end on its present node.
 
     That is a transaction, ``on_commit`` functions that wait for the end of a transaction, or session
     state.
@@ -143,7 +145,7 @@ def must_stay(wrapper: GroupMember) -> bool:
 def disconnect(wrapper: GroupMember) -> None:
     """Close the connection of ``wrapper``. If it has unread results, only forget the connection.
 
-    A forgotten connection stays open until its cursors are done.
+    A forgotten connection stays open until its cursors have been closed or dropped.
     """
     # While _syncing is set, is_idle() does not make the shard join its group's transaction on the old
     # node.

@@ -17,9 +17,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group.contract import GroupMember
 
-# How many wrappers at most are checked for eviction when a new wrapper exceeds the limit. In a
-# transaction over thousands of shards no wrapper can be evicted. If each new wrapper caused a check
-# of all others, the cost would be quadratic.
+# The most wrappers to check for eviction when a new wrapper exceeds the limit. In a transaction over
+# thousands of shards, no wrapper can be evicted. If each new wrapper caused a check of all the others,
+# the cost would grow with the square of their number.
 _EVICTION_CHECKS = 8
 # Minimum seconds between two searches for idle connections older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0
@@ -37,8 +37,8 @@ class ShardConnections:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
-        # Wrappers used since the last close_obsolete(), keyed by id(). Wrappers that were not used
-        # cannot have had an error or a change of autocommit, so they need no check.
+        # Wrappers used since the last close_obsolete(), keyed by id(). Only these must be checked,
+        # because an unused wrapper cannot have had an error or a change of autocommit.
         self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
@@ -47,11 +47,11 @@ class ShardConnections:
         return iter(list(self.wrappers.values()))
 
     def add(self, wrapper: GroupMember) -> None:
-        """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias
-        has another wrapper.
+        """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias has
+        another wrapper.
 
-        Above the limit, other wrappers are evicted: closed and dropped. If a caller still uses an
-        evicted wrapper, the wrapper is added again. But if its alias has got another wrapper, the
+        If there are too many wrappers, idle ones are evicted: closed and dropped. If a caller goes on
+        using an evicted wrapper, it is added again. But if its alias has another wrapper by then, the
         evicted wrapper stays separate, like ``connection.copy()``.
         """
         alias = wrapper.alias
@@ -64,14 +64,12 @@ class ShardConnections:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """Note that ``wrapper`` has connected, so that its connection is closed after the time
-        ``close_at``.
-        """
+        """Record that ``wrapper`` has connected. Its connection is closed after its time ``close_at``."""
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
 
     def record_use(self, wrapper: GroupMember) -> None:
-        """Note that ``wrapper`` is used for the first time since the last :meth:`close_obsolete`."""
+        """Record that ``wrapper`` was used since the last :meth:`close_obsolete`."""
         wrapper.is_active = True
         self.active[id(wrapper)] = wrapper
 

@@ -1,4 +1,5 @@
-"""The ``creation`` of a group's alias, whose methods Django's test runners call.
+"""The ``creation`` of a group's alias: its methods, which Django's test runners call, create test
+databases.
 
 ``sharded_orm.testing`` does the work, and must be imported only when tests run. So this module does not
 import it. Instead, the app passes a function to :func:`provide_test_databases`.
@@ -24,7 +25,7 @@ class TestDatabases(Protocol):
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
         """Create the template and switch to test schemas. Return the name of the template's schema.
 
-        The template is the only schema that is migrated. Test shards are clones of it.
+        The template is the only schema that is migrated. The schemas of test shards are clones of it.
 
         :param connection: the connection object of the group's alias.
         :param keep: whether to use an existing template and existing test shards (``--keepdb``);
@@ -58,7 +59,9 @@ class TestDatabases(Protocol):
         """
 
     def restore_touched(self) -> None:
-        """Replace the rows of each shard in :attr:`touched` by the rows of the template."""
+        """Replace the rows of each shard in :attr:`touched` by the rows of the template, the migrated
+        schema.
+        """
 
     def reset_sequences(self) -> None:
         """Reset the tables' counters (AUTO_INCREMENT or the like) on the shards used so far."""
@@ -116,10 +119,10 @@ class GroupCreation(BaseDatabaseCreation):
         serialize: Any = True,
         keepdb: bool = False,
     ) -> str:
-        """Create and migrate the template. Each test shard is cloned from the template at the shard's
-        first use.
+        """Create and migrate the template, the schema from which test shards are cloned at their first
+        use.
 
-        Schemas that an earlier test run left behind are dropped without a question, because their names
+        Schemas that an earlier test run has left are dropped without a question, because their names
         show that they are test schemas of this group.
         """
         self._say(verbosity, keepdb, "Creating", "Using existing")
@@ -128,8 +131,8 @@ class GroupCreation(BaseDatabaseCreation):
     def clone_test_db(
         self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
     ) -> None:
-        # Nothing is cloned here, because all workers share the template. But an earlier test run
-        # may have left shards of this worker behind.
+        # Do not clone anything here, because all workers share the template. But drop the shards that
+        # an earlier test run may have left for this worker.
         self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
         if not keepdb:
             self._tests.drop_worker(suffix)

@@ -1,7 +1,7 @@
-"""What upper layers know of a group's keys at the moment when a transaction begins.
+"""What upper layers know of a group's moving keys at the moment when a transaction begins.
 
-A key may move to another shard while a transaction is open. Only upper layers know keys and moves,
-so the package's Django app provides the function that asks them.
+A key may move to another shard while a transaction is open. Only upper layers know keys and moves, so
+the package's Django app provides the function that returns this knowledge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def provide_knowledge(knowledge: Callable[[Shard], Any]) -> None:
 
 
 def knowledge_of(shard: Shard) -> Any:
-    """Return what the upper layers know of the keys of the group now; None if nothing.
+    """Return what the upper layers know of moving keys of the shard's group; None if nothing.
 
     Called before the first statement of each transaction on ``shard``.
     """

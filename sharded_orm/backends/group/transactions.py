@@ -32,8 +32,8 @@ class Level:
     """An open block of a group's transaction: the outermost block (``sid`` is None), or a savepoint."""
 
     sid: str | None = None
-    # Whether some shards had released this savepoint when another shard failed to release it. If
-    # so, the group cannot roll back to the savepoint.
+    # Whether some shards had released this savepoint when another shard failed to release it. If so,
+    # the group cannot roll back to the savepoint any more.
     half_released: bool = False
 
 
@@ -50,25 +50,26 @@ class GroupTransactions(BaseDatabaseWrapper):
     _broken: set[str]
     _in_transaction: set[str]
     _orphaned_hooks: list[Hook]
-    #: What upper layers remember until no transaction is open any more, on the group and its shards.
+    #: What upper layers store here until no transaction of the group or its shards is open any more.
     transaction_memory: dict[str, Any]
-    #: What commits the transaction in another way than one shard after the other; None for that way.
+    #: The object that commits the transaction, for example in two phases. If None, the shards commit
+    #: one after the other.
     coordinator: GroupCoordinator | None = None
 
     def init_transactions(self) -> None:
         self.transaction_memory = {}
         self.levels = []
         self.participants = {}
-        # Aliases of the participants that need a rollback. If there is any, the whole group needs a
+        # Aliases of the participants that need a rollback. If there are any, the whole group needs a
         # rollback.
         self._broken = set()
-        # Aliases of the shards that are in a transaction: the group's, or one of their own.
+        # Aliases of the shards that are in a transaction, of the group or of their own.
         self._in_transaction = set()
         # on_commit functions of the shards that had already committed when another shard failed to
         # commit. They run when autocommit is switched on.
         self._orphaned_hooks = []
 
-    # ##### What shards report #####
+    # ##### Reports from shards #####
 
     def add_participant(self, wrapper: GroupMember) -> None:
         is_new = wrapper.alias not in self.participants
@@ -78,7 +79,8 @@ class GroupTransactions(BaseDatabaseWrapper):
             try:
                 self.coordinator.join(wrapper)
             except BaseException:
-                # Nothing may be committed without this shard, even if the program ignores the error.
+                # Without this shard, nothing may be committed, even if the program ignores the error.
+                # So mark it as in need of a rollback.
                 wrapper.needs_rollback = True
                 raise
 
@@ -108,9 +110,9 @@ class GroupTransactions(BaseDatabaseWrapper):
         Both are False if no atomic block opened the level. For example,
         ``transaction.savepoint()`` opens a level without an atomic block.
         """
-        # savepoint_ids has an entry for each block except the outermost one; the entry is None for a
-        # block without a savepoint. If autocommit was switched off by hand, no block opened the
-        # outermost level.
+        # savepoint_ids has one entry for each block except the outermost one. The entry is None for a
+        # block without a savepoint. If autocommit was switched off by hand, the outermost level has no
+        # block.
         offset = len(self.atomic_blocks) - len(self.savepoint_ids)
         index = offset - 1 if level.sid is None else offset + self._savepoint_index(level.sid)
         if 0 <= index < len(self.atomic_blocks):
@@ -251,7 +253,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     ) -> None:
         try:
             self._roll_back_to(0)
-        except Exception:  # Logged, because the caller gets the error of the commit.
+        except Exception:  # Only logged, because the caller receives the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
         # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Do it here, because
         # Atomic calls rollback() only if the commit has raised a DatabaseError.
@@ -292,8 +294,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         try:
             self._roll_back_to(0)
         except Error:
-            # Ignore the error: closing the shards' connections has rolled back their transactions
-            # already.
+            # Ignore the error, because closing the shards' connections has already rolled back their
+            # transactions.
             logger.debug("closing %r inside a transaction", self.alias, exc_info=True)
         self.participants.clear()
         self._broken.clear()
@@ -302,7 +304,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### on_commit #####
 
     def add_hook(self, wrapper: GroupMember, hook: Any) -> None:
-        """Take over a function that was registered with ``on_commit`` on a shard.
+        """Take over a function that was registered with ``on_commit`` on a shard, to run it later.
 
         :param wrapper: the shard's connection object.
         :param hook: the function's entry in the shard's ``run_on_commit``.
@@ -330,5 +332,5 @@ class GroupTransactions(BaseDatabaseWrapper):
             for _, func, _ in hooks:
                 try:
                     func()
-                except Exception:  # Logged, because the caller gets PartialCommitError.
+                except Exception:  # Only logged, because the caller receives PartialCommitError.
                     logger.exception("calling %r, a hook of on_commit", func)

@@ -1,1 +1,3 @@
-"""The backend for MySQL and MariaDB. A shard is a schema; sessions are leased from the node's pool."""
+"""Database backend for MySQL and MariaDB. Each shard is a schema. A shard's connection leases its
+server sessions from the pool of the node (the database server).
+"""

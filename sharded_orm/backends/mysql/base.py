@@ -1,5 +1,5 @@
-"""Django's MySQL backend, changed so that sessions (server connections) belong to a node: all schemas
-on the node share them.
+"""Django's MySQL backend, changed so that sessions (server connections) belong to a node (a
+database server). All schemas on the node share the sessions.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
         """Return a virtual connection, after a check that the node answers.
 
-        The check does not tell whether the schema exists.
+        The check does not show whether the schema exists.
         """
         pool = self._node_pool = self._pool_for(conn_params)
         schema = conn_params.get("database") or conn_params.get("db") or None
@@ -81,8 +81,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             if schema is not None:
                 pool.prepare()
             connection = VirtualConnection(pool, schema, self.alias, leased)
-        # The reference is weak: with a reference cycle, a connection object that is dropped would
-        # return its session only at the next garbage collection.
+        # Refer to the method weakly. With a reference cycle, a dropped connection object would return
+        # its session only at the next garbage collection.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
 
@@ -90,14 +90,15 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         for watcher in self.commit_watchers:
             watcher.may_commit()
         if self.transaction_writes is not None:
-            # This method is called before a statement that may commit implicitly. The server does
-            # not say whether the statement has committed. So the write markers in the cache, which
-            # announce uncommitted writes, stay until this transaction or the next one ends.
+            # This method runs before a statement that may commit implicitly. The server does not
+            # report whether the statement has committed. So the write markers, the cache entries
+            # that announce uncommitted writes, are placed now, and stay until this transaction or
+            # the next one ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
-        # Call the method of Django's base class, not of its MySQL backend. The latter runs SET
-        # statements, but they have run already, when the pool opened the session.
+        # Call the method of Django's base class, not of its MySQL backend. The MySQL backend's
+        # method runs SET statements, which the pool has already run when it opened the session.
         BaseDatabaseWrapper.init_connection_state(self)
         if self.queries_logged and "SHARD" not in self.settings_dict:
             # For an ordinary alias, log a new session's SET statements, as Django's backend does.
@@ -121,7 +122,7 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     @cached_property
     def mysql_server_data(self) -> dict[str, Any]:
-        """Facts about the server that Django's features need. They cost one query per node and process."""
+        """Facts about the server that Django's features need. One query per node and process."""
         with self.wrap_database_errors:
             return self.node_pool.server_data()
 
@@ -200,9 +201,10 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         try:
             copy.ensure_connection()
             assert copy.connection is not None
-            # Hold the session of the temporary schema, so that close() ends it rather than returns
-            # it to the pool. Otherwise the next copy, whose schema has the same name, might get
-            # this session, and would create tables with the character set of the present schema.
+            # Hold the session of the temporary schema, so that close() ends the session instead of
+            # returning it to the pool. Otherwise the next copy, whose schema has the same name,
+            # might lease this session and create tables with the character set of the dropped
+            # schema.
             copy.connection.hold()
             copy.build_schema(definitions)
             yield copy
@@ -215,7 +217,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         return MySQLChangeCapture(self._stock_wrapper(account or {}))
 
     def row_copy(self, account: Mapping[str, Any] | None = None) -> MySQLRowCopy:
-        # With this option, the driver marks bytes as such, and the server does not convert them.
+        # With this option, the driver marks bytes as binary, so the server does not convert them to
+        # another character set.
         options = {**self.settings_dict["OPTIONS"], "binary_prefix": True}
         return MySQLRowCopy(self._stock_wrapper({**(account or {}), "OPTIONS": options}))
 
@@ -248,7 +251,7 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
-            # The session is lost, so nobody can tell the outcome: COMMIT may or may not have been
-            # sent, and may still be running on the server.
+            # The session is lost. Nobody can know whether COMMIT was sent, and it may still be
+            # running on the server.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

@@ -1,4 +1,6 @@
-"""The virtual connection of a Django alias whose transaction is an XA branch."""
+"""The methods with which the virtual connection of a Django alias takes part in a two-phase commit
+(XA).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class BranchLease:
-    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
+    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection` for two-phase
+    commits.
 
-    Its methods begin an XA branch, prepare it, and leave it on the server, prepared, while the session
-    is closed.
+    An XA branch is the part of a two-phase transaction on one shard. The methods begin a branch,
+    prepare it, and close the session without ending the prepared branch.
     """
 
     __slots__ = ()
@@ -36,10 +39,12 @@ class BranchLease:
         _watched_session: Callable[[], AbstractContextManager[NodeSession]]
 
     def begin_branch(self, branch: bytes = b"") -> None:
-        """Let the next transaction be an XA branch, or the ordinary one that decides. Sends nothing.
+        """Put the next transaction under the rules of a two-phase commit. Sends nothing.
 
-        :param branch: the name of the branch, as XA statements take it.
-        :raises TwoPhaseMisused: a session is pinned: XA and its own state may exclude each other.
+        :param branch: the name of the XA branch that the next transaction becomes, in the syntax of
+            XA statements. Empty for the ordinary transaction that stores the decision to commit.
+        :raises TwoPhaseMisused: a session is pinned. Such a session has state of its own, which may
+            conflict with XA.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(
@@ -49,9 +54,11 @@ class BranchLease:
         self.transaction.branch, self.transaction.plain_only = branch, True
 
     def prepare_branch(self) -> None:
-        """Prepare the branch. One round trip.
+        """Prepare the XA branch, the part of a two-phase transaction on this shard, for its commit. One
+        round trip.
 
-        :raises MySQLdb.Error: the branch is not prepared or, if the session is lost, may be.
+        :raises MySQLdb.Error: the branch is not prepared. If the session is lost, the branch may be
+            prepared all the same.
         """
         transaction: Any = self.transaction
         if self.mode >= SessionMode.LOST or not transaction.is_open:
@@ -64,7 +71,7 @@ class BranchLease:
         transaction.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Close the session with which the branch was prepared. The branch stays on the server."""
+        """Close the session that has prepared the XA branch. The prepared branch stays on the server."""
         if self.mode < SessionMode.LOST and self.session is not None:
             self._lose(OperationalError("the branch is left to a recovery"))
         if self.mode is SessionMode.LOST:

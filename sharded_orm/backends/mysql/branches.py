@@ -1,7 +1,8 @@
-"""The XA branches of a server: which are prepared, and how any session ends them.
+"""The XA branches of a server: query which ones are prepared, and commit or roll them back.
 
-A name is sent in hexadecimal digits only. The server refuses to end a prepared branch as long as the
-session that prepared it is connected. It answers then as if there were no such branch.
+An XA branch is the part of a two-phase transaction on one shard. Its name is sent in hexadecimal
+digits only. As long as the session that prepared a branch is connected, no other session can end
+the branch: the server then answers as if the branch did not exist.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion,
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
 
-#: The format of our names. A server knows the names of others by other numbers.
+#: The format id in the names of this library's XA branches. Other programs use other format ids.
 _FORMAT: Final = 0x53484F52
-#: XAER_NOTA: there is no such branch, or its session is connected.
+#: XAER_NOTA: the XA branch does not exist, or the session that prepared it is still connected.
 _UNKNOWN_BRANCH: Final = 1397
-#: XA_RBROLLBACK: the branch has changed no row, and was rolled back when its session ended. MariaDB lists
-#: it as prepared until somebody ends it, and answers that with this error.
+#: XA_RBROLLBACK: the branch has changed no row, so the server rolled it back when its session ended.
+#: MariaDB lists such a branch as prepared until a statement ends it, which fails with this error.
 _CHANGED_NOTHING: Final = 1402
 _DEADLOCK: Final = 1213
 _DUPLICATE: Final = 1062
 
 
 def name_of(branch: BranchName) -> bytes:
-    """Return the name of ``branch`` as XA statements take it."""
+    """Return the name of ``branch`` in the syntax of XA statements."""
     parts = (branch.transaction.encode().hex(), branch.schema.encode().hex())
     return "X'{}',X'{}',{}".format(*parts, _FORMAT).encode()
 
 
 def prepared(pool: NodePool) -> list[BranchName]:
-    """Return the prepared branches of this library on the server of ``pool``.
+    """Return the prepared XA branches of this library on the server of ``pool``. One query.
 
     On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
     """
@@ -51,7 +52,7 @@ def prepared(pool: NodePool) -> list[BranchName]:
 
 
 def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
-    """Return the branches of this library in the result of ``XA RECOVER``."""
+    """Return the names of this library's XA branches in the rows of ``XA RECOVER``."""
     branches = []
     for number, length, _, data in rows:
         name = data if isinstance(data, bytes) else str(data).encode()
@@ -62,7 +63,7 @@ def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
 
 
 def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared branch."""
+    """Commit or roll back a prepared XA branch, and return how that went."""
     session = pool.lease()
     try:
         session.run(b"XA %s %s" % (b"COMMIT" if commit else b"ROLLBACK", name_of(branch)))
@@ -80,7 +81,7 @@ def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
 
 
 def fate(pool: NodePool, schema: str, transaction: str, seconds: int) -> Fate:
-    """Return what has become of a transaction. See ``TwoPhaseMixin.fate_of``."""
+    """Return whether a transaction in two phases has committed. See ``TwoPhaseMixin.fate_of``."""
     session = pool.lease_new()
     try:
         session.run(b"SET innodb_lock_wait_timeout=%d" % seconds, b"BEGIN")
@@ -102,7 +103,7 @@ def fate(pool: NodePool, schema: str, transaction: str, seconds: int) -> Fate:
         session.run(b"ROLLBACK")
         return Fate.ABORTED
     finally:
-        # The end of the session undoes everything, also its limit for locks.
+        # Close the session. That rolls back its transaction and drops its limit for lock waits.
         pool.discard(session)
 
 

@@ -1,4 +1,6 @@
-"""Locks with which the sessions of moves exclude each other on a schema."""
+"""Locks by which the sessions of a move exclude each other on a schema. A move copies the rows of a
+key or of a whole shard to another node.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,28 @@ from typing import Any, Final
 
 from django.db import DatabaseError, OperationalError
 
-#: The purpose of the lock of sessions that change tables and triggers.
+#: The purpose of the lock that a session holds while it changes tables and triggers.
 TABLES: Final = "tables"
-# SQL for the name of the lock for a purpose on this schema. The server's locks have short names.
+# SQL for the name of the lock for a purpose on this schema. It is a hash, because the server limits
+# the length of lock names.
 _NAME: Final = "MD5(CONCAT('sharded_orm_capture:', DATABASE(), ':', %s))"
 _NO_SUCH_SESSION: Final = 1094  # ER_NO_SUCH_THREAD
-# Seconds in which the transaction of a session that was ended is rolled back.
+
+# Seconds to wait until the server has rolled back the transaction of a session that was ended.
 _ROLLED_BACK_WITHIN: Final = 60
 
 
 def of_fence(number: int) -> str:
-    """Return the purpose of the lock of a session that changes the rows of a move."""
+    """Return the purpose of the lock for a session that changes the rows behind the fence
+    ``number``.
+
+    A fence refuses other writes to a key that is moving.
+    """
     return f"fence {number}"
 
 
 def of_copier(number: int) -> str:
-    """Return the purpose of the lock of a session that writes the copy of a shard."""
+    """Return the purpose of the lock for a session that writes the copy ``number`` of a shard."""
     return f"copy {number}"
 
 
@@ -33,13 +41,14 @@ def capture_lock(
 ) -> Iterator[None]:
     """Hold the lock for ``purpose`` on this schema during the ``with`` block.
 
-    No other session can hold it meanwhile. If the session ends, the server first rolls back its
-    transaction, and then releases the lock.
+    No other session can hold it meanwhile. If the session ends, the server rolls back the
+    transaction of the session before it releases the lock.
 
     :param run: runs SQL with parameters in the session, and returns rows.
     :param patience: seconds to wait for another session.
-    :param busy: what the other session has done, for the error message.
-    :raises django.db.OperationalError: another session held the lock for longer.
+    :param busy: what the session that holds the lock has done, for the error message.
+    :raises django.db.OperationalError: another session held the lock for more than ``patience``
+        seconds.
     """
     ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, patience)
     if not is_taken:
@@ -56,17 +65,20 @@ def capture_lock(
 
 
 def take_for_good(run: Callable[..., Any], purpose: str) -> None:
-    """Take the lock for ``purpose`` until the session ends, so that :func:`end_holder` finds it."""
+    """Take the lock for ``purpose`` until the session ends. :func:`end_holder` finds the session by
+    this lock.
+    """
     run(f"DO GET_LOCK({_NAME}, 0)", purpose)
 
 
 def end_holder(run: Callable[..., Any], purpose: str) -> bool:
-    """End the other session that holds the lock for ``purpose`` on this schema, and wait for its end.
+    """End the session that holds the lock for ``purpose`` on this schema, and wait for its end.
 
-    Its transaction is rolled back. Only sessions of this library ever hold such a lock.
+    The server rolls back the transaction of that session. Only sessions of this library ever hold
+    such a lock.
 
-    :return: False if there is no such session.
-    :raises django.db.DatabaseError: the account may not end it.
+    :return: False if no other session holds the lock.
+    :raises django.db.DatabaseError: the account may not end the session.
     """
     ((holder, own),) = run(f"SELECT IS_USED_LOCK({_NAME}), CONNECTION_ID()", purpose)
     if holder is None or holder == own:
@@ -85,6 +97,9 @@ def end_holder(run: Callable[..., Any], purpose: str) -> bool:
 def tables_lock(run: Callable[..., Any], patience: float) -> AbstractContextManager[None]:
     """Hold a lock during the ``with`` block, so that no other move changes tables or triggers.
 
-    The parameters and errors are those of :func:`capture_lock`.
+    :param run: runs SQL with parameters in the session, and returns rows.
+    :param patience: seconds to wait for another session.
+    :raises django.db.OperationalError: another session held the lock for more than ``patience``
+        seconds.
     """
     return capture_lock(run, TABLES, patience, "changed tables or triggers")

@@ -1,4 +1,6 @@
-"""The triggers, fences and journal of a shard on MariaDB or MySQL."""
+"""Change capture of a shard on MariaDB or MySQL: triggers that record changed rows of a moving key
+in a journal, and fences that refuse writes to the key.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +36,29 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# InnoDB returns a copy of its list of transactions. It makes a new copy only if nobody has read the
-# list for 0.1 seconds, so wait a little longer before reading it again.
+# Seconds to wait before reading the server's list of transactions again. InnoDB answers from a copy
+# of the list, and renews the copy only if nobody has read it for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-# How often the list is read, if others read it so often that the copy stays old.
+# How often the list of transactions is read at most. If other sessions read the list all the time,
+# its copy stays old.
 _READS = 6
-# Seconds to wait for a session that has locked a table for long, as backups do.
+# Seconds to wait for a session that holds a lock on a table for a long time, as a backup does.
 _PATIENCE = 30
 _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
 _BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
-# The error above, and those for a missing privilege on a schema, on a table and on the server.
+
+# Error codes for a missing privilege: the error above, and those for a privilege on a schema, on a
+# table and on the server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
 class MySQLChangeCapture(ChangeCapture):
-    """The fences, the journal and the triggers of one shard on MariaDB or MySQL.
+    """Change capture of one shard on MariaDB or MySQL: the fences, the journal and the triggers.
 
-    A transaction that changes rows of a watched key holds a shared lock on the row of the key's
-    fence until it ends. So an exclusive lock on that row waits for all writers of this key, and for
-    nobody else.
+    A watched key is a shard key with a row in the table of fences. A transaction that changes rows
+    of the key holds a shared lock on that row until the transaction ends. So an exclusive lock on
+    the row waits for all writers of the key, and for no other transaction.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"
@@ -109,9 +114,11 @@ class MySQLChangeCapture(ChangeCapture):
             raise MoveRefused(problems)
 
     def _check_triggers(self) -> None:
-        """Have the server check the privileges for tables and triggers, on a table that does not exist.
+        """Have the server check the privileges for tables and triggers, with statements about a
+        table that does not exist.
 
-        So a process that is killed meanwhile leaves nothing behind. The server checks privileges first.
+        The server checks privileges before it looks for the table. As no table is created, a
+        process that is killed meanwhile leaves nothing behind.
         """
         missing = f"{OWN_PREFIX}probe_{secrets.token_hex(4)}"
         name, model = self._quote(missing), self._quote(f"{missing}_model")
@@ -139,8 +146,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # The server's list of transactions may be old. So the marker has the time as well, because the
-        # list may lack transactions.
+        # The server's list of transactions may be old and lack some transactions. So the marker, which
+        # records the sessions of this moment, also has the present time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -152,15 +159,16 @@ class MySQLChangeCapture(ChangeCapture):
         }
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        self._transactions()  # It fails without the privilege to see the sessions of others.
+        # Query the transactions, which fails without the privilege to see other sessions.
+        self._transactions()
         rows = self._rows(
             f"SELECT id, command, {self._flavor.statement_number}, id = CONNECTION_ID()"
             " FROM information_schema.processlist"
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # A smaller statement number than the marker's shows that the server was restarted, which
-        # has ended all sessions.
+        # If the number of this statement is smaller than the number in the marker, the server has
+        # restarted since, which ended all sessions.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers
@@ -187,17 +195,19 @@ class MySQLChangeCapture(ChangeCapture):
         return counts
 
     def _present_transactions(self) -> list[tuple[int, str]] | None:
-        """Return what :meth:`_transactions` returns, but not from a copy that is older than this call.
+        """Return the open transactions as :meth:`_transactions` does, but never from before this
+        call.
 
-        Return None if others read the list all the time, so nobody knows which transactions are open.
+        Return None if other sessions read the server's list all the time: it then stays old, and
+        nobody knows which transactions are open.
         """
         ((own,),) = self._rows("SELECT CONNECTION_ID()")
         has_begun = False
         try:
             for _ in range(_READS):
                 transactions = self._transactions()
-                # A copy with a transaction of this session is new, because a copy without one was
-                # read before the transaction began.
+                # The copy of the list is new if it has a transaction of this session, because a
+                # copy without one was seen before the transaction began.
                 is_listed = any(number == own for number, _ in transactions)
                 if has_begun and is_listed:
                     return transactions
@@ -210,9 +220,11 @@ class MySQLChangeCapture(ChangeCapture):
             self._rows("ROLLBACK")
 
     def _transactions(self) -> list[tuple[int, str]]:
-        """Return the session of each open transaction, and when it began, by the server's clock.
+        """Return pairs of session id and start time, by the server's clock, of the open
+        transactions.
 
-        The list may be old: as old as the time for which others have read it without a pause.
+        The pairs come from a copy that may be old: the server does not renew the copy as long as
+        other sessions keep reading it without a pause.
         """
         rows = self._rows(
             "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"
@@ -251,12 +263,16 @@ class MySQLChangeCapture(ChangeCapture):
         return True
 
     def _alone(self, table: str, deadline: float, *changes: str) -> None:
-        """Wait for every transaction that has used a table, and change its triggers then.
+        """Wait for every transaction that has used ``table``, then change the triggers of the
+        table.
 
-        If the server stops a session while it opens a table, the triggers of the table are read in part,
-        and stay so for all sessions that use what was opened: their writes fail. So the limit of time is
-        for the wait only, and the table was opened before. When the lock is there, nobody else uses what
-        was opened, so nothing is opened anew.
+        Only the wait for the lock has a time limit. A limit for the changes would be dangerous: if
+        the server stops a session while the session opens a table, the server has read only some of
+        the triggers, and later writes by any session fail. The table is opened before the wait, and
+        nobody else uses it while the lock is held. So the changes never have to open the table.
+
+        :param deadline: a moment of ``time.monotonic()`` until which to wait.
+        :param changes: the statements that change the triggers.
         """
         quoted = self._quote(table)
         statements = (
@@ -279,7 +295,9 @@ class MySQLChangeCapture(ChangeCapture):
         )
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Run statements in one packet. So if this process is paused, the lock does not stay."""
+        """Run statements in one packet. If this process is paused, the lock that they take does not
+        stay.
+        """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:
                 self._rows(statement)
@@ -295,7 +313,7 @@ class MySQLChangeCapture(ChangeCapture):
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
         if not tables:
             return []
-        # InnoDB fires no triggers for rows that it changes itself because of a foreign key.
+        # InnoDB fires no triggers for the rows that a foreign key with CASCADE or SET NULL changes.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"
@@ -332,8 +350,9 @@ class MySQLChangeCapture(ChangeCapture):
             f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
-        # An aggregate always returns a row. LOCK IN SHARE MODE reads what is committed now, also in
-        # a transaction whose snapshot is older than the fence.
+        # The aggregate makes the query return a row always. LOCK IN SHARE MODE reads the row of the
+        # fence as it is committed now, even in a transaction whose snapshot is older than the
+        # fence.
         refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"

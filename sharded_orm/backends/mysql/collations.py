@@ -10,9 +10,9 @@ from sharded_orm.backends.text_keys import ColumnType
 
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
-# Schema and table are compared with constants, so the server opens only the tables that are asked
-# for. The server compares names of schemas and tables as its file system does, and returns the
-# names as they are spelled in the query.
+# Schema and table are compared with constants, so the server opens only the tables in question. The
+# server compares names of schemas and tables as its file system does, and returns the names as they
+# are spelled in the query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
@@ -23,7 +23,9 @@ _COLUMNS = (
 def statement(
     schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Return the query for the types of ``columns`` in ``tables`` of ``schemas``, and its parameters."""
+    """Return the SQL and the parameters that query the types of ``columns`` in ``tables`` of
+    ``schemas``.
+    """
     sql = _COLUMNS.format(
         **{
             name: ", ".join(["%s"] * len(values))
@@ -54,9 +56,9 @@ def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]
 
 
 def _is_exact(data_type: str, collation: str | None) -> bool:
-    """Whether the server treats two texts in a column as equal only if they are the same.
+    """Whether the server treats two texts in the column as equal only if they are the same.
 
-    Also True for a column without a collation. False for most binary collations, because they ignore
-    spaces at the end: 'Ada' = 'Ada '. False for the type ``CHAR``, which drops spaces at the end.
+    True for a column without a collation. False for most binary collations, because they ignore
+    trailing spaces: 'Ada' = 'Ada '. False for the type ``CHAR``, which drops trailing spaces.
     """
     return collation is None or (data_type in _TEXT_TYPES and is_exact_collation(collation))

@@ -43,17 +43,19 @@ class OpenCursor(Protocol):
     """A cursor that still has results to read."""
 
     def abandon(self) -> None:
-        """Give up the unread results, because the connection is about to be closed."""
+        """Close the session of the unread results. Called when the connection is about to be
+        closed.
+        """
 
 
 class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
-    """The connection object that Django gets in place of the driver's: one alias's connection to one
-    schema.
+    """The connection object that Django gets in place of the driver's: one alias's connection to
+    one schema.
 
     It leases physical sessions from the node's pool, which all aliases of the node share. Not
     thread-safe, like Django's connections.
 
-    :param schema: name of the schema. With None, the connection has no schema, and keeps one session
+    :param schema: name of the schema. If None, the connection has no schema, and keeps one session
         for itself from the start.
     :param alias: the Django alias, for logs.
     :param cursor_factory: maps a cursor class of the driver to a function that makes our cursors.
@@ -95,7 +97,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
     def __repr__(self) -> str:
         return f"<VirtualConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
 
-    # --- What DatabaseWrapper asks of a connection ------------------------------------
+    # --- Methods that DatabaseWrapper calls -------------------------------------------
 
     def cursor(self, cursorclass: type | None = None) -> Any:
         make = self.cursor_factory(cursorclass) if cursorclass else self.default_cursor
@@ -109,7 +111,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
     def autocommit(self, on: bool) -> None:
         """Switch autocommit on or off. Switching it on commits an open transaction.
 
-        One of a block in two phases is not committed: the session is given up.
+        An open transaction of a two-phase commit is not committed: its session is closed instead.
         """
         on = bool(on)
         mode = self.mode
@@ -124,7 +126,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             return
         if on and self.transaction.is_open:
             if self.transaction.plain_only:
-                # Its end was interrupted. Nobody but the coordinator may commit a part of a larger one.
+                # The block with two_phase=True was interrupted. Its transaction is a part of a
+                # larger one, and only the coordinator may commit that.
                 self.leave_branch()
             else:
                 self._end(COMMIT)
@@ -154,7 +157,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self._end(b"ROLLBACK")
 
     def close(self) -> None:
-        """Close this connection. A clean session goes back to the pool; any other session is closed.
+        """Close this connection. A session without state is returned to the pool; any other session is
+        closed.
 
         Further calls do nothing.
         """
@@ -197,10 +201,10 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         is_resting = self.mode in (SessionMode.FREE, SessionMode.CLOSED)
         return self.session is None and not self.open_cursors and is_resting
 
-    # --- What LeasedCursor needs for a statement --------------------------------------
+    # --- Methods that LeasedCursor calls for a statement ------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``, because the caller's next statement may commit implicitly."""
+        """Call ``before_commit``. Cursors call this before a statement that may commit implicitly."""
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
@@ -208,8 +212,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
     def begin_statement(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
         """Return the session for the next statement, and the prefix: statements to send before it.
 
-        The prefix has statements such as ``USE``, ``BEGIN`` and ``SAVEPOINT``. Leases a session if
-        none is held.
+        The prefix has statements such as ``USE``, ``BEGIN`` and ``SAVEPOINT``. If the connection
+        holds no session, this method leases one.
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True. In a transaction, False makes the prefix set ``autocommit=0``.
@@ -227,7 +231,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         return session, prefix
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
-        """Note that the server has executed the first ``done`` statements of ``prefix``.
+        """Record that the server has executed the first ``done`` statements of ``prefix``.
 
         :param prefix: the prefix that :meth:`begin_statement` returned.
         """
@@ -236,7 +240,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self.transaction.record([part for part in prefix[:done] if part not in others])
 
     def record_error(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
-        """Note that a statement on the held session failed. If the session is now unusable, give it up.
+        """Record that a statement on the held session failed. If the session is now unusable, close
+        it.
 
         :param prefix: the statements that were sent before the failed statement.
         :param sent: whether the failed statement itself was sent.
@@ -247,7 +252,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.unsure = True
-        # After a BEGIN that was not confirmed, the session's state is unknown: give the session up.
+        # If a BEGIN was sent but not confirmed, the state of the session is unknown: close the
+        # session.
         unclear = not transaction.is_open and transaction.begins_in(prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()
@@ -264,7 +270,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             self.mode = SessionMode.HELD
         self.settle()
 
-    # --- How long a session is kept ---------------------------------------------------
+    # --- How long the connection keeps a session ------------------------------------------
 
     def pin(self, reason: str) -> NodeSession:
         """Keep one session until close(), as Django's own backend does. Return the session.
@@ -286,9 +292,10 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         return session
 
     def unpin(self, reason: str) -> None:
-        """Undo :meth:`pin`. Called if the statement that was to leave state in the session has failed.
+        """Undo :meth:`pin`. Called if the statement that was to leave state in the session has
+        failed.
 
-        :param reason: the reason given to :meth:`pin`.
+        :param reason: the reason that was passed to :meth:`pin`.
         """
         if self.mode is SessionMode.PINNED:
             stats = self.pool.stats
@@ -312,7 +319,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
-        """Give a session to a ``with`` block: the held one, or one leased only for the block.
+        """Context manager that yields a session: the held one, or one that is leased only for the
+        block.
 
         The block must not change the state of the session.
         """
@@ -362,7 +370,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             if session.autocommits() and not session.more_results():
                 give_back = self.pool.release
         except MySQLError as exc:
-            # No error for the caller, whose statement or commit has succeeded.
+            # Raise no error, because the caller's statement or commit has succeeded.
             logger.info("A session of node %r is closed: %s", self.pool.name, exc)
         finally:
             give_back(session)
@@ -385,7 +393,9 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Give the held session to a ``with`` block. Discard the session if an error ends it."""
+        """Context manager that yields the held session. If an error leaves the block, discard the
+        session.
+        """
         session = self._require_session()
         try:
             yield session
@@ -395,7 +405,7 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             raise
 
     def _end(self, how: bytes) -> None:
-        """End the transaction. If the server has begun one, send ``how``: COMMIT or ROLLBACK."""
+        """End the transaction. If it has begun on the server, send ``how``: COMMIT or ROLLBACK."""
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
         session = self.session
@@ -404,8 +414,8 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
             try:
                 self.transaction.end(session.run, how)
             except BaseException as exc:
-                # If the server refuses COMMIT, the transaction stays open, and Django rolls it back
-                # next. After any other error, the state of the session is unclear.
+                # If the server refuses COMMIT, the transaction stays open, and Django then rolls it
+                # back. After any other error, the state of the session is unknown.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise

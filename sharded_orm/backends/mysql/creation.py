@@ -11,7 +11,7 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     def _nodb_cursor(self) -> Any:
-        """Return a context manager that gives a cursor without a schema, on its own session."""
+        """Return a context manager that yields a cursor on a session of its own, without a schema."""
         return self.connection._nodb_cursor()
 
     def create_schema(self, name: str, *, if_not_exists: bool = False) -> None:

@@ -30,13 +30,13 @@ from sharded_orm.backends.mysql.statement_kind import (
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
-# Seconds. A read that loses its session is repeated only if it has run for less than this time. After a
-# longer time, the read may have been killed because it was slow.
+# Seconds. If a read loses its session, the read is repeated only if it has run for less than this
+# time. After a longer time, somebody may have killed the read because it was slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# If reason() returns one of these texts for a statement, the statement may have inserted rows
-# although its last result shows no id.
+# If statement_kind.reason() returns one of these texts for a statement, the statement may have
+# inserted rows although its last result shows no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _WRITE, _IMPLICIT = StatementKind.WRITE, StatementKind.IMPLICIT
 _AFFINE, _STATE = StatementKind.AFFINE, StatementKind.STATE
@@ -72,10 +72,10 @@ class LeaseMixin(BaseCursor):
     _executed: Any = None
     _result: Any = None
     _rows: Any = None
-    # The session that is running a statement of this cursor, or has unread results for this cursor.
+    # The session that runs a statement of this cursor or has its unread results. None if there is none.
     _session: NodeSession | None = None
-    # The weak reference to this cursor in connection.open_cursors. None if this cursor has no
-    # unread results, or has them on a session that the connection holds.
+    # The weak reference to this cursor in connection.open_cursors. It is None if the cursor has no
+    # unread results, or if the connection holds the session that has them.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements while executemany() runs; None at other times.
     _kind: StatementKind | None = None
@@ -130,9 +130,8 @@ class LeaseMixin(BaseCursor):
                 raise
             schema = connection.schema
             is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
-            # Until the statement has succeeded, the current schema of the session counts as
-            # unknown. An exception may come at any point: another thread can raise one in this
-            # thread.
+            # Until the statement has succeeded, the session's current schema counts as unknown,
+            # because another thread can raise an exception in this thread at any point.
             session.schema = None
             try:
                 if is_current:
@@ -182,16 +181,16 @@ class LeaseMixin(BaseCursor):
     def _run_held(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Run a statement on the session that the connection holds. If there is none, lease one."""
+        """Run a statement on the session that the connection holds, or on a newly leased one."""
         mode = connection.mode
         pin_reason = ""
         if mode >= _LOST:
             if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
-                # The statement switches foreign key checks on. The session in which they were off
-                # is gone, and in any other session they are on. So there is nothing to send.
+                # The statement switches foreign key checks on. They are already on in every session
+                # except the one that was lost, so there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            connection.begin_statement()  # Raises, because the session is lost.
+            connection.begin_statement()  # Raises an error, because the session is lost.
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
         if mode is not _PINNED:
@@ -207,8 +206,7 @@ class LeaseMixin(BaseCursor):
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
-                # For SHOW WARNINGS without a held session, lease the session that ran the last
-                # statement: it has that statement's warnings.
+                # SHOW WARNINGS needs the session that ran the last statement.
                 session = connection.session = traces.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
@@ -218,8 +216,7 @@ class LeaseMixin(BaseCursor):
             if kind is _WRITE:
                 check_route()
             if kind is _AFFINE and traces.is_show(query):
-                # Send nothing before SHOW WARNINGS: any other statement empties the list of
-                # warnings.
+                # Send nothing before SHOW WARNINGS: any other statement clears the warnings.
                 prefix = []
             elif kind is _AFFINE and traces.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]
@@ -229,7 +226,8 @@ class LeaseMixin(BaseCursor):
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
             if mode is _TRANSACTION and (
-                # A reader commits before the decision of a block in two phases.
+                # In a two-phase commit, a transaction that only reads commits before the decision.
+                # So a call of a stored function, which might write, counts as a write.
                 kind or (connection.transaction.plain_only and calls_stored_function(query))
             ):
                 connection.transaction.only_reads = False
@@ -261,8 +259,8 @@ class LeaseMixin(BaseCursor):
                 connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
                 connection.settle()
-        # If the connection has just given the session back, another thread may use the session by now.
-        # Results that were left have closed the session, see return_session().
+        # Do not touch a session that the connection has just returned to the pool, because another
+        # thread may use it. It has no unread results: return_session() would have closed it.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True
@@ -279,9 +277,9 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Set the cursor's attributes as after a statement without rows. Return the row count 0.
+        """Set the cursor's attributes as after a statement without rows. Return the row count, 0.
 
-        Called instead of sending a statement, if the statement need not be sent now.
+        Called in place of sending a statement that need not be sent now.
         """
         self.description = None
         self._rows = ()
@@ -291,7 +289,7 @@ class LeaseMixin(BaseCursor):
         self._executed = query.encode() if isinstance(query, str) else query
         return 0
 
-    # --- Results that are not read yet ----------------------------------------------------
+    # --- Unread results -------------------------------------------------------------------
 
     def _register_pending(self, connection: VirtualConnection, session: NodeSession) -> None:
         self._session = session
@@ -299,17 +297,18 @@ class LeaseMixin(BaseCursor):
         connection.open_cursors.append(self._registration)
 
     def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
-        """Give back the session, after this cursor's results were read or given up.
+        """Stop using the session, after this cursor's results were read or given up.
 
-        If the session was leased only for this cursor, it goes back to the pool. Otherwise the
-        connection still holds the session.
+        If the session was leased only for this cursor, it is returned to the pool. Otherwise the
+        connection goes on holding the session.
 
-        :param broken: True if results are left unread: the session is then closed, not pooled.
+        :param broken: True if results are left unread. The session is then closed, not pooled.
         """
         if not broken:
-            # Free the result before another thread can use the session. To free a result, mysqlclient
-            # 2.3 waits for the session's lock and holds it: meanwhile each call of another thread fails.
-            # If garbage collection frees the result in a thread that has the lock, it waits for ever.
+            # Free the result before another thread can use the session. To free a result,
+            # mysqlclient 2.3 takes the session's lock, and calls of other threads fail meanwhile.
+            # If garbage collection freed the result in a thread that holds the lock, the thread
+            # would wait for ever.
             self._result = None
         self._session = None
         session.busy = False
@@ -363,8 +362,7 @@ class LeaseMixin(BaseCursor):
         if session is None:
             return None
         if session.next_result() == -1:
-            # There are no more results, so give back the session. The cursor has fetched the rows
-            # of the last result already.
+            # There are no more results, and the rows of the last result have been fetched.
             self._return_session(session)
             return None
         try:
@@ -416,8 +414,7 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # This method overrides the method by which the driver sends a statement. Only callproc()
-        # calls it.
+        # Overrides the method by which the driver sends a statement. Only callproc() calls it.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()
@@ -437,7 +434,7 @@ class LeaseMixin(BaseCursor):
         return self.rowcount
 
     def mogrify(self, query: Any, args: Any = None) -> str:
-        """Return the statement as it would be sent: with the parameters filled in."""
+        """Return the statement with its parameters filled in, as it would be sent."""
         with self._encoder() as session:
             statement: str = session.bind(query, args).decode(session.raw.encoding)
         return statement
@@ -490,7 +487,7 @@ class LeasedCursor(LeaseMixin, Cursor):
 
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """Return a cursor class that leases its sessions from a pool: a subclass of ``cursorclass``.
+    """Return a subclass of ``cursorclass`` that leases its sessions from a pool.
 
     :param cursorclass: a cursor class of the driver.
     """

@@ -14,8 +14,8 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-# Attributes of the driver's connection that may be used on any session of the node, because they do
-# not change the session's state. Access to any other attribute pins a session: the alias keeps that
+# Attributes of the driver's connection that do not change the session's state, so they may be used
+# on any session of the node. Access to any other attribute pins a session: the alias keeps that
 # session until close().
 _STATELESS = frozenset([
     "character_set_name", "client_flag", "converter", "dump_debug_info", "encoders", "encoding",
@@ -35,7 +35,8 @@ class DriverFace:
     __slots__ = ()
 
     def any_session(self) -> AbstractContextManager[NodeSession]:
-        """Give a session to a ``with`` block: the held one, or one leased only for the block.
+        """Return a context manager that yields a session: the held one, or one leased only for the
+        block.
 
         The block must not change the state of the session.
         """

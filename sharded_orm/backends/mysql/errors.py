@@ -1,4 +1,4 @@
-"""Errors of the server that callers get as errors of another class."""
+"""Errors of the server that callers receive as other exception classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _UNKNOWN_DATABASE = 1049
 
 
 def error_for_callers(exc: OperationalError, connection: VirtualConnection) -> Exception | None:
-    """Return the error that callers get in place of ``exc``; None if they get ``exc`` itself."""
+    """Return the error that callers receive in place of ``exc``; None if they receive ``exc``
+    itself.
+    """
     number = exc.args[0] if exc.args else None
     if number in _INTEGRITY_ERRORS:
         return IntegrityError(*exc.args)

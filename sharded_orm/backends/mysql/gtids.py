@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def positions(text: str) -> dict[int, tuple[int, int]]:
-    """Parse a position: a list of GTIDs, one per replication domain, such as ``0-1-15,1-2-7``.
+    """Parse a replication position: a list of GTIDs, one per replication domain, such as
+    ``0-1-15,1-2-7``.
 
     Return a dict: domain -> (server id, sequence number) of the domain's last event.
     """

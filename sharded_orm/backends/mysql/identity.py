@@ -1,8 +1,8 @@
-"""Tell which session of which server made a write, and whether that session still exists.
+"""Find out which session of which server made a write, and whether that session still exists.
 
-A session's id means nothing without the identity of its server: after a promotion, another server
-may have the same address. So each session asks its server once for its id and for the server's
-identity.
+A session's id means nothing without the identity of its server: after a promotion (a replica takes
+over), another server may have the same address. So each session queries its id and the identity of
+its server once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ W = TypeVar("W", bound=SessionIdentity)
 _VARIABLES = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({})".format(
     ", ".join(f"'{name}'" for flavor in FLAVORS for name in flavor.identity)
 ).encode()
-# SQL for: does the account have the privilege PROCESS, with which it sees the sessions of all
-# accounts? If the account has PROCESS only through a role, the answer is no.
+# SQL condition: the account has the privilege PROCESS, with which it sees the sessions of all
+# accounts. False if the account has PROCESS only through a role.
 _PROCESS = (
     b"EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'PROCESS'"
     b" AND grantee = CONCAT('''', SUBSTRING_INDEX(CURRENT_USER(), '@', 1), '''@''',"
@@ -35,10 +35,11 @@ _PROCESS = (
 
 
 def session_id(session: NodeSession, pool: NodePool) -> SessionID:
-    """Return the identity of ``session``. The first call queries the server, even inside a transaction.
+    """Return the identity of ``session``. The first call queries the server, even inside a
+    transaction.
 
-    The identity is empty if a proxy stands before the server: the session ids that clients then see
-    are the proxy's, and mean nothing to the server.
+    The identity is empty if clients reach the server through a proxy. The session ids that they see
+    are then the proxy's, and mean nothing to the server.
 
     :raises MySQLdb.Error: the server does not answer.
     """
@@ -55,17 +56,18 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
 
 
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
-    """Whether :func:`gone` can tell if the session ``writer`` still exists.
+    """Whether :func:`gone` can find out if the session ``writer`` still exists.
 
-    True if the session is on the server of ``pool``, and the pool's account can see it. An account
-    sees its own sessions; with the privilege PROCESS, it sees the sessions of all accounts. Also
-    True if the server does not answer now. False if ``writer`` is empty.
+    True if the session is on the server of ``pool``, and the pool's account can see the session. An
+    account sees its own sessions; with the privilege PROCESS, it sees the sessions of all accounts.
+    Also True if the server does not answer now. False if ``writer`` is empty.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # Ask for the server's identity again: another server may have the node's address by now.
+        # Query the server's identity again, because another server may have the node's address by
+        # now.
         try:
             _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):
@@ -85,8 +87,8 @@ def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
         existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # The node's address may lead to another server by now, and that server may have answered. So
-    # judges() compares the server that has answered with the server of each session.
+    # Another server may have the node's address by now, and may have answered. So judges() compares
+    # the server that has answered with the server of each session.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 
@@ -112,16 +114,16 @@ def _query_sessions(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple
 
 
 def _expression(session: NodeSession, pool: NodePool) -> bytes:
-    """Return an SQL expression for the server's identity. MySQL and MariaDB need different ones.
+    """Return an SQL expression for the server's identity, which differs between MySQL and MariaDB.
 
-    The first call for a pool asks the server which variables it has.
+    The first call for a pool queries which variables the server has.
     """
     if pool.identity_sql is None:
         session.query(_VARIABLES)
         names = {_text(row[0]).lower() for row in session.store_result().fetch_row(0, 0)}
         identity = MySQLFlavor.of_variables(names).identity
         variables = ", ".join(f"@@{name}" for name in identity if name in names)
-        # A proxy may hide the variables.
+        # The list of variables is empty if a proxy hides them.
         pool.identity_sql = f"CONCAT_WS('/', {variables or 'NULL'})".encode()
     return pool.identity_sql
 

@@ -1,6 +1,6 @@
 """Django's introspection of MySQL, restricted to the current schema.
 
-A node has many schemas, and Django's query for constraints would look into all of them.
+A node has many schemas, and Django's query for constraints would read the tables of all of them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db.backends.mysql import introspection as stock
 
-# This condition in Django's query for constraints makes the server open the tables of every schema.
-# With 1351 schemas, the query takes 199 ms. With _THIS_SCHEMA in place of the condition, it takes
-# 0.2 ms.
+# This condition in Django's query for constraints makes the server open the tables of every schema. On
+# a server with 1351 schemas, the query takes 199 ms with this condition, and 0.2 ms if _THIS_SCHEMA
+# replaces the condition.
 _EVERY_SCHEMA = "c.table_schema = kc.table_schema AND"
 _THIS_SCHEMA = "c.table_schema = DATABASE() AND c.table_name = kc.table_name AND"
 
@@ -30,7 +30,7 @@ class _OneSchemaCursor:
 
 
 class DatabaseIntrospection(stock.DatabaseIntrospection):
-    """Django's introspection, but its cost does not grow with the number of shards on the node."""
+    """Django's introspection, with a cost that does not grow with the number of shards on the node."""
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
         restricted: Any = _OneSchemaCursor(cursor)

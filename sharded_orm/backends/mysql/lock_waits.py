@@ -1,4 +1,6 @@
-"""Statements that wait for the locks of others in short attempts, so that nobody queues behind them."""
+"""Statements that wait for locks of other sessions in short attempts, so that other statements do not
+queue behind a long wait.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from django.db import OperationalError
 from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# Seconds that the first attempt and the longest one wait for locks. Statements of others queue behind
-# an attempt for as long.
+# Seconds that the first attempt and the longest attempt wait for locks. Statements of other sessions
+# queue behind an attempt while it waits.
 _FIRST, _LONGEST = 0.01, 0.05
-# Seconds between two attempts. Meanwhile, the server executes the statements that have queued
-# behind the first attempt.
+# Seconds between two attempts. In this pause, the server executes the statements that have queued
+# behind the earlier attempt.
 _BETWEEN = 0.05
 #: ER_LOCK_WAIT_TIMEOUT
 LOCK_WAIT: Final = 1205
 
 
 class LockWaits:
-    """The waits of one session for locks.
+    """Limits how long the statements of one session wait for locks.
 
     :param run: sends a statement of this session, and returns the rows.
     :param usual: the ``lock_wait_timeout`` that the session has otherwise, in seconds.
@@ -42,11 +44,11 @@ class LockWaits:
         action: Callable[[], object],
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
-        """Call ``action`` until no lock of others stops it.
+        """Call ``action`` again and again, until no lock of another session stops it.
 
-        :param deadline: a moment of ``time.monotonic()``.
-        :param prepare: called before each attempt, without a limit of time.
-        :raises django.db.OperationalError: a lock was held for longer.
+        :param deadline: a moment of ``time.monotonic()``, after which no new attempt begins.
+        :param prepare: called before each attempt, without a time limit.
+        :raises django.db.OperationalError: another session still held a lock at the deadline.
         """
         seconds = _FIRST
         while True:
@@ -56,8 +58,8 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                # A statement that ends in a deadlock has changed no table, so it can be tried
-                # again, too.
+                # A statement that ends in a deadlock has changed no table. So it can be tried again,
+                # like one that has waited for too long.
                 if not (
                     exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
                 ):
@@ -65,18 +67,18 @@ class LockWaits:
                 if time.monotonic() > deadline:
                     raise
             seconds = min(1.5 * seconds, _LONGEST)
-            time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
+            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
 
     @property
     def unlimited(self) -> str:
-        """The statement after which statements wait for locks as long as usual."""
+        """The SQL statement that restores the usual time limit for lock waits."""
         names = self._flavor.lock_timeouts(0)
         values = (f"{name} = {self._usual.get(name, 'DEFAULT')}" for name in names)
         return f"SET SESSION {', '.join(values)}"
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """Limit the time that statements of the block wait for locks."""
+        """Limit the time that statements of the ``with`` block wait for locks, in seconds."""
         values = self._flavor.lock_timeouts(seconds)
         self._run(f"SET SESSION {', '.join(f'{name} = %s' for name in values)}", *values.values())
         try:

@@ -1,4 +1,4 @@
-"""Locks on schemas with ``GET_LOCK``. A lock ends when it is released, or when its session ends."""
+"""Locks on schemas, taken with ``GET_LOCK``. A lock ends when it is released, or when its session ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hashlib import md5
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-_MAX_LENGTH = 64  # the most characters of a lock's name on MySQL
+_MAX_LENGTH = 64  # the largest number of characters in a lock's name on MySQL
 
 
 def take(session: NodeSession, schema: str, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""The pool of one node's sessions. It opens each session with the node's settings."""
+"""The pool of one node's sessions (server connections). It opens each session with the node's settings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sharded_orm.backends.mysql.session import NodeSession, connect
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
 from sharded_orm.backends.signals import session_opened
 
-# The query for facts about the server, as in django.db.backends.mysql.base.DatabaseWrapper. It runs
-# once per node and process.
+# The query for facts about the server, copied from django.db.backends.mysql.base.DatabaseWrapper. It
+# runs once per node and process.
 _SERVER_QUERY = b"""
     SELECT VERSION(), @@sql_mode, @@default_storage_engine, @@sql_auto_is_null,
            @@lower_case_table_names,
@@ -51,15 +51,16 @@ class NodePool(SessionPool[NodeSession]):
         self._server_data: dict[str, Any] | None = None
         #: SQL expression for the identity of the server; None until it is known.
         self.identity_sql: bytes | None = None
-        #: What the last query for the existing sessions told besides the sessions: the identity of
-        #: the server, the identity of this pool's account, and whether this account sees the
-        #: sessions of all accounts. None before the first answer.
+        #: The last answer about the existing sessions: the identity of the server, the identity of this
+        #: pool's account, and whether this account sees the sessions of all accounts. None before the
+        #: first answer.
         self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:
-        """Return facts about the server that Django needs. The pool's first session queries them.
+        """Return facts about the server that Django needs.
 
-        If the pool has had no session, this method opens one.
+        The first session of the pool queries the facts. If the pool has had no session, this method
+        opens one.
         """
         if self._server_data is None:
             self.release(self.lease())

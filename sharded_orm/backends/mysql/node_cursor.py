@@ -1,6 +1,6 @@
-"""Cursors of a node rather than of a shard. Their statements name the schema of each table.
+"""Cursors of a node, which read many shards of the node at once.
 
-Queries that read many shards of a node at once use these cursors.
+Their statements name the schema of each table, because the cursors belong to no shard.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 
 
 class _NodeCursorMixin(BaseCursor):
-    """Base class of a node's cursors: leases one session of the node until the cursor is closed.
+    """Base class of a node's cursors: keeps one leased session of the node until the cursor is closed.
 
     The cursor's statements must name the schema of each table. If the session turns out to be dead, a
     read is repeated once on another session.
 
-    :param node: name of the node in the topology; None if the settings name the server otherwise.
+    :param node: name of the node in the topology; None if ``DATABASES`` names the server.
     """
 
     def __init__(self, pool: NodePool, node: str | None) -> None:
@@ -68,7 +68,7 @@ class _NodeCursorMixin(BaseCursor):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        # Detach the cursor. Do not call Cursor.close(), which would read all remaining results.
+        # Do not call Cursor.close(), which would read all remaining results.
         self.connection = None
         if session is None:
             return

@@ -24,8 +24,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():
             name = "`{}`".format(table.replace("`", "``"))
-            # Read the AUTO_INCREMENT value by SHOW CREATE TABLE, which shows the current value. On
-            # MySQL, the value in information_schema may be up to a day old.
+            # Read the AUTO_INCREMENT value by SHOW CREATE TABLE, because information_schema on MySQL
+            # may return a value that is up to a day old.
             cursor.execute(f"SHOW CREATE TABLE {name}")
             match = _NEXT.search(cursor.fetchone()[1])
             if match is None or int(match[1]) < first:

@@ -1,4 +1,8 @@
-"""Questions and commands about MariaDB's replication. The fence of a server is ``read_only``."""
+"""Query and change the replication of MariaDB servers, for a promotion (a replica replaces its
+primary).
+
+The fence, which makes a whole server refuse writes, is ``read_only``.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,10 @@ from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.mysql_flavor import MySQLFlavor
 from sharded_orm.topology.aliases import complete
 
-# Privileges that let an account write although ``read_only`` is on. SUPER does so up to MariaDB 10.10.
+# Privileges that let an account write although ``read_only`` is on. SUPER is one of them up to MariaDB
+# 10.10 only.
 _WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"})
-# Privileges that the operator's account needs. An account with ALL PRIVILEGES has them.
+# Privileges that the operator's account needs for each task. ALL PRIVILEGES contains all of them.
 _NEEDED: Final[Mapping[Task, Sequence[str]]] = {
     "fence": ("READ_ONLY ADMIN", "BINLOG MONITOR"),
     "promote": ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR"),
@@ -33,14 +38,16 @@ _NEEDED: Final[Mapping[Task, Sequence[str]]] = {
 }
 
 _CONNECT_TIMEOUT = 5  # seconds
-# Seconds to wait for an answer of the server. No statement of this module takes longer.
+
+# Seconds to wait for an answer of the server. No statement of this module should take longer.
 _READ_TIMEOUT = 60
 _FILTERS = (
     "Replicate_Do_DB", "Replicate_Ignore_DB", "Replicate_Do_Table", "Replicate_Ignore_Table",
     "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table", "Replicate_Ignore_Server_Ids",
     "Replicate_Do_Domain_Ids", "Replicate_Ignore_Domain_Ids", "Replicate_Rewrite_DB",
 )  # fmt: skip
-# Error codes of the client library for no connection, a timeout, or a lost connection.
+
+# Error codes of the client library for a failed connection, a timeout, or a lost connection.
 _NO_ANSWER = frozenset({2001, 2002, 2003, 2004, 2005, 2006, 2011, 2012, 2013, 2055})
 # Error codes with which a server refuses an account: because of its name, password, host or
 # authentication plugin, or because the account is locked.
@@ -49,12 +56,14 @@ _REFUSED = frozenset(
 )  # fmt: skip
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
 _DENIED = 1227  # ER_SPECIFIC_ACCESS_DENIED_ERROR
-# How many replication connections run. Every account may ask.
+
+# The query for how many replication connections run. Every account may send it.
 _RUNNING = (
     "SELECT variable_value FROM information_schema.global_status"
     " WHERE variable_name = 'Slaves_running'"
 )
-# Matches a line of SHOW GRANTS about the whole server (ON *.*). Grants on single schemas do not count.
+# Matches a line of SHOW GRANTS with privileges on the whole server (ON *.*). Privileges on single
+# schemas do not count.
 _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 
@@ -73,7 +82,7 @@ class MySQLReplicationStatus(ReplicationStatus):
 
 @dataclass(frozen=True)
 class MySQLReplicationLink(ReplicationLink):
-    """A row of ``SHOW ALL SLAVES STATUS``."""
+    """One of a replica's replication connections: a row of ``SHOW ALL SLAVES STATUS``."""
 
     #: ``server_id`` of the source, as the source last reported it; 0 if the source has never answered.
     source_id: int
@@ -81,8 +90,7 @@ class MySQLReplicationLink(ReplicationLink):
     connecting: bool
     uses_gtid: bool
     delay: int
-    #: Settings that exclude events from replication, as name -> value. Settings without a value are left
-    #: out.
+    #: Settings that exclude events from replication, as name -> value. Empty settings are left out.
     filters: Mapping[str, str]
 
     @property
@@ -91,9 +99,10 @@ class MySQLReplicationLink(ReplicationLink):
 
 
 class MySQLReplicationServer(ReplicationServer):
-    """A connection to one server of MariaDB. MySQL's statements differ, so it is only recognized.
+    """A connection to one MariaDB server, to query and change its replication.
 
-    The account needs no access to any schema.
+    A MySQL server is only recognized, because its statements differ. The account needs no access to any
+    schema.
     """
 
     product = "MariaDB"
@@ -140,7 +149,7 @@ class MySQLReplicationServer(ReplicationServer):
         self._connection = DatabaseWrapper(own, f"{name} (operator)")
         self._connection.ensure_connection()
 
-    # ##### Questions about the state of the server #####
+    # ##### Queries about the state of the server #####
 
     def status(self) -> MySQLReplicationStatus:
         version = str(self._value("SELECT VERSION()"))
@@ -175,7 +184,8 @@ class MySQLReplicationServer(ReplicationServer):
     def replicates_from(self, source: Self) -> bool:
         """Whether the server has a replication connection to the server of ``source``.
 
-        :raises django.db.OperationalError: a connection runs, and the account lacks ``SLAVE MONITOR``.
+        :raises django.db.OperationalError: the server replicates, and the account lacks ``SLAVE
+            MONITOR``, so it cannot see from which server.
         """
         try:
             return self.link_from(source) is not None
@@ -213,17 +223,17 @@ class MySQLReplicationServer(ReplicationServer):
     def _log_filters(self) -> dict[str, str]:
         """Return the settings that exclude events from the binary log, as name -> value.
 
-        Settings without a value are left out. Needs the privilege ``BINLOG MONITOR``.
+        Empty settings are left out. Needs the privilege ``BINLOG MONITOR``.
         """
         rows = self._rows("SHOW MASTER STATUS")
         names = ("Binlog_Do_DB", "Binlog_Ignore_DB")
         return {name: row[name] for row in rows for name in names if row[name]}
 
     def idle_seconds(self) -> float | None:
-        """Return for how many seconds replication has had no event left to execute.
+        """Return for how many seconds the replica has had no event left to execute.
 
-        Return None if replication is busy or stopped. Also return None if the account lacks the
-        privilege ``PROCESS``: the server then hides its replication threads.
+        Return None if the replica still executes events, or if replication is stopped. Also return None
+        if the account lacks the privilege ``PROCESS``: the server then hides its replication threads.
         """
         rows = self._rows(
             "SELECT TIME_MS milliseconds FROM information_schema.PROCESSLIST"
@@ -316,7 +326,8 @@ class MySQLReplicationServer(ReplicationServer):
 
         :param patience: seconds to wait for running statements to end. During the wait, new statements
             are blocked.
-        :raises django.db.OperationalError: the running statements took longer. Nothing has changed.
+        :raises django.db.OperationalError: statements ran for longer than ``patience``. Nothing has
+            changed.
         """
         self._rows("SET SESSION lock_wait_timeout = %s", max(1, int(patience)))
         self._rows("SET GLOBAL read_only = ON")
@@ -329,7 +340,8 @@ class MySQLReplicationServer(ReplicationServer):
 
     def wait_for_source(self, source: Self, seconds: float) -> bool:
         status = source.status()
-        # The source may replicate as well, in other domains.
+        # Compare the position in the domain of the source only, because the source may itself be a
+        # replica and log events of other domains.
         last = positions(status.logged).get(status.domain)
         return last is None or self.wait_for(f"{status.domain}-{last[0]}-{last[1]}", seconds)
 
@@ -346,8 +358,8 @@ class MySQLReplicationServer(ReplicationServer):
         self._rows(f"RESET SLAVE {self._connection_name(link)} ALL")
 
     def _connection_name(self, link: str) -> str:
-        # In MariaDB's grammar, the connection's name must be a string literal. Parameters and
-        # quoted names are not allowed.
+        # The connection's name must be a string literal. MariaDB's grammar allows neither a parameter
+        # nor a quoted name.
         return str(self._connection.connection.literal(link).decode())
 
     # ##### Positions and errors #####

@@ -1,4 +1,6 @@
-"""Copies of the rows of a key on MariaDB or MySQL, and digests that the server computes."""
+"""Copy the rows of a shard key between servers of MariaDB or MySQL, with digests that the server
+computes to compare the copies.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,20 @@ from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-#: A variable of the session. If it is set, triggers let all changes pass and do not look at fences.
+#: A session variable. If it is set, the triggers of this library let all changes of the session pass,
+#: even if a fence is closed.
 PASSES: Final = f"@{OWN_PREFIX}passes"
-# Seconds that a session waits for another one that works on the same copy.
+# Seconds that a session waits for another session that works on the same copy.
 _PATIENCE: Final = 50
-# Types whose bytes are copied as they are, in the character set of the column.
+# Column types whose values are copied as bytes, in the character set of the column.
 _BYTES: Final = frozenset(
     {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "binary",
      "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "geometry", "point", "linestring",
      "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
 )  # fmt: skip
-# Types whose values are short texts without a comma. Those of other types are digested one by one.
+
+# Column types whose values are short texts without a comma. They go into the digest of a row as they
+# are; values of other types are digested one by one first.
 _SHORT: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "date", "time",
      "datetime", "timestamp", "year"}
@@ -37,7 +42,8 @@ _SHORT: Final = frozenset(
 _SESSION: Final = (
     "SET NAMES utf8mb4",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    # The same on both sides, so that a TIMESTAMP is the same text. An id of 0 stays 0.
+    # Both servers get the same settings, so that a TIMESTAMP has the same text on both. With this SQL
+    # mode, an inserted id of 0 stays 0 instead of becoming the next AUTO_INCREMENT value.
     "SET SESSION time_zone = '+00:00', foreign_key_checks = 0,"
     " sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'",
 )
@@ -46,8 +52,8 @@ _SESSION: Final = (
 class MySQLRowCopy(RowCopy):
     """Copies rows on MariaDB or MySQL.
 
-    Values are read and written as bytes, or as text that the server has made, so Python converts
-    none.
+    Values are read and written as bytes, or as text that the server has made. So Python converts no
+    values.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -60,9 +66,9 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Only a shared lock is taken on the fence, to avoid a deadlock. A writer of the key may
-        # hold locks on rows when it comes to the fence. With an exclusive lock, the writer would
-        # wait for this session, which waits for the rows.
+        # Take only a shared lock on the row of the fence, to avoid a deadlock. A writer of the key may
+        # already hold locks on rows of the key when its trigger reads the fence. If this session had an
+        # exclusive lock, the writer would wait for this session, and this session for the rows.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"
@@ -124,7 +130,7 @@ class MySQLRowCopy(RowCopy):
         )
         for _, columns in groupby(rows, key=itemgetter(0)):
             names = tuple(row[1] for row in columns)
-            if None not in names:  # MySQL has no name for an expression.
+            if None not in names:  # MySQL returns NULL as the name of an indexed expression.
                 yield tuple(map(str, names))
 
     def _exact(self, column: CopiedColumn) -> str:
@@ -132,7 +138,7 @@ class MySQLRowCopy(RowCopy):
         if column.kind in _BYTES:
             return f"CAST({name} AS BINARY)"
         if column.kind == "float":
-            return f"CAST({name} * 1e0 AS CHAR)"  # The text of a FLOAT has six digits only.
+            return f"CAST({name} * 1e0 AS CHAR)"  # As text, a FLOAT has only six digits.
         if column.kind == "bit":
             return f"CAST({name} + 0 AS CHAR)"
         return f"CAST({name} AS CHAR)"
@@ -141,21 +147,22 @@ class MySQLRowCopy(RowCopy):
         return "CAST(%s AS UNSIGNED)" if column.kind == "bit" else "%s"
 
     def _comparand(self, column: CopiedColumn) -> str:
-        # Bytes would be compared as bytes, not in the order of the index.
+        # Compare texts, because bytes would not be compared in the order of the index.
         if not column.charset:
             return "%s"
         return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"
 
     def _key_condition(self, column: str) -> str:
-        # The first comparison uses an index. The second compares bytes, because different keys may
-        # be equal in a collation.
+        # The first comparison uses an index. The second compares the bytes, because a collation may
+        # treat two different keys as equal.
         return f"({column} = %s AND CAST(CONVERT({column} USING utf8mb4) AS BINARY) = %s)"
 
     def _key_params(self, key: Any) -> list[Any]:
         return [key, str(key).encode()]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        # Two rows have the same list only if all their values are the same: no value has a comma in it.
+        # The list of values is separated by commas. No value has a comma in it, so two rows have the
+        # same list only if all their values are the same.
         parts = []
         for column in self._kept_columns(table):
             name = self._quote(column.name)
@@ -167,7 +174,8 @@ class MySQLRowCopy(RowCopy):
     def _digests(
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
     ) -> RowDigests:
-        # The server computes the digest of a row once for each mention of it.
+        # The subquery names the digest, because the server would compute the digest once for each
+        # expression that contains it.
         number = "CAST(CONV(LEFT(digest, 16), 16, 10) AS UNSIGNED)"
         ((count, total),) = self._rows(
             f"SELECT COUNT(*), COALESCE(SUM({number}), 0) FROM (SELECT {self._row_digest(table)} digest"

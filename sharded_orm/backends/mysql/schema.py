@@ -11,7 +11,7 @@ from sharded_orm.backends.schema import EditorMixin
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
     def quote_value(self, value: Any) -> Any:
-        # Django's method assumes an open session, so it does not convert the driver's errors. Here,
-        # a session may have to be opened first, which may fail.
+        # Django's method assumes an open session, so it does not convert the driver's errors. Here, the
+        # method may have to lease a session first, which may fail.
         with self.connection.wrap_database_errors:
             return super().quote_value(value)

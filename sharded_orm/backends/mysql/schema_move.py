@@ -1,4 +1,7 @@
-"""The tables of a schema on MariaDB or MySQL while the schema moves to another node."""
+"""The work on one server while a schema moves to another node of MariaDB or MySQL.
+
+The tables of the schema are hidden under other names, built, and shown again.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +22,42 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# Seconds between two attempts to rename the tables.
+# Seconds between two attempts to rename the tables of a schema.
 _BETWEEN: Final = 0.002
 # Seconds to wait for another session that changes the tables of the schema.
 _PATIENCE: Final = 30.0
-# Types of primary keys that a trigger writes to the journal as they are.
+# Types of primary keys that a trigger can write to the journal, the table of changed rows, without a
+# conversion.
 _RECORDABLE: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "char", "varchar", "tinytext",
      "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",
      "year"}
 )  # fmt: skip
-# ER_ERROR_ON_RENAME, and how its message says that InnoDB has ended it because of a deadlock.
+
+# ER_ERROR_ON_RENAME, and the part of its message that shows that a deadlock stopped the statement.
 _RENAME_FAILED: Final = 1025
 _LOCK_DEADLOCK: Final = "errno: 149 "
-# What SHOW CREATE TABLE says of the next number of a table.
+# Matches the next AUTO_INCREMENT number of a table in SHOW CREATE TABLE.
 _COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+(?= )")
 
 
 class MySQLSchemaMove(SchemaMove):
-    """Tables are hidden by one RENAME TABLE, which the server executes as a whole."""
+    """Moves a schema on MariaDB or MySQL. One RENAME TABLE hides all tables; the server executes the
+    statement as a whole.
+    """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._flavor = MySQLFlavor.of(connection)
         self._rows("SET NAMES utf8mb4")
-        # Defaults of TIMESTAMP columns are shown in the time zone of the session.
+        # The server shows the default of a TIMESTAMP column in the time zone of the session. So all
+        # sessions use the same time zone.
         self._rows(
             "SET SESSION foreign_key_checks = 0, sql_mode = 'NO_ENGINE_SUBSTITUTION',"
             f" time_zone = '+00:00', lock_wait_timeout = {_PATIENCE:.0f}"
         )
 
-    # ##### What there is #####
+    # ##### Definitions of the schema #####
 
     def _table_names(self) -> list[str]:
         return [str(name) for name, kind in self._rows("SHOW FULL TABLES") if kind == "BASE TABLE"]
@@ -116,7 +124,8 @@ class MySQLSchemaMove(SchemaMove):
         hidden = self.hidden()
         layout = {}
         for name, (statement,) in self.definition().statements.items():
-            # The server renames its own names of constraints together with the table.
+            # When the server renames a table, it renames the constraints that it has named itself. So
+            # remove the name of the table from their names.
             for table in {name, hidden.get(name, name)}:
                 statement = statement.replace(f"`{table}_ibfk_", "`ibfk_")
             layout[name] = (_COUNTER.sub("", statement),)
@@ -144,8 +153,8 @@ class MySQLSchemaMove(SchemaMove):
             self._rows(f"ALTER DATABASE {definition.defaults}")
             self._note_names(definition.statements, tag)
             for name, (statement,) in definition.statements.items():
-                # A foreign key may lead to a table that has only its hidden name yet. The server
-                # does not check that now, and finds the table when it is shown.
+                # A foreign key may refer to a table that is still hidden under another name. The server
+                # does not check this now, and finds the table when it has its real name again.
                 head = f"CREATE TABLE {self._quote(name)} ("
                 if not statement.startswith(head):
                     raise MoveFailed(
@@ -165,8 +174,8 @@ class MySQLSchemaMove(SchemaMove):
                     {name: hidden_name(name, tag) for name in names}, patience
                 )
             except BaseException:
-                # An old version of the server does not undo a RENAME TABLE that fails half way. So some
-                # tables may have been renamed. Rename them back.
+                # Old versions of the server do not undo a RENAME TABLE that fails half way. Rename
+                # those tables back that have been renamed.
                 self._show(patience)
                 raise
 
@@ -199,18 +208,21 @@ class MySQLSchemaMove(SchemaMove):
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def _rename_tables(self, names: Mapping[str, str], patience: float) -> float:
-        """Rename tables. Return when the statement that did so was sent."""
+        """Rename the tables ``names`` (old name -> new name) in one statement.
+
+        Return the moment of ``time.monotonic()`` when the successful statement was sent.
+        """
         deadline = time.monotonic() + patience
         if not names:
             return time.monotonic()
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Let RENAME TABLE wait as shortly as possible. While it waits, other statements wait behind
-        # it, and it may cause deadlocks with transactions that use several of the tables. (NOWAIT
-        # in the statement is no choice, because then replicas would not wait either.) For locks of
-        # InnoDB it waits as long as usual. If it fails after the first table, the server needs such
-        # locks once more to undo it, and if it does not get them, the tables stay half renamed.
+        # Let RENAME TABLE wait for table locks as briefly as possible, because other statements queue
+        # behind it, and it may cause deadlocks with transactions that use several of the tables.
+        # (NOWAIT in the statement is no choice, because the replicas would then not wait either.) The
+        # limit for InnoDB's row locks stays as usual. If RENAME TABLE fails after the first table, the
+        # server needs such locks to undo it. Without them, only some tables stay renamed.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:
@@ -221,7 +233,7 @@ class MySQLSchemaMove(SchemaMove):
                 except OperationalError as exc:
                     if time.monotonic() > deadline or not _may_rename_again(exc):
                         raise
-                time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
+                time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
         finally:
             self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:.0f}")
 
@@ -244,7 +256,7 @@ class MySQLSchemaMove(SchemaMove):
         return {names.get(str(name), str(name)): int(number) for name, number in rows}
 
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        # Statements are waiting, so look first whether there is anything to do.
+        # Other statements are waiting, so check first whether there is anything to change.
         present = self.counters()
         if all(present.get(name) == number for name, number in counters.items()):
             return
@@ -256,7 +268,7 @@ class MySQLSchemaMove(SchemaMove):
 
 
 def _may_rename_again(error: OperationalError) -> bool:
-    """Whether others have stopped a RENAME TABLE, so that no table was renamed."""
+    """Whether ``error`` shows that a lock or a deadlock stopped RENAME TABLE before it renamed a table."""
     number, text = error.args[0], str(error.args[-1])
     return (
         number == LOCK_WAIT

@@ -17,7 +17,8 @@ from sharded_orm.mysql_flavor import FLAVORS
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
-_BUSY = 0.001  # seconds
+_BUSY = 0.001  # seconds between two attempts to close a session
+
 #: This statement is sent before a query of LAST_INSERT_ID() if the querying alias has inserted
 #: nothing. Otherwise the query could return the id of a row that another alias has inserted on the
 #: session.
@@ -28,7 +29,7 @@ _FATAL = frozenset([1053, *range(1152, 1162), *(flavor.session_ended for flavor 
 
 
 def is_lost(exc: BaseException) -> bool:
-    """Whether the error ``exc`` means that the session is gone or in an unknown state."""
+    """Whether the error ``exc`` means that the session has ended or is in an unknown state."""
     if not isinstance(exc, MySQLError) or not exc.args or not isinstance(exc.args[0], int):
         return True
     code = exc.args[0]
@@ -40,8 +41,7 @@ def is_syntax_error(exc: BaseException) -> bool:
 
 
 class NodeSession:
-    """A physical session with a node's server. While the session is idle in the pool, it is in
-    autocommit.
+    """A physical session with a node's server. Idle sessions in the pool are in autocommit.
 
     Some attributes are C functions of the driver. Code that runs for each statement calls them
     directly, to save time.
@@ -55,10 +55,10 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is
-        #: set to None before a packet is sent, and to the name after the whole packet has
-        #: succeeded. The name does not show whether the schema was dropped and created again. If it
-        #: was, the session still uses the old schema's character set for new tables.
+        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is set to
+        #: None before a packet is sent, and to the name after the whole packet has succeeded. If the
+        #: schema was dropped and created again, the name does not show it, and the session still uses
+        #: the old character set for new tables.
         self.schema: str | None = None
         #: Whether to send each statement in a separate packet, because multi-statements are switched
         #: off.
@@ -74,7 +74,7 @@ class NodeSession:
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Identity of the session on its server; None until the server was asked for it.
+        #: Identity of the session on its server; None before the first query for it.
         self.identity: SessionID | None = None
         #: The virtual connection that used this session last.
         self.last_user: object = None
@@ -97,9 +97,9 @@ class NodeSession:
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
         """Run the statements ``prefix`` and then ``statement``, all in one packet.
 
-        Return the number of prefix statements. The caller has to fetch the result of ``statement``.
-        An error of the driver gets the attribute ``prefix_done``: how many prefix statements
-        succeeded.
+        Return the number of prefix statements. The caller has to fetch the result of ``statement``. If
+        the driver raises an error, the error's attribute ``prefix_done`` is the number of prefix
+        statements that have succeeded.
         """
         done = 0
         self.stored = False
@@ -113,8 +113,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # A prefix statement has no rows to fetch. If next_result() raises an error, the
-                # error was caused by the statement after this one.
+                # A prefix statement has no rows to fetch. An error that next_result() raises comes from
+                # the statement after this one.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
@@ -223,7 +223,7 @@ class NodeSession:
                 return
 
     def abandon(self) -> None:
-        """Let go of the socket in a forked child, and send nothing to the server.
+        """Detach this session from its socket in a forked child, and send nothing to the server.
 
         The session belongs to the parent process, which goes on using it.
         """
@@ -240,8 +240,7 @@ def connect(params: dict[str, Any]) -> NodeSession:
     :param params: arguments of ``MySQLdb.connect``.
     """
     raw = Connection(**params)
-    # Remove the driver's encoder for values of type bytes, because this encoder does not work.
-    # Django's MySQL backend removes it, too.
+    # Remove the driver's encoder for bytes, as Django's MySQL backend does, because it does not work.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
     return NodeSession(raw, split=not params.get("multi_statements", True))

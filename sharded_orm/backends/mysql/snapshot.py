@@ -1,6 +1,6 @@
-"""Read the definitions of a schema (its tables, views, …), and build a schema from them.
+"""Read the definitions of a schema (its tables, views, …), and create a schema from them.
 
-Reading takes two packets: one to list the tables, views, …, and one to read all their definitions.
+Reading sends two packets: one lists the tables, views, …, and the other reads their definitions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
     from sharded_orm.backends.mysql.node_cursor import NodeCursor
 
-#: The largest number of schemas in one query.
+#: The largest number of schemas that one query reads.
 BATCH = 500
 _RECORDS = "django_migrations"
 # Error codes for a schema or table that does not exist, or that the account is not allowed to see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# _AUTO_INCREMENT and _DEFINER match what is removed from definitions: a table's counter, and the
-# account that created a view, trigger or routine.
+# Patterns of what is removed from definitions: _AUTO_INCREMENT matches a table's counter, and _DEFINER
+# the account that created a view, trigger or routine.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
@@ -43,8 +43,8 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # Read the schema's character set and collation from information_schema. The session's variables
-    # may still have the values of a dropped schema of the same name.
+    # Read the schema's character set and collation from information_schema. The session's variables may
+    # still have the values of a schema of the same name that was dropped.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
@@ -55,8 +55,8 @@ _LIST = (
     " SELECT routine_type, routine_name FROM information_schema.routines"
     " WHERE routine_schema = DATABASE()",
 )
-# In the result of SHOW CREATE <kind>, the index of the column with the CREATE statement. For kinds
-# that are not listed here, the index is 1.
+# The index of the column with the CREATE statement in the result of SHOW CREATE <kind>. It is 1 for
+# kinds that are not listed here.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
 # Kinds of objects that SHOW TABLES does not list: triggers, functions and procedures.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
@@ -94,10 +94,11 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Return a copy of the snapshot ``known`` with current definitions of ``tables``. One packet.
+    """Return a copy of ``known``, the definitions of a schema, with current definitions of ``tables``.
+    One packet.
 
-    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped tables
-    and views are left out. Everything else is copied from ``known``.
+    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped tables and
+    views are left out. Everything else is copied from ``known``.
     """
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
@@ -138,16 +139,15 @@ def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
         return
     ((checks,),) = session.rows_in(schema, "SELECT @@foreign_key_checks")[0]
     try:
-        # Switch foreign key checks off, because a table may refer to a table that is created later.
+        # Switch foreign key checks off, because a table may refer to another table that is created
+        # later.
         session.rows_in(schema, "SET foreign_key_checks = 0", *statements)
     finally:
         session.run(b"SET foreign_key_checks = %d" % int(checks))
 
 
 def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
-    """Create an empty schema. If a schema of that name exists and has no rows, it is dropped first.
-
-    Three packets.
+    """Create an empty schema. If the schema exists and has no rows, it is dropped first. Three packets.
 
     :param defaults: SQL for character set and collation, from the ``defaults`` of a snapshot.
     :raises RehearsalFailed: the existing schema of that name has rows.
@@ -188,8 +188,8 @@ def drop_schema(pool: NodePool, schema: str) -> None:
 
 
 def _run(pool: NodePool, *statements: str) -> None:
-    # Use a new session, and close it afterwards: if a pooled session dropped its current schema, it
-    # would be left without a schema.
+    # Use a new session, and close it afterwards. If a pooled session dropped its current schema, the
+    # session would be left without a schema.
     session = pool.lease_new()
     try:
         session.run(*(statement.encode() for statement in statements))
@@ -200,21 +200,20 @@ def _run(pool: NodePool, *statements: str) -> None:
 def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]:
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
-    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
-    not exist. One query reads 500 schemas. If one of them lacks the table or does not exist, the
-    query fails. Then two queries list the schemas of the node and those that have the table, and
-    all schemas that have the table are read again.
+    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does not
+    exist. One query reads 500 schemas. The query fails if one of them does not exist or lacks the
+    table. In that case, two more queries list the schemas of the node and those with the table, and all
+    schemas with the table are read again.
     """
     try:
-        # Do not check first which schemas exist: most often all do, and the check would list all
-        # schemas of the node.
+        # Do not check first which schemas exist, because that would list all schemas of the node, and
+        # most often all the requested schemas exist.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # This query compares the table's name with a constant, so the server need not open any table to
-    # answer it.
+    # Compare the table's name with a constant, so that the server need not open any table.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )
@@ -233,9 +232,8 @@ def names(cursor: NodeCursor) -> set[str]:
 
 
 def _digests(cursor: NodeCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # SQL for the digest that applied_digest() of sharded_orm.backends.snapshot computes in Python.
-    # A digest of GROUP_CONCAT() would be simpler, but the server limits the length of
-    # GROUP_CONCAT().
+    # This SQL computes the same digest as applied_digest() in sharded_orm.backends.snapshot. A digest
+    # of GROUP_CONCAT() would be simpler, but the server limits the length of GROUP_CONCAT().
     row = "MD5(CONCAT(CONVERT(app USING utf8mb4), '/', CONVERT(name USING utf8mb4)))"
     digest = f"BIT_XOR(CAST(CONV(LEFT({row}, 16), 16, 10) AS UNSIGNED))"
     marker = f"app = '{MARKER_APP}' AND name LIKE '{MARKER_PREFIX}%%'"
@@ -272,9 +270,10 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # A definition that contains the name of a view counts as dependent on this view, although
-        # the name may be that of a column. So the cycle may not be real. Keep the order of the
-        # snapshot, and let the server raise an error if a view cannot be created.
+        # The views seem to depend on each other in a cycle. The cycle may not be real, because a
+        # definition that contains the name of a view counts as dependent on it, even if the name is
+        # that of a column. So keep the order of the snapshot. If a view cannot be created, the server
+        # raises an error.
         return list(views.values())
 
 

@@ -1,11 +1,11 @@
-"""Classify statements by what they do to the session that runs them. Pure functions.
+"""Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions. So a statement that leaves state in its session, or might
-do so, pins the session: only one alias uses it until that alias's connection is closed. The
-functions need only the text before parameters are filled in: a parameter becomes a literal, and a
-literal does not change the kind of a statement.
+All shards of a node share its sessions. So a statement that leaves state in its session, or might do
+so, pins the session: only one alias uses the session from then on, until the alias's connection is
+closed. The functions need only the text of a statement before its parameters are filled in, because a
+parameter becomes a literal, and a literal does not change the kind of a statement.
 
-The text does not show the effects of stored functions, triggers and the server's settings, so these
+The text does not show the effects of stored functions, triggers and the server's settings. These
 effects are not considered.
 """
 
@@ -59,9 +59,9 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 # If a statement contains one of these marks, its literals and comments are removed before it is
-# classified, because the mark may be inside them.
+# classified, because the mark may be part of a literal or comment.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
-# A cheap first test: _PIN_FUNCTION or _AFFINE can match only if a statement contains one of these.
+# A cheap first test: _PIN_FUNCTION or _AFFINE can match a statement only if it contains one of these.
 _SUSPICIOUS_NAMES = (
     "_LOCK",
     "LAST",
@@ -95,7 +95,7 @@ _ANALYZE_TABLE = re.compile(r"ANALYZE\s+((NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLE\b"
 _LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
 _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
-# Functions and words that may stand before a parenthesis in a read that changes nothing.
+# Words and functions that may stand before a parenthesis in a statement that changes nothing.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES ROW USING OVER UNION EXCEPT INTERSECT BY
     THEN ELSE WHEN CASE LIKE REGEXP RLIKE BETWEEN IS JOIN DISTINCT HAVING XOR DIV MOD BINARY INTERVAL AGAINST
@@ -112,7 +112,7 @@ _HARMLESS_WORDS = """
     RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# A function of a certain schema is none of the server's.
+# Matches a function call. A function with a schema name before it is not one of the server's own.
 _CALL = re.compile(r"(\.\s*)?(\w+|\?)\s*\(")
 
 
@@ -126,16 +126,17 @@ def classify(sql: str | bytes | bytearray) -> StatementKind:
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:
     """Whether ``sql`` reads the id of an earlier insert.
 
-    :param sql: a statement of the kind AFFINE: one that reads what an earlier statement has left.
+    :param sql: a statement of the kind AFFINE, which reads state that an earlier statement has left.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     return _INSERT_ID.search(text.upper()) is not None
 
 
 def calls_stored_function(sql: str | bytes | bytearray) -> bool:
-    """Whether ``sql``, a statement of the kind READ, may call a function that is not one of the server's.
+    """Whether the read ``sql`` may call a function other than the server's own. Such a function may
+    write.
 
-    Such a function may write.
+    :param sql: a statement of the kind READ.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
@@ -148,14 +149,14 @@ def calls_stored_function(sql: str | bytes | bytearray) -> bool:
 def reason(sql: str | bytes | bytearray) -> str:
     """Return a word or two, for logs, that say why the statement ``sql`` pins its session.
 
-    To pin a session is to keep it for one alias. The returned text contains no values of ``sql``.
+    A pinned session is kept for one alias. The returned text contains no values of ``sql``.
 
     :param sql: a statement of the kind STATE.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # It is unclear which parts of the text are code. So assume several statements.
+        # It is unclear where literals and comments end, so assume that the text has several statements.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -168,9 +169,9 @@ def reason(sql: str | bytes | bytearray) -> str:
 
 
 def _bare(sql: str) -> str | None:
-    """Return ``sql`` without comments, with ``?`` for each literal and each quoted name.
+    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted name.
 
-    Return None if the text leaves doubt where literals or comments end.
+    Return None if it is unclear where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
         # It is unclear which parts of the text are code: the effect of a backslash depends on the
@@ -182,7 +183,8 @@ def _bare(sql: str) -> str | None:
 
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
-    # Look for savepoints before quoted names are removed: Django quotes the names of savepoints.
+    # Look for savepoints before quoted names are removed, because Django quotes the names of
+    # savepoints.
     if (savepoint := savepoint_statement(text)) is not None:
         return StatementKind[savepoint.name]
     upper = text.upper()

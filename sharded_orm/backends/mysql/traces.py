@@ -1,8 +1,8 @@
-"""Find the session for statements that read what an earlier statement has left in a session.
+"""Find the session for a statement that reads what an earlier statement has left in a session.
 
-Such statements are ``LAST_INSERT_ID()``, ``ROW_COUNT()`` and ``SHOW WARNINGS``. Each must run on
-the session on which the same alias ran the earlier statement. If another alias has used that
-session since, the statement is refused, because it would read what the other alias has left.
+Such statements contain ``LAST_INSERT_ID()``, ``ROW_COUNT()`` or ``SHOW WARNINGS``. Each must run on the
+session on which the same alias ran the earlier statement. If another alias has used that session since,
+the statement is refused, because it would read what that other alias has left.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from sharded_orm.exceptions import SessionStateRefused
 
 
 def is_show(query: Any) -> bool:
-    """Whether ``query`` is like ``SHOW WARNINGS``: it shows warnings of the statement before it.
+    """Whether ``query`` is a statement like ``SHOW WARNINGS``, which shows the warnings of the
+    statement before.
 
-    Any other statement clears these warnings. So not even ``USE`` may be sent before ``query``.
+    Any statement in between clears these warnings. So not even ``USE`` may be sent before ``query``.
     """
     text = query if isinstance(query, str) else bytes(query).decode("latin-1")
     return text.lstrip()[:4].upper() == "SHOW"
 
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
-    """Lease the session that has what ``query`` reads.
+    """Lease the session with the state that ``query`` reads.
 
     If ``query`` reads the id of an insert, that is the session on which ``connection`` ran its last
-    insert; otherwise, the session on which it ran its last statement. If ``connection`` has run no
-    such statement, lease any session, and make it forget the id of its last insert.
+    insert. Otherwise it is the session on which ``connection`` ran its last statement. If
+    ``connection`` has run no such statement, lease any session, and make it forget the id of its last
+    insert.
 
     :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """
@@ -45,7 +47,7 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check before and after the lease: another thread may use the session in between.
+    # Check both before and after taking the session, because another thread may use it in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier

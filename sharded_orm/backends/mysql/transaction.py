@@ -1,4 +1,4 @@
-"""The state of a transaction on the server, and its statements that have not been sent yet."""
+"""The state of a transaction on the server, and its deferred statements, which are not sent yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMIT = b"COMMIT"
 
 
 class ServerTransaction:
-    """The state of a virtual connection's transaction on the server.
+    """The state of the transaction that a virtual connection has on the server.
 
     ``BEGIN`` and savepoints are not sent at once. They are sent together with the next statement that
     the server must execute. One object serves all transactions of the connection, one after the other.
@@ -40,14 +40,16 @@ class ServerTransaction:
         self.strict = False
         #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False
-        #: Whether all statements of the transaction were plain reads (StatementKind.READ).
+        #: The name of the transaction's XA branch (its part in a two-phase commit), in the syntax of XA
+        #: statements; b"" if the transaction is an ordinary one.
         self.only_reads = True
-        #: The name of the XA branch that the transaction is, as XA statements take it; b"" for an
-        #: ordinary transaction.
+        #: Whether the XA branch is prepared. Only its commit or rollback can follow then.
         self.branch = b""
-        #: Whether the branch is prepared, so that only its commit or rollback can follow.
+        #: Whether the transaction is part of a two-phase commit, and so refuses statements that commit
+        #: implicitly or leave state in the session.
         self.is_prepared = False
-        #: Whether statements are refused that commit implicitly or leave state in the session.
+        #: Whether the transaction refuses statements that commit implicitly or leave state in the
+        #: session, as a part of a two-phase commit does.
         self.plain_only = False
         #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []
@@ -63,23 +65,24 @@ class ServerTransaction:
 
     @property
     def is_as_autocommit(self) -> bool:
-        """Whether a read in the transaction would return the same in autocommit, if the isolation
-        level is READ COMMITTED.
+        """Whether the reads of this transaction return what they would return in autocommit, if the
+        isolation level is READ COMMITTED.
 
-        That is so if the transaction has only read, and if no error or implicit commit has made its
-        state uncertain.
+        True if the transaction has only read, and if no error or implicit commit has made its state
+        uncertain.
         """
         return self.only_reads and not self.strict and not self.unsure
 
     def prefix(self, *, plain: bool) -> list[bytes]:
         """Return the statements to send before the next one: BEGIN and savepoints, if needed.
 
-        If ``plain`` is False, or if the transaction may have ended unnoticed, ``SET autocommit=0``
-        is returned in place of BEGIN, once per transaction.
+        If ``plain`` is False, or if the transaction may have ended unnoticed, the result has ``SET
+        autocommit=0`` in place of BEGIN, once per transaction.
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True.
-        :raises TwoPhaseMisused: ``plain`` is False, and the transaction takes plain statements only.
+        :raises TwoPhaseMisused: ``plain`` is False, and the transaction is part of a two-phase commit,
+            which takes plain statements only.
         """
         if self.plain_only and not plain:
             raise TwoPhaseMisused(
@@ -87,17 +90,17 @@ class ServerTransaction:
                 " block with two_phase=True. Run it outside of the block."
             )
         if self.branch:
-            # An XA branch cannot end unnoticed: after an error that rolls it back, the server refuses
-            # everything but its end.
+            # An XA branch cannot end unnoticed: after an error that rolls the branch back, the server
+            # refuses every statement except XA END and XA ROLLBACK.
             return self.pending[:] if self.is_open else [self.begin, *self.pending]
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
         return self.pending[:] if self.is_open else [BEGIN, *self.pending]
 
     def record(self, executed: Sequence[bytes]) -> None:
-        """Note that the server has executed the statements ``executed``.
+        """Record that the server has executed the statements ``executed``.
 
-        :param executed: the first statements of what :meth:`prefix` returned, or all of them.
+        :param executed: all or the first of the statements that :meth:`prefix` returned.
         """
         begins = 0
         if executed and executed[0] in (self.begin, AUTOCOMMIT_OFF):
@@ -126,20 +129,20 @@ class ServerTransaction:
             try:
                 run(end)
             except MySQLError:
-                # An error such as a deadlock has rolled the branch back, or XA END was sent before.
-                # If the session is lost, the next statement fails, too.
+                # XA END fails if it was sent before, or if an error such as a deadlock has rolled the
+                # branch back. If the session is lost, the next statement fails, too.
                 pass
             run(ending)
 
     def forget(self) -> None:
-        """Reset all attributes. To be called when the transaction has ended on the server."""
+        """Reset all attributes. Must be called when the transaction has ended on the server."""
         self.is_open = self.strict = self.unsure = False
         self.only_reads = True
         self.branch, self.is_prepared, self.plain_only = b"", False, False
         self.pending.clear()
 
     def defer(self, sql: str) -> bool:
-        """Defer one of Django's savepoint statements: send it with a later statement, or never.
+        """Defer one of Django's savepoint statements: store it until the next statement is sent.
 
         Return True if ``sql`` is deferred, and False if it must be sent now.
         """

@@ -1,1 +1,3 @@
-"""The backend for PostgreSQL: each shard is a schema, and the shards of a node share its connections."""
+"""Database backend for PostgreSQL. Each shard is a schema. The shards of a node (a database server)
+share its sessions (server connections).
+"""

@@ -1,5 +1,5 @@
-"""Django's PostgreSQL backend, changed so that sessions (server connections) belong to a node: all
-schemas of the node's database share them.
+"""Django's PostgreSQL backend, changed so that sessions (server connections) belong to a node (a
+database server). All schemas of the node's database share the sessions.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ from sharded_orm.backends.write_hooks.commit import CommitOutcome
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Done when the module is imported, so before an alias can have this backend.
+# Share the types when this module is imported, so before any alias can have this backend.
 share_types()
 
-# Options of Django's backend that would defeat the shared sessions, with the remedy.
+# Options of Django's backend that do not work with shared sessions, as name -> the reason and the
+# remedy.
 _REFUSED_OPTIONS = {
     "pool": "this backend has a pool for each node, with the setting POOL",
     "server_side_binding": (
@@ -66,7 +67,7 @@ _REFUSED_OPTIONS = {
 }
 
 
-# The first words of statements that change rows only.
+# The first words of statements that change rows and never the schema.
 _ROW_WORDS = frozenset(("INSERT", "UPDATE", "DELETE", "WITH", "MERGE"))
 
 
@@ -95,7 +96,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     connection: PostgreSQLConnection | None
     creation: DatabaseCreation
 
-    #: Django's own pool is refused, see _REFUSED_OPTIONS.
+    #: Switches off the pool of Django's own backend. The option for it is refused, see
+    #: _REFUSED_OPTIONS.
     pool = None
 
     @property
@@ -124,7 +126,7 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_new_connection(self, conn_params: dict[str, Any]) -> PostgreSQLConnection:
         """Return a virtual connection, after a check that the node answers.
 
-        The check does not tell whether the schema exists.
+        The check does not show whether the schema exists.
         """
         self.isolation_level = IsolationLevel.READ_COMMITTED
         level = self.settings_dict["OPTIONS"].get("isolation_level")
@@ -143,8 +145,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         )
 
     def init_connection_state(self) -> None:
-        # Call the method of Django's base class, not of its PostgreSQL backend. The latter sets the
-        # time zone and the role, which the pool did when it opened the session.
+        # Call the method of Django's base class, not of its PostgreSQL backend. The PostgreSQL
+        # backend's method sets the time zone and the role, which the pool has already done when it
+        # opened the session.
         BaseDatabaseWrapper.init_connection_state(self)
 
     def create_cursor(self, name: str | None = None) -> PostgreSQLCursor | PostgreSQLServerCursor:
@@ -155,8 +158,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         assert connection is not None
         cursor: PostgreSQLCursor | PostgreSQLServerCursor
         holds = connection.autocommitted
-        # A pooler would give the session to others between two fetches: fetch all rows at once then,
-        # as Django's setting DISABLE_SERVER_SIDE_CURSORS does.
+        # Let a named cursor fetch all rows at once if a pooler might use its session for other clients
+        # between two fetches. Django's setting DISABLE_SERVER_SIDE_CURSORS has the same effect.
         if name and not (holds and connection.has_pooler):
             cursor = connection.cursor(name, scrollable=False, withhold=holds)
         else:
@@ -167,7 +170,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return cursor
 
     def ensure_timezone(self) -> bool:
-        # Overrides the method that Django calls when a test changes the time zone.
+        # Overrides the method that Django calls when a test changes the time zone. Other aliases may
+        # use the pool with the old time zone, so this alias leases from another pool from now on.
         pool, self._node_pool = self._node_pool, None
         connection = self.connection
         if connection is None or pool is None:
@@ -183,25 +187,24 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return True
 
     def _close(self) -> None:
-        # Do what BaseDatabaseWrapper._close() does, which CommitHookMixin calls. Django's
-        # PostgreSQL backend would first look for a pool of its own.
+        # Call BaseDatabaseWrapper._close(), as CommitHookMixin does. The method of Django's PostgreSQL
+        # backend would first look for Django's own pool.
         super()._close()
 
     def close_pool(self) -> None:
         """Close this process's sessions with the alias's database.
 
-        Idle sessions are closed now, and the others when they are released. Django calls this
-        method before it drops or copies a test database, because the server refuses both while a
-        session is open.
+        Idle sessions are closed now, the others when they are released. Django calls this method before
+        it drops or copies a test database, because the server refuses both while a session is open.
         """
         close_sessions(self.get_connection_params())
 
     @contextmanager
     def node_cursor(self, *, stream: bool = False, schemas: Iterable[str] = ()) -> Iterator[Any]:
-        """Return a context manager that gives a cursor of the node, see the base class.
+        """Return a context manager that yields a cursor of the node, as the base class does.
 
-        :param schemas: schemas whose tables the statements use without naming them. A session is
-            closed after it has used many tables.
+        :param schemas: schemas whose tables the statements use without naming them. The pool counts
+            them, because it closes a session that has used many tables.
         """
         with super().node_cursor(stream=stream) as cursor:
             cursor.use_schemas(schemas)
@@ -212,7 +215,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @cached_property
     def pg_version(self) -> int:
-        """Version of the server, such as 150018. Costs nothing once the pool has had a session."""
+        """Version of the server as a number, such as 150018. Costs nothing once the pool has opened a
+        session.
+        """
         pool = self.node_pool
         if not pool.server_version:
             with self.wrap_database_errors:
@@ -230,7 +235,7 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     # ##### Schemas #####
 
     def create_shard_database(self) -> None:
-        """Create this alias's schema or, if it has none, its database. Does nothing if that exists."""
+        """Create this alias's schema, or its database if it has no schema. Does nothing if that exists."""
         if self.schema is not None:
             with self.wrap_database_errors, self.node_cursor() as cursor:
                 snapshot.create_missing_schema(cursor, self.schema)
@@ -270,7 +275,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     @contextmanager
     def _catalog_cursor(self) -> Iterator[PostgreSQLCursor]:
-        """Give a cursor in the schema. Its statements are not added to the query log."""
+        """Context manager that yields a cursor in the schema. Its statements are not added to the query
+        log.
+        """
         self.ensure_connection()
         assert self.connection is not None
         with self.wrap_database_errors, self.connection.cursor() as cursor:
@@ -388,7 +395,7 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            # A part of a larger transaction has sent nothing if it is not open.
+            # In a two-phase commit, a transaction that is not open on the server has sent nothing yet.
             and (
                 self.connection.only_reads
                 or (self.connection.is_shared and not self.connection.is_open)
@@ -399,9 +406,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def commit_outcome(self) -> CommitOutcome:
         connection = self.connection
         if connection is None or connection.mode >= SessionMode.LOST:
-            # The session is lost, so nobody can tell the outcome: COMMIT may or may not have been
-            # sent, and may still be running on the server.
+            # The session is lost. Nobody can know whether COMMIT was sent, and it may still be running
+            # on the server.
             return CommitOutcome.UNKNOWN
-        # A server that refuses COMMIT rolls the transaction back itself. Then no transaction is open,
-        # and the outcome is OVER.
+        # If the server refuses COMMIT, it rolls the transaction back. No transaction is open then, so
+        # the outcome is OVER.
         return CommitOutcome.OPEN if connection.is_open else CommitOutcome.OVER

@@ -1,4 +1,4 @@
-"""The virtual connection of a Django alias whose transaction is prepared before it is committed."""
+"""The methods with which the virtual connection of a Django alias takes part in a two-phase commit."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ from sharded_orm.exceptions import TwoPhaseMisused
 
 
 class BranchPreparation(SessionLease):
-    """Base class of the virtual connection: prepares a transaction, and ends or leaves the prepared one.
+    """Base class of the virtual connection: prepares a transaction, and ends or leaves the prepared
+    one.
 
-    A prepared transaction belongs to no session. So any session of the node can end it, also behind a
-    connection pooler.
+    A branch is the part of a two-phase commit on one shard. A prepared transaction belongs to no
+    session. So any session of the node can commit or roll it back, even behind a connection pooler.
     """
 
-    #: The name of the branch that the transaction is; "" for an ordinary transaction.
+    #: The name of the transaction as a branch, a part of a two-phase commit; "" if it is no branch.
     branch = ""
-    #: Whether the branch is prepared, so that only its commit or rollback can follow.
+    #: Whether the branch (this shard's part of the two-phase commit) is prepared. Only its commit or
+    #: rollback can follow then.
     is_prepared = False
 
-    #: Whether the transaction is one of those that are committed together.
+    #: Whether the transaction is part of a two-phase commit.
     is_shared = False
 
     def begin_branch(self, name: str = "") -> None:
-        """Give the next transaction a name; none if it is the one that decides. Sends nothing.
+        """Put the next transaction under the rules of a two-phase commit. Sends nothing.
 
-        :raises TwoPhaseMisused: a session is pinned, whose state would be lost with the branch.
+        :param name: the name of the branch that the next transaction becomes. Empty for the transaction
+            that stores the decision to commit.
+        :raises TwoPhaseMisused: a session is pinned, and closing it after the branch would lose its
+            state.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(
@@ -48,7 +53,11 @@ class BranchPreparation(SessionLease):
         return super().pin(reason, own_path=own_path)
 
     def refuse_control(self, sql: str) -> None:
-        """Refuse a statement that ends a transaction, if that would commit or lose a part of a larger one."""
+        """Refuse a statement that would end the transaction, if it is part of a two-phase commit.
+
+        :param sql: the statement.
+        :raises TwoPhaseMisused: the transaction is part of a two-phase commit.
+        """
         if self.is_shared:
             raise TwoPhaseMisused(
                 f"Alias {self.alias!r}: {reason(sql)!r}, which commits implicitly or ends the transaction,"
@@ -56,9 +65,10 @@ class BranchPreparation(SessionLease):
             )
 
     def prepare_branch(self) -> None:
-        """Prepare the transaction. One round trip.
+        """Prepare the transaction for its commit. One round trip.
 
-        :raises psycopg.Error: it is not prepared or, if the session is lost, may be.
+        :raises psycopg.Error: the transaction is not prepared. If the session is lost, the transaction
+            may be prepared all the same.
         """
         session = self.session
         if self.mode >= SessionMode.LOST or session is None or not session.in_transaction:
@@ -71,14 +81,17 @@ class BranchPreparation(SessionLease):
                 self._lose(exc)
             raise
         if status != "PREPARE TRANSACTION":
-            # If a statement has failed before, the server rolls back instead, and reports no error.
+            # If an earlier statement has failed, the server rolls the transaction back instead of
+            # preparing it, and reports no error.
             raise psycopg.errors.InFailedSqlTransaction(
                 f"the transaction on alias {self.alias!r} has failed, and was rolled back"
             )
         self.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Give the session up. A branch that is prepared stays on the server."""
+        """Close the session. If its transaction is prepared for a two-phase commit, it stays on the
+        server.
+        """
         if self.mode < SessionMode.LOST and self.branch and not self.autocommitted:
             self.is_prepared = False
             self._lose(psycopg.OperationalError("the branch is left to a recovery"))
@@ -92,7 +105,7 @@ class BranchPreparation(SessionLease):
         try:
             branches.end_on(session, self.branch, commit=how == "commit")
         except BaseException as exc:
-            # A rollback that fails leaves the branch to a recovery.
+            # If the rollback fails, a recovery ends the prepared branch later.
             self._lose(exc)
             raise
         self._forget_transaction()

@@ -1,4 +1,4 @@
-"""The prepared transactions of a database: which there are, and how any session ends them."""
+"""The prepared transactions of a database: query which ones there are, and commit or roll them back."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.node import PostgreSQLPool
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-#: The names of our transactions begin with this text.
+#: The names of this library's prepared transactions begin with this text.
 _PREFIX: Final = "sharded_orm:"
 
 
 def name_of(branch: BranchName) -> str:
-    """Return the name of ``branch`` on the server."""
+    """Return the name that the server stores for the prepared transaction ``branch``."""
     return f"{_PREFIX}{branch.transaction}:{branch.schema}"
 
 
 def obstacle(pool: PostgreSQLPool) -> str:
     """Return why the server cannot prepare transactions, with the remedy; "" if it can.
 
-    The first call for a pool asks the server.
+    The first call for a pool queries the server; later calls cost nothing.
     """
     if pool.max_prepared is None:
         session = pool.lease()
@@ -53,7 +53,9 @@ def prepare_statement(name: str) -> bytes:
 
 
 def end_on(session: PostgreSQLNodeSession, name: str, *, commit: bool) -> bool:
-    """Commit or roll back a prepared transaction. Return False if there is none of this name."""
+    """Commit or roll back a prepared transaction. Return False if no prepared transaction has this
+    name.
+    """
     how = "COMMIT" if commit else "ROLLBACK"
     try:
         session.run(f"{how} PREPARED {literal(name)}".encode())
@@ -78,18 +80,18 @@ def prepared(pool: PostgreSQLPool) -> list[BranchName]:
 
 
 def branches_named(names: Iterable[str]) -> list[BranchName]:
-    """Return the branches of this library among prepared transactions with these names."""
+    """Return the branches of this library whose prepared transactions are among ``names``."""
     ours = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
     return [BranchName(*name.split(":", 1)) for name in ours if ":" in name]
 
 
 def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared transaction of any session."""
+    """Commit or roll back a prepared transaction, whichever session prepared it. Return how that went."""
     session = pool.lease()
     try:
         is_done = end_on(session, name_of(branch), commit=commit)
     except psycopg.errors.ObjectNotInPrerequisiteState:
-        # Another session is ending it right now.
+        # Another session is just now ending the same transaction.
         pool.release(session)
         return Completion.HELD
     except BaseException:
@@ -100,7 +102,7 @@ def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion
 
 
 def fate(pool: PostgreSQLPool, schema: str, transaction: str, seconds: float) -> Fate:
-    """Return what has become of a transaction. See ``TwoPhaseMixin.fate_of``."""
+    """Return whether a transaction in two phases has committed. See ``TwoPhaseMixin.fate_of``."""
     session = pool.lease()
     try:
         session.run(

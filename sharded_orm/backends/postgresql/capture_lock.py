@@ -1,4 +1,6 @@
-"""Locks with which the sessions of moves exclude each other on a schema."""
+"""Locks by which the sessions of a move exclude each other on a schema. A move copies the rows of a key
+or of a whole shard to another node.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from django.db import OperationalError
 
 from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
 
-#: The purpose of the lock of sessions that change tables and triggers.
+#: The purpose of the lock that a session holds while it changes tables and triggers.
 TABLES: Final = "tables"
-# Seconds in which the transaction of a session that was ended is rolled back.
+# Seconds to wait until the server has rolled back the transaction of a session that was ended.
 _ROLLED_BACK_WITHIN: Final = 60
-# An advisory lock has a number of 64 bits. pg_locks shows its two halves in separate columns.
+# The query for the sessions that hold an advisory lock. The number of such a lock has 64 bits, and
+# pg_locks shows its two halves in separate columns.
 _HOLDERS: Final = (
     "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
     " AND database = (SELECT oid FROM pg_catalog.pg_database"
@@ -25,12 +28,15 @@ _HOLDERS: Final = (
 
 
 def of_fence(number: int) -> str:
-    """Return the purpose of the lock of a session that changes the rows of a move."""
+    """Return the purpose of the lock for a session that changes the rows behind the fence ``number``.
+
+    A fence refuses other writes to a key that is moving.
+    """
     return f"fence {number}"
 
 
 def of_copier(number: int) -> str:
-    """Return the purpose of the lock of a session that writes the copy of a shard."""
+    """Return the purpose of the lock for a session that writes the copy ``number`` of a shard."""
     return f"copy {number}"
 
 
@@ -40,19 +46,20 @@ def capture_lock(
 ) -> Iterator[None]:
     """Hold the lock for ``purpose`` on this schema during the ``with`` block.
 
-    No other session can hold it meanwhile. If the session ends, the server first rolls back its
-    transaction, and then releases the lock.
+    No other session can hold it meanwhile. If the session ends, the server rolls back the transaction
+    of the session before it releases the lock.
 
     :param run: runs SQL with parameters in the session, which is in autocommit, and returns rows.
     :param patience: seconds to wait for another session.
-    :param busy: what the other session has done, for the error message.
-    :raises django.db.OperationalError: another session held the lock for longer.
+    :param busy: what the session that holds the lock has done, for the error message.
+    :raises django.db.OperationalError: another session held the lock for more than ``patience``
+        seconds.
     """
     key = advisory_key(schema, purpose)
     try:
         with PostgreSQLLockWaits(run).transaction(patience):
-            # The lock belongs to the session. The transaction around it only limits the wait for
-            # the lock.
+            # The lock belongs to the session, not to the transaction. The transaction is only there to
+            # limit the time of waiting for the lock.
             run("SELECT pg_catalog.pg_advisory_lock(%s)", key)
     except OperationalError as exc:
         if not is_lock_wait(exc):
@@ -71,17 +78,19 @@ def capture_lock(
 
 
 def take_for_good(run: Callable[..., Any], schema: str, purpose: str) -> None:
-    """Take the lock for ``purpose`` until the session ends, so that :func:`end_holders` finds it."""
+    """Take the lock for ``purpose`` until the session ends. :func:`end_holders` finds the session by
+    this lock.
+    """
     run("SELECT pg_catalog.pg_try_advisory_lock(%s)", advisory_key(schema, purpose))
 
 
 def end_holders(run: Callable[..., Any], schema: str, purpose: str) -> int:
     """End the other sessions that hold the lock for ``purpose`` on this schema, and wait for their end.
 
-    Their transactions are rolled back. Only sessions of this library ever hold such a lock.
+    The server rolls back their transactions. Only sessions of this library ever hold such a lock.
 
-    :return: their number.
-    :raises django.db.DatabaseError: the account may not end them.
+    :return: how many sessions were ended.
+    :raises django.db.DatabaseError: the account may not end the sessions.
     """
     ended = run(
         "SELECT pg_catalog.pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_activity WHERE pid IN"
@@ -97,16 +106,20 @@ def tables_lock(
 ) -> AbstractContextManager[None]:
     """Hold a lock during the ``with`` block, so that no other move changes tables or triggers.
 
-    The parameters and errors are those of :func:`capture_lock`.
+    :param run: runs SQL with parameters in the session, which is in autocommit, and returns rows.
+    :param patience: seconds to wait for another session.
+    :raises django.db.OperationalError: another session held the lock for more than ``patience``
+        seconds.
     """
     return capture_lock(run, schema, TABLES, patience, "changed tables or triggers")
 
 
 @contextmanager
 def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
-    """A transaction that creates tables which other sessions may create as well.
+    """Run a ``with`` block in a transaction that creates tables, one session at a time.
 
-    Otherwise, of two sessions that send CREATE TABLE IF NOT EXISTS at once, one may get an error.
+    Without this lock, one of two sessions that send CREATE TABLE IF NOT EXISTS at the same time may get
+    an error.
     """
     with PostgreSQLLockWaits(run).transaction():
         run("SELECT pg_catalog.pg_advisory_xact_lock(%s)", advisory_key(schema, "creation"))
@@ -116,8 +129,7 @@ def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
 def advisory_key(schema: str, purpose: str) -> int:
     """Return the number of the advisory lock for ``purpose`` on ``schema``.
 
-    The number depends on both, because all schemas of a database share the numbers of advisory
-    locks.
+    The number depends on the schema too, because all schemas of a database share the numbers.
     """
     text = f"sharded_orm_capture:{schema}:{purpose}"
     digest = md5(text.encode(), usedforsecurity=False).digest()

@@ -1,7 +1,9 @@
 """SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
-The functions of the triggers belong to the mover's account and run with its privileges. So an
-account that changes rows needs no privileges on the tables of the fences and of the journal.
+While a key moves to another shard, the triggers write changed rows to a journal. If the fence of the
+key is closed, they refuse changes. The trigger functions belong to the account that moves keys, and run
+with its privileges. So the application's account needs no privileges on the tables of fences and
+journal.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.backends.sqlstate import SERIALIZATION_FAILURE
 
-#: The setting with which a transaction passes all fences, if it is "1". Its triggers record nothing.
+#: The name of a setting. If a transaction sets it to "1", the triggers let all its changes pass, and
+#: record none.
 PASSES: Final = "sharded_orm.passes"
-#: The sequence with the number of the last transaction that has added a fence.
+#: The sequence whose number is the id of the last transaction that has added a fence, a row that makes
+#: the triggers refuse writes of a key.
 EPOCH: Final = f"{OWN_PREFIX}epoch"
-#: The event of the trigger that refuses TRUNCATE.
+#: The event for which a trigger refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"
 
-# By setting: the value that the triggers use, and the types whose text depends on the setting. The
-# text of other types depends on no setting.
+# Settings on which the text of some types depends, as setting -> the value that the triggers use, and
+# the types. The text of other types depends on no setting.
 _SETTINGS: Final = {
     "DateStyle": ("'ISO, YMD'", {"date", "timestamp", "timestamptz"}),
     "TimeZone": ("'UTC'", {"timestamptz"}),
@@ -57,9 +61,10 @@ def trigger_statements(
     key_of: Callable[[CapturedTable, str], str],
     types: Set[str],
 ) -> Iterator[str]:
-    """Yield the statements that create the trigger of a table for ``event``, and its function.
+    """Yield the SQL statements that create a table's trigger for ``event``, and the trigger's function.
 
-    :param key_of: returns SQL for the shard key of a row, OLD or NEW.
+    :param event: INSERT, UPDATE or DELETE.
+    :param key_of: returns SQL for the shard key of a row, whose name is OLD or NEW.
     :param types: the names of the types of the recorded columns.
     """
     name = quote(trigger_name(table.name, event))
@@ -80,18 +85,18 @@ def trigger_statements(
         " has_snapshot CONSTANT boolean := current_setting('transaction_isolation')"
         " IN ('repeatable read', 'serializable');"
         " BEGIN"
-        # A transaction with a snapshot cannot see a row that was committed later, such as a new
-        # fence. So the transaction must fail if the last transaction that added a fence is not
-        # visible in the snapshot.
+        # A transaction with a snapshot (REPEATABLE READ or stricter) cannot see a row that was
+        # committed later, such as a new fence. So it must fail if its snapshot is older than the last
+        # transaction that added a fence.
         f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
         "::text::xid8, pg_current_snapshot()) THEN"
         f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
         f"{_unknown_keys(table, rows, quote)}"
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
-        # Without a snapshot, each statement sees the present state of the fence. A transaction with
-        # a snapshot may see an old state. There, FOR SHARE fails if the row was changed since the
-        # snapshot (serialization failure).
+        # Without a snapshot, each statement sees the present state of the fence. With a snapshot, a
+        # statement may see an old state. So it locks the row FOR SHARE, which fails (serialization
+        # failure) if the row has changed since the snapshot.
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"
@@ -102,12 +107,12 @@ def trigger_statements(
         f" WHEN (pg_catalog.current_setting('{PASSES}', true) IS DISTINCT FROM '1')"
         f" EXECUTE FUNCTION {name}()"
     )
-    # ALWAYS means: also in sessions that apply replicated changes.
+    # ALWAYS makes the trigger fire even in sessions that apply replicated changes.
     yield f"ALTER TABLE {quote(table.name)} ENABLE ALWAYS TRIGGER {name}"
 
 
 def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iterator[str]:
-    """Yield the statements that create the trigger which refuses to truncate a table."""
+    """Yield the SQL statements that create a trigger which refuses TRUNCATE of a table."""
     function, name = quote(f"{OWN_PREFIX}truncate"), quote(trigger_name(table.name, TRUNCATE))
     yield (
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $sharded_orm$"
@@ -121,11 +126,11 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
-    """Return SQL that records a row for every open fence, if the row's shard key cannot be found.
+    """Return SQL that records a changed row for every open fence, if its shard key cannot be found.
 
-    The key is in another row, to which the row's foreign key leads. The same transaction has
-    deleted that other row, perhaps with a cascade to this one, or will insert it later. The other
-    row's own trigger looks at its fence.
+    The key is in another row, to which a foreign key of the changed row refers. That other row is
+    missing if the same transaction has deleted it (perhaps with a cascade) or will insert it later. The
+    trigger on that other row checks the fence of the key.
     """
     if not table.links:
         return ""

@@ -1,9 +1,9 @@
-"""The queries that read what a schema contains from the catalogs of PostgreSQL.
+"""The queries that read the contents of a schema from PostgreSQL's catalogs.
 
-A server with thousands of schemas has catalogs with millions of rows, and none of them has an index on
+A server with thousands of schemas has catalogs with millions of rows, and no catalog has an index on
 the schema. So the first query finds the schema's objects by their dependency on the schema, for which
-there is an index. The second query reads the objects by their ids. Both take as long on a server with
-many schemas as on a server with one.
+there is an index. The second query reads the objects by their ids. The time for both does not grow with
+the number of schemas on the server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 
 class CatalogCursor(Protocol):
-    """What this package needs of a cursor: of Django's, or of one that names the schema of each table."""
+    """The methods of a cursor that this package needs, whether Django's cursor or a cursor of a node."""
 
     def execute(self, sql: str, params: Any = None, /) -> Any: ...
 
@@ -27,8 +27,8 @@ class CatalogRow(NamedTuple):
 
     :param section: what the row describes; ``table``, ``column``, ``index``, …
     :param name: name of the object, or of the table to which the piece belongs.
-    :param text: the piece, mostly SQL. No name in it is qualified by the schema, except where the server
-        cannot leave the schema out: in the heads of functions and statistics, and in their bodies.
+    :param text: the piece, mostly SQL. It does not name the schema, except where the server always
+        does: in the heads and bodies of functions and statistics.
     :param detail: a second text, whose meaning depends on the section.
     """
 
@@ -38,11 +38,11 @@ class CatalogRow(NamedTuple):
     detail: str | None
 
 
-# The objects that depend on the schema. Left out are the objects of extensions (dependencies of type
-# "e"), and parts of other objects (type "i"), such as the sequences of identity columns and the
+# The query for the objects that depend on the schema. It leaves out objects of extensions (dependency
+# type "e") and parts of other objects (type "i"), such as the sequences of identity columns and the
 # constructors of range types. For a table, view or sequence, the third column has letters: its kind in
-# pg_class, and the properties that need a query. The cast to regnamespace raises error 3F000 if the schema
-# does not exist.
+# pg_class, and the properties that need another query. The cast to regnamespace raises error 3F000 if
+# the schema does not exist.
 _LIST = """\
 SELECT d.classid::regclass::text, d.objid::int8, concat(
   c.relkind,
@@ -82,7 +82,10 @@ WITH relation AS MATERIALIZED (
 
 
 def _quoted(name: str) -> str:
-    """Return SQL for an identifier in double quotes, whether it needs them or not."""
+    """Return SQL that quotes an identifier, even if the identifier needs no quotes.
+
+    :param name: SQL for the identifier.
+    """
     return f"""'"' || replace({name}, '"', '""') || '"'"""
 
 
@@ -90,8 +93,8 @@ _OPTIONS = """\
 (SELECT ' WITH (' || string_agg(quote_ident(o.option_name) || '=' || quote_literal(o.option_value), ', ')
   || ')' FROM pg_options_to_table(relation.options) o)"""
 
-# The options of a sequence whose values differ from the defaults. The defaults of a descending sequence
-# are others, so all its options are written.
+# SQL for the options of a sequence that differ from the defaults. A descending sequence has other
+# defaults, so all its options are written.
 _SEQUENCE = """\
 concat(
   CASE WHEN q.seqincrement <> 1 THEN ' INCREMENT BY ' || q.seqincrement END,
@@ -183,8 +186,8 @@ JOIN pg_description c ON c.classoid = 'pg_class'::regclass AND c.objoid = relati
 LEFT JOIN pg_attribute a ON a.attrelid = c.objoid AND a.attnum = c.objsubid AND c.objsubid > 0
 WHERE relation.kind IN ('r', 'p')"""
 
-# Indexes that a constraint owns are left out. With the argument "pretty", the table's name is not
-# qualified in the definitions of indexes, triggers and rules.
+# The query for indexes, except those that a constraint owns. With the argument "pretty", the server
+# does not put the schema before the table's name in definitions of indexes, triggers and rules.
 _INDEXES = """\
 SELECT 'index', x.relname, pg_get_indexdef(i.indexrelid, 0, true),
   CASE WHEN NOT i.indisvalid AND relation.kind <> 'p' THEN 'invalid' END
@@ -208,8 +211,8 @@ SELECT 'sequence', relation.name, concat(
 )
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
-# The lowest next value among the sequences of the table's columns. A sequence that has not given a
-# value yet, or that this account is not allowed to read, does not show its next value.
+# The query for a table's counter: the lowest next value of the sequences of its columns. A sequence has
+# no next value here if it has not returned a value yet, or if this account may not read it.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation
@@ -227,7 +230,8 @@ SELECT 'view', name, concat(
 ), NULL
 FROM relation WHERE kind IN ('v', 'm')"""
 
-# Triggers that a partition inherits from its table are created together with those of the table.
+# The query for triggers. It leaves out the triggers that a partition inherits, because those are
+# created together with the trigger of the whole table.
 _TRIGGERS = """\
 SELECT 'trigger', t.tgname, pg_get_triggerdef(t.oid, true), relation.name || t.tgenabled::text
 FROM relation JOIN pg_trigger t ON t.tgrelid = relation.oid
@@ -250,7 +254,8 @@ SELECT 'policy', p.polname, concat(
 ), relation.name
 FROM relation JOIN pg_policy p ON p.polrelid = relation.oid"""
 
-# Queries for tables, views and sequences, after the letters of those that need the query.
+# Pairs of letters and a query for tables, views and sequences. The query is needed if an object has one
+# of the letters.
 _RELATIONS = (
     ("rp", _TABLES),
     ("f", _FOREIGN_TABLES),
@@ -268,8 +273,8 @@ _RELATIONS = (
     ("P", _POLICIES),
 )
 
-# If the arguments or the SQL body of a function name a table, its definition gets a mark at its
-# end.
+# The query for functions. It appends a mark to the definition of a function whose arguments or SQL body
+# name a table.
 _FUNCTIONS = """\
 SELECT 'function', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
   pg_get_functiondef(p.oid) || CASE WHEN EXISTS (
@@ -330,8 +335,8 @@ UNION ALL
 SELECT 'other', 'type', b.typname, NULL
 FROM pg_type b WHERE b.oid = ANY (%(pg_type)s::oid[]) AND b.typtype = 'b'"""
 
-# The column with the name of a locale is called differently in each version of the server. So the
-# row is read as JSON.
+# The query for collations. It reads each row as JSON, because the column with the name of the locale
+# has another name in each version of the server.
 _COLLATIONS = f"""\
 SELECT 'type', c.collname, concat(
   'CREATE COLLATION ', {_quoted("c.collname")}, ' (PROVIDER = ',
@@ -350,7 +355,7 @@ _STATISTICS = """\
 SELECT 'statistics', s.stxname, pg_get_statisticsobjdef(s.oid), quote_ident(%(schema)s)
 FROM pg_statistic_ext s WHERE s.oid = ANY (%(pg_statistic_ext)s::oid[])"""
 
-# Queries for other objects, by the catalog.
+# Queries for objects other than tables, views and sequences, as catalog -> query.
 _QUERIES = {
     "pg_proc": _FUNCTIONS,
     "pg_type": _TYPES,
@@ -358,13 +363,14 @@ _QUERIES = {
     "pg_statistic_ext": _STATISTICS,
 }
 _KNOWN = ("pg_class", *_QUERIES)
-# Objects of other catalogs, such as operators. Only their names are read, not their definitions.
+# The query for objects of all other catalogs, such as operators. It reads only their names, not their
+# definitions.
 _OTHERS = """\
 SELECT 'other', i.type, i.identity, quote_ident(%(schema)s)
 FROM unnest(%(catalogs)s::regclass[], %(others)s::oid[]) AS o (catalog, id)
 CROSS JOIN LATERAL pg_identify_object(o.catalog, o.id, 0) i"""
-# Objects of these catalogs are left out. Extensions belong to the whole database, and migrations
-# are not responsible for default privileges and publications.
+# Objects of these catalogs are not read. Extensions belong to the whole database, and migrations do not
+# manage default privileges and publications.
 _IGNORED = frozenset({"pg_extension", "pg_default_acl", "pg_publication_namespace"})
 
 
@@ -373,8 +379,8 @@ def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
 
     Costs two queries, or one if the schema is empty.
 
-    :param cursor: a cursor whose search path begins with ``schema``. Then the server writes the names
-        of the schema's objects without the schema.
+    :param cursor: a cursor whose search path begins with ``schema``, so that the server returns names
+        without the schema.
     :raises django.db.Error: the schema does not exist (SQLSTATE 3F000).
     """
     cursor.execute(_LIST, {"schema": schema})
@@ -407,5 +413,5 @@ def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
 
 
 def _array(values: Iterable[object]) -> str:
-    # A literal, which the server casts, is understood with any adapter of the driver for lists.
+    # Pass the list as an SQL literal, which works with any adapter for lists that the driver may have.
     return "{" + ",".join(map(str, values)) + "}"

@@ -1,4 +1,6 @@
-"""The triggers, fences and journal of a shard on PostgreSQL."""
+"""Change capture of a shard on PostgreSQL: triggers that record changed rows of a moving key in a
+journal, and fences that refuse writes to the key.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,15 @@ _TRIGGERS: Final = (
 
 
 class PostgreSQLChangeCapture(ChangeCapture):
-    """The fences, the journal and the triggers of one shard on PostgreSQL.
+    """Change capture of one shard on PostgreSQL: the fences, the journal and the triggers.
 
-    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the key holds a
-    shared lock on the gate until it ends. So an exclusive lock on the gate waits for all writers of
-    this key, and for nobody else. Later writers wait behind the exclusive lock. They would not do
-    so if it were a lock on the row of the fence.
+    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the fenced key holds
+    a shared lock on the gate until the transaction ends. So an exclusive lock on the gate waits for all
+    writers of this key, and for no other transaction. Later writers wait behind the exclusive lock,
+    which they would not do with a lock on the row of the fence.
     """
 
-    # A trigger that somebody has disabled counts as missing.
+    # The query for working triggers. A trigger that somebody has disabled counts as missing.
     _all_triggers = f"SELECT tgname FROM ({_TRIGGERS} AND t.tgenabled = 'A') enabled"
 
     def __init__(self, connection: Any) -> None:
@@ -125,8 +127,8 @@ class PostgreSQLChangeCapture(ChangeCapture):
         epoch = self._quote(EPOCH)
         with self._locks.transaction():
             super().watch(number, value, closed=closed)
-            # A transaction whose snapshot is older than this transaction cannot see the fence.
-            # Triggers find out by comparing the snapshot with this number, because every
+            # A transaction whose snapshot is older than this transaction cannot see the new fence. The
+            # triggers detect such a transaction by the number that is stored here, because every
             # transaction sees the present number of a sequence.
             self._rows(
                 f"SELECT pg_catalog.setval('{epoch}', greatest(last_value,"
@@ -177,7 +179,7 @@ class PostgreSQLChangeCapture(ChangeCapture):
             self._locks.attempt(deadline, partial(self._install, table))
 
     def _install(self, table: CapturedTable) -> None:
-        # The lock waits for every transaction that has changed the table before. It stops no reader.
+        # Wait for every transaction that has changed the table. This lock does not block readers.
         self._rows(f"LOCK TABLE {self._quote(table.name)} IN SHARE ROW EXCLUSIVE MODE")
         present = self.triggers()
         for event in EVENTS:

@@ -1,4 +1,4 @@
-"""The shell of the database, ``psql``, with the search path of the shard's schema."""
+"""Django's ``dbshell``: runs ``psql`` with the search path of the shard's schema."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class DatabaseClient(stock.DatabaseClient):
         return arguments, {**(environment or {}), "PGOPTIONS": options}
 
     def runshell(self, parameters: Iterable[str]) -> None:
-        """Run ``psql`` to its end.
+        """Run ``psql`` until the user ends it.
 
         :raises ShardDatabaseMissing: the shard has no schema. The server would accept a search path
-            with it, and CREATE statements would work in another schema.
+            with a missing schema, and CREATE statements would work in another schema.
         """
         if self.connection.settings_dict.get("SCHEMA") is not None:
             with self.connection.cursor() as cursor:

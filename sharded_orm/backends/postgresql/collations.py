@@ -7,8 +7,9 @@ from typing import Any
 
 from sharded_orm.backends.text_keys import ColumnType
 
-# A domain is described by its base type. bpchar, the type of CHAR(n), ignores spaces at the end.
-# Types of extensions, such as citext, may compare in their own way.
+# The query for the types of columns. A column whose type is a domain gets the domain's base type.
+# Values of bpchar, the type of CHAR(n), are equal if they differ only in trailing spaces. Types of
+# extensions, such as citext, may have comparisons of their own.
 _COLUMNS = """\
 SELECT n.nspname, c.relname, a.attname,
   CASE b.typname WHEN 'bpchar' THEN 'char' ELSE b.typname END,
@@ -33,7 +34,9 @@ WHERE n.nspname = ANY (%s) AND c.relname = ANY (%s) AND a.attname = ANY (%s)
 def statement(
     schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
 ) -> tuple[str, list[list[str]]]:
-    """Return the query for the types of ``columns`` in ``tables`` of ``schemas``, and its parameters."""
+    """Return the SQL and the parameters that query the types of ``columns`` in ``tables`` of
+    ``schemas``.
+    """
     return _COLUMNS, [list(schemas), list(tables), list(columns)]
 
 

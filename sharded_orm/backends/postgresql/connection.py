@@ -5,12 +5,11 @@ In autocommit, the virtual connection holds a session for one statement. In a tr
 session from the first statement to the end of the transaction.
 
 A session finds the tables of a shard by its search path. The path is set for one transaction at a time,
-in the packet of the statement that needs it: so it costs no round trip, it is undone by the server, and
-it works behind a connection pooler that gives each transaction another session. In autocommit, the
-packet ``SELECT set_config('search_path', …, true), …; statement`` is one transaction by itself. A
-transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The query also fails if the
-schema does not exist or may not be used: without that, a statement could find or create a table in
-another schema of the path.
+in the same packet as the first statement. So it costs no round trip, the server undoes it, and it works
+behind a connection pooler that gives each transaction another session. In autocommit, the packet
+``SELECT set_config('search_path', …, true), …; statement`` is one transaction by itself. A transaction
+begins with ``BEGIN; SELECT set_config(…), …; statement``. That query fails if the schema does not exist
+or may not be used. Otherwise, the statement could find or create a table in another schema of the path.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ BEGIN = b"BEGIN"
 
 
 class BoundCursor(Protocol):
-    """A cursor that has rows on the server, in the session of a connection."""
+    """A cursor with rows that are still on the server, in the session of a connection."""
 
     @property
     def outlives_transactions(self) -> bool:
-        """Whether the rows stay where they are when a transaction of the connection ends."""
+        """Whether the cursor keeps its rows when a transaction of the connection ends."""
 
     def expire(self) -> None:
-        """Give the rows up, because the session is about to serve others."""
+        """Close this cursor and its unread rows. Called before its session is returned to the pool."""
 
 
 class PostgreSQLConnection(BranchPreparation, SessionLease):
@@ -65,14 +64,16 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     :param named_cursor_class: the class of cursors with a name.
     """
 
-    #: The driver's cursors ask their connection for its pipeline. There is none: a cursor has a session
-    #: while it runs a statement, and this connection at other times.
+    #: The driver's cursors read this attribute. None means that the connection has no pipeline, which
+    #: could not work: a cursor runs its statement on the leased session, not on this object.
     _pipeline = None
 
-    #: The driver's cursors lock their connection. A session has one user at a time anyway.
+    #: The driver's cursors lock their connection. No real lock is needed, because a session has only
+    #: one user at a time.
     lock = nullcontext()
 
-    #: The driver's function that makes rows. May be set, as on a connection of the driver.
+    #: The driver's function that makes a Python object from each row. May be set, as on a connection of
+    #: the driver.
     row_factory: Any = staticmethod(psycopg.rows.tuple_row)
 
     def __init__(
@@ -100,25 +101,26 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
-        #: The statements that are sent before a statement in autocommit, and their text in the packet.
+        #: The statements to send before a statement in autocommit, and their text in the packet.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
         self.autocommit_packet = packet_of(self.autocommit_prefix)
-        #: Statements about savepoints that will be sent with the next statement.
+        #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []
-        #: Whether all statements of the transaction were plain reads.
+        #: Whether all statements of the transaction so far were plain reads.
         self.only_reads = True
-        #: True in a transaction until a statement has checked that the schema exists.
+        #: True in a transaction from its beginning until a statement has checked that the schema
+        #: exists.
         self.is_unguarded = False
-        #: Weak references to the cursors that have rows on the server.
+        #: Weak references to the cursors whose unread rows are on the server.
         self.bound_cursors: list[weakref.ref[BoundCursor]] = []
 
     def __repr__(self) -> str:
         return f"<PostgreSQLConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
 
-    # --- What DatabaseWrapper and the driver's cursors ask of a connection ------------
+    # --- Methods that DatabaseWrapper and the driver's cursors call --------------------
 
     def cursor(self, name: str = "", *, binary: bool = False, **options: Any) -> Any:
-        """Return a cursor. With a name, its rows stay on the server until they are fetched."""
+        """Return a cursor. If it has a name, its rows stay on the server until they are fetched."""
         if name:
             cursor = self.named_cursor_class(self, name=name, **options)
         else:
@@ -128,7 +130,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         return cursor
 
     def wait(self, generator: Any) -> Any:
-        """Refuse what a cursor of the driver wants to do without a session.
+        """Raise an error. A cursor of the driver calls this method only if it has no session.
 
         :raises psycopg.InterfaceError: always.
         """
@@ -145,12 +147,14 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
     @property
     def pgconn(self) -> PGconn:
-        """The libpq connection of any session, to quote values. Nothing may be sent on it."""
+        """The libpq connection of some session of the pool, for quoting values. Nothing may be sent on
+        it.
+        """
         return (self.session or self.pool.any_session()).pgconn
 
     @property
     def info(self) -> psycopg.ConnectionInfo:
-        """Facts about the session that is held or, if none is held, about any session of the pool."""
+        """Facts about the held session or, if none is held, about any session of the pool."""
         return psycopg.ConnectionInfo(self.pgconn)
 
     @property
@@ -165,7 +169,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         if on == self.autocommitted:
             return
         if self.is_open:
-            # The driver refuses this in an open transaction, and so do we.
+            # The driver refuses to change autocommit in an open transaction. So does this connection.
             raise psycopg.ProgrammingError(
                 "can't change 'autocommit' now: connection in transaction status INTRANS"
             )
@@ -186,7 +190,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self._end("rollback")
 
     def close(self) -> None:
-        """Close this connection. A clean session goes back to the pool; any other session is closed.
+        """Close this connection. A session without state is returned to the pool; any other session is
+        closed.
 
         Further calls do nothing.
         """
@@ -203,10 +208,11 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Check that the held session can run a statement or, if none is held, that one can be leased.
+        """Check that the held session can run a statement or, if none is held, that a session can be
+        leased.
 
-        :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled back, or
-            no session can be leased.
+        :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled back,
+            or no session can be leased.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -244,17 +250,17 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(psycopg.Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # With this attribute of the driver's connection, the caller may run statements or change
-        # the session's state. So keep one session, and set its search path to the shard's schema
-        # for good.
+        # The caller may run statements or change the session's state with this attribute of the
+        # driver's connection. So keep one session until close(), and set its search path to the shard's
+        # schema for the whole session.
         return getattr(self.pin(f"connection.{name}", own_path=True).raw, name)
 
-    # --- What cursors need for a statement --------------------------------------------
+    # --- Methods that cursors call for a statement --------------------------------------
 
     def begin_statement(self, kind: PostgreSQLKind) -> tuple[PostgreSQLNodeSession, list[bytes]]:
         """Return the session for the next statement, and the statements to send before it.
 
-        Leases a session if none is held.
+        If the connection holds no session, this method leases one.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -273,13 +279,17 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
-            # Before SET TRANSACTION there must not be a query. The next statement has the guard.
+            # The server accepts SET TRANSACTION only before the first query. So leave out the query
+            # that checks the schema. The next statement sends it.
             self.is_unguarded = sets_transaction
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
-        """Note that the server has executed the first ``done`` statements of ``prefix``."""
+        """Record that the server has executed the first ``done`` statements of ``prefix``.
+
+        :param prefix: the statements that :meth:`begin_statement` returned.
+        """
         pending = self.pending
         for statement in prefix[:done]:
             if statement == self.set_path:
@@ -290,7 +300,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     # --- Internal helpers -------------------------------------------------------------
 
     def _end(self, how: str) -> None:
-        """End the transaction. If the server has begun one, send ``how``: commit or rollback."""
+        """End the transaction. If it has begun on the server, send ``how``: "commit" or "rollback"."""
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
         session = self.session
@@ -299,7 +309,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             self._end_prepared(how)
             return
         if session is not None and not session.is_usable:
-            # A cursor has met the end of the session when it fetched rows, for example.
+            # The session was lost without an error here, for example when a cursor fetched rows.
             exc = self._lose(psycopg.OperationalError("the connection was lost"))
             if how == "commit" or self.has_lost_state:
                 raise exc
@@ -309,7 +319,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             try:
                 session.end_transaction(how)
             except BaseException as exc:
-                # If the server refuses COMMIT, because of a deferred constraint for example, the
+                # If the server refuses COMMIT, for example because of a deferred constraint, the
                 # transaction has ended.
                 if not session.is_idle:
                     self._lose(exc)
@@ -341,24 +351,29 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 cursor.expire()
 
     def defer(self, sql: str) -> bool:
-        """Defer one of Django's savepoint statements. Return False if it must be sent now."""
+        """Defer one of Django's savepoint statements: store it until the next statement is sent.
+
+        Return True if ``sql`` is deferred, and False if it must be sent now.
+        """
         session = self.session
         if session is not None and session.has_failed:
-            # The rollback undoes what waits: statements that release a savepoint.
+            # Drop the deferred RELEASE statements, because the rollback undoes them.
             self.pending.clear()
             return False
         if self.is_open and savepoint_statement(sql.strip()) is SavepointStatement.SAVEPOINT:
-            # The server parses a packet as a whole. If it cannot parse the next statement, it would fail the
-            # transaction without having set the savepoint, and the whole transaction would be lost.
+            # Do not defer SAVEPOINT. The server parses a packet as a whole. If it cannot parse the
+            # statement after a deferred SAVEPOINT, it does not set the savepoint, so the whole
+            # transaction would be lost.
             return False
         return savepoints.defer(sql, self.pending, may_release=self.is_open)
 
     def fail_transaction(self, prefix: list[bytes]) -> None:
-        """Begin the transaction, and let it fail, as Django's backend has it after the same error.
+        """Begin the transaction on the server, and make it fail.
 
-        For an error that the server has found before it executed anything of the packet.
+        Called after an error that the server has found while it parsed a packet, before it executed any
+        statement. With Django's own backend, the same error leaves a failed transaction.
 
-        :param prefix: the statements that were sent in the packet, before the statement.
+        :param prefix: the statements that were sent in the packet before the failed statement.
         """
         session = self.session
         if session is None or self.autocommitted or not session.is_idle or not prefix:
@@ -370,7 +385,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
 
 def _driver_setting(name: str) -> property:
-    """Return the attribute ``name`` of the driver's connections, which can be read but not set."""
+    """Return a read-only property for the attribute ``name`` of the driver's connections."""
 
     def read(connection: PostgreSQLConnection) -> Any:
         return connection._isolation_level if name == "isolation_level" else None

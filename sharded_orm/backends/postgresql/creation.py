@@ -9,8 +9,8 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     def _destroy_test_db(self, test_database_name: str, verbosity: int) -> None:
-        # Overrides the method of Django's PostgreSQL backend. A pooler keeps sessions with the
-        # database, so the server would refuse to drop it.
+        # Overrides the method of Django's PostgreSQL backend. A pooler keeps sessions open, and the
+        # server refuses to drop a database with open sessions. FORCE ends them.
         self.connection.close_pool()
         with self.connection._nodb_cursor() as cursor:
             force = " WITH (FORCE)" if cursor.connection.has_pooler else ""

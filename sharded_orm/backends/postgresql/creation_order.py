@@ -1,4 +1,6 @@
-"""Put the statements that create the objects of a schema into an order in which the server takes them."""
+"""Order the statements that create the objects of a schema so that each object comes after those it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from sharded_orm.backends.postgresql.definitions import (
 from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.snapshot import kind_of
 
-# Kinds of objects, in the order in which they are created. Objects of one line may need each other, and
-# are ordered by the names in their definitions.
+# Kinds of objects, in the order of their creation. Objects of kinds on one line may need each other, so
+# they are ordered by the names in their definitions.
 _STAGES = (
     ("collation", "type", "domain", "function", "procedure"),
     ("sequence",),
@@ -30,20 +32,24 @@ _STAGES = (
 _FUNCTIONS = ("function", "procedure", "late function")
 _INDEXED = re.compile(r' ON (?:ONLY )?("(?:[^"]|"")*"|[^\s"]+) USING ')
 _NAMES = re.compile(r'"(?:[^"]|"")*"|[^\W\d][\w$]*')
-# The body of a function is not examined when the function is created.
+# Matches the beginning of a function's body. The server does not check the body when it creates the
+# function.
 _BODY = re.compile(r"^AS \$\w+\$", re.MULTILINE)
-# Constraints that are added when all tables and indexes exist: foreign keys may refer to a table that is
-# created later, and a new table would mark a CHECK constraint as valid.
+# Matches constraints that are added after all tables and indexes. A foreign key may refer to a table
+# that is created later, and a NOT VALID constraint would become valid if it were created with its
+# table.
 _ADDED_LATER = re.compile(r'CONSTRAINT "(?:[^"]|"")*" (?:FOREIGN KEY |.* NOT VALID$)')
 
 
 def statements(
     definitions: Mapping[str, str], missing: Iterable[str], schema: str
 ) -> Iterator[str]:
-    """Yield the statements that create the objects ``missing``.
+    """Yield the SQL statements that create the objects ``missing``.
 
-    :param definitions: the definitions of all objects of the schema, keyed as in a snapshot.
-    :param schema: the name of the schema in which the statements are to be run.
+    :param definitions: the definitions of all objects of the schema, keyed as in
+        :class:`SchemaSnapshot`.
+    :param missing: the keys of the objects to create.
+    :param schema: the name of the schema in which the statements will run.
     """
     by_kind: dict[str, list[str]] = {}
     for name in missing:
@@ -73,7 +79,7 @@ def statements(
 
 
 def unknown(definitions: Mapping[str, str]) -> list[str]:
-    """Return the names of the objects in ``definitions`` for which there is no statement."""
+    """Return the names of those objects in ``definitions`` that no statement of this module can create."""
     kinds = {kind for stage in _STAGES for kind in stage}
     return sorted(name for name, text in definitions.items() if kind_of(text) not in kinds)
 
@@ -95,9 +101,9 @@ def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
 def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
     """Return ``names`` in an order in which each object comes after the objects that it needs.
 
-    An object seems to need another one if its definition has the other's name, which may in fact be
-    the name of a column or an argument. If two objects seem to need each other, they keep their
-    order.
+    An object is taken to need another one if its definition contains the other's name, although that
+    may in fact be the name of a column or an argument. If two objects seem to need each other, they
+    keep their order.
     """
     by_identifier: dict[str, list[str]] = {}
     for name in names:

@@ -1,8 +1,8 @@
-"""Cursors that lease a session for each statement, and give it back when the statement is done.
+"""Cursors that lease a session for each statement, and return it when the statement is done.
 
-The driver's cursor has a reference to a connection. While a statement runs, that is the leased
-session. At other times it is the alias's virtual connection. When a session is given back, the
-process has all rows of the statement. Only cursors with a name leave rows on the server.
+A cursor of the driver refers to a connection. While a statement runs, that is the leased session; at
+other times, it is the alias's virtual connection. Before a session is returned, the process has fetched
+all rows of the statement. Only named cursors leave rows on the server.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# Seconds. A read that loses its session is repeated only if it has run for less than this time. After a
-# longer time, the read may have been killed because it was slow.
+# Seconds. If a read loses its session, the read is repeated only if it has run for less than this time.
+# After a longer time, somebody may have killed the read because it was slow.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT
 _SAVEPOINT, _RELEASE = PostgreSQLKind.SAVEPOINT, PostgreSQLKind.RELEASE
 _FREE = SessionMode.FREE
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
-# The number of the advisory lock around CREATE EXTENSION. Two sessions must not create the same
-# extension in one database at the same time.
+# The number of the advisory lock that is held during CREATE EXTENSION. Two sessions must not create the
+# same extension in one database at the same time.
 _EXTENSION_LOCK = 0x5348_4152_4445_4458
 _EXTENSION = re.compile(
     r"CREATE\s+EXTENSION\s+(?:IF\s+NOT\s+EXISTS\s+)?(\"(?:[^\"]|\"\")+\"|[\w$]+)", re.IGNORECASE
@@ -58,7 +58,7 @@ _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
 
 
 class _NotSent:
-    """A statement that the cursor has not sent, for Django's log."""
+    """A statement that the cursor has not sent, because it was deferred. Django's query log reads it."""
 
     def __init__(self, query: bytes) -> None:
         self.query = query
@@ -72,16 +72,17 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     _conn: Any
 
     def __init__(self, connection: PostgreSQLConnection, **options: Any) -> None:
-        #: The virtual connection, to which the cursor belongs.
+        #: The virtual connection to which the cursor belongs.
         self._owner = connection
-        #: The statements that are sent before the next one in its packet, and their text in the packet.
+        #: The statements to send in the same packet before the next one, and their text in the packet.
         self._prefix: list[bytes] = []
         self._packet = b""
         super().__init__(cast(Any, connection), **options)
 
     @property
     def _encoding(self) -> str:
-        # Overrides BaseCursor._encoding, which asks the session. Django's backend sets UTF8 for all.
+        # Overrides BaseCursor._encoding, which asks the session. Django's backend uses UTF8 for all
+        # sessions.
         return "utf-8"
 
     # --- Running one statement ----------------------------------------------------------
@@ -104,7 +105,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._run_free(connection, kind, text, query, params, options)
         else:
             if not kind and connection.is_shared and not is_repeatable(text):
-                # A function may write. A reader would commit before the decision.
+                # The statement calls a function that may write. In a two-phase commit, a transaction
+                # that only reads would commit before the decision, so this transaction no longer counts
+                # as one.
                 connection.only_reads = False
             self._run_held(connection, kind, query, params, options)
         return self
@@ -168,9 +171,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         options: dict[str, Any],
         more: Sequence[bytes] = (),
     ) -> None:
-        """Run a statement on the session that the connection holds. If there is none, lease one.
+        """Run a statement on the session that the connection holds, or on a newly leased one.
 
-        :param more: statements that are sent in the same packet, before this one.
+        :param more: statements to send in the same packet, before this one.
         """
         if kind and not _SAVEPOINT <= kind <= _RELEASE:
             self._record_write(kind)
@@ -198,7 +201,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         params: Any,
         options: dict[str, Any],
     ) -> None:
-        """Run a statement that is more than a plain read or write."""
+        """Run a statement that is neither a plain read nor a plain write."""
         in_transaction = not connection.autocommitted
         more: Sequence[bytes] = ()
         if kind <= _RELEASE:
@@ -214,8 +217,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # A pooler gets it as any other statement: most procedures do not end transactions, and most
-            # tables are not partitioned.
+            # A pooler gets the statement in a packet with others. Most such statements work in a
+            # packet: most procedures do not end transactions, and most tables are not partitioned.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -238,7 +241,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind is PostgreSQLKind.EXTENSION:
             connection.pool.type_oids.clear()
         elif kind is PostgreSQLKind.PATH and resets_path(text):
-            # On a connection of Django's own backend, the default is the path of its options.
+            # The statement has set the path to DEFAULT, which is the server's path here. With Django's own
+            # backend, it is the path in the connection's options. So set the path of the schema again.
             connection.restore_path()
 
     def _record_write(self, kind: PostgreSQLKind) -> None:
@@ -272,10 +276,10 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def _send(
         self, session: PostgreSQLNodeSession, query: Any, params: Any, options: dict[str, Any]
     ) -> None:
-        """Run ``query`` on ``session``, with the statements ``_prefix`` in the same packet."""
+        """Run ``query`` on ``session``, with the prefix statements in the same packet."""
         self._conn, self._pgconn = session.raw, session.pgconn
-        # For the same query as before, the driver would go on with its converters, which know the
-        # session of that time.
+        # Make the driver create new converters. For the same query as before, it would use the old
+        # ones, which refer to the session of the earlier statement.
         self._last_query = None
         try:
             super().execute(query, params, **options)
@@ -283,13 +287,13 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._prefix = []
             self._conn = self._owner
         if len(self._results) > 1:
-            # The converters of later results are made when these are asked for. The session may be
-            # closed by then.
+            # The driver creates converters of later results only when the results are read. The session
+            # may be closed by then, so use converters without a session.
             self._tx = Transformer(self)
             self._select_current_result(0)
 
     def _execute_send(self, query: Any, **options: Any) -> None:
-        # Overrides ClientCursorMixin._execute_send. It sends the statement, values filled in.
+        # Overrides ClientCursorMixin._execute_send, to send the prefix statements in the same packet.
         if self._prefix:
             self._query = query
             self._pgconn.send_query(self._packet + query.query)
@@ -297,9 +301,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             super()._execute_send(query, **options)
 
     def _check_results(self, results: list[Any]) -> None:
-        # Overrides BaseCursor._check_results, which raises an error if one of the results is an
-        # error. Afterwards, the driver passes the same list to _set_results(), so the results of
-        # the statements that were sent before are removed from the list.
+        # Overrides BaseCursor._check_results, which raises an error if a result is an error. The driver
+        # later passes the same list to _set_results(). So the results of the prefix statements are
+        # removed from the list.
         prefix = self._prefix
         if not prefix:
             super()._check_results(results)
@@ -313,7 +317,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         self._owner.record_prefix(prefix, done)
         del results[:done]
         if done == length and not results:
-            # The server has no result for a text without a statement beside others.
+            # If the user's text has no statement, the server returns no result for it. The driver
+            # expects one.
             results.append(self._pgconn.make_empty_result(ExecStatus.EMPTY_QUERY))
         try:
             super()._check_results(results)
@@ -328,22 +333,25 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
     @contextmanager
     def _block(self, query: Any, method: str) -> Iterator[None]:
-        """Give the cursor a session in a transaction, with the schema's search path, for a ``with`` block.
+        """Run a ``with`` block in which the cursor has a session in a transaction, with the schema's
+        search path.
 
-        In autocommit, the transaction ends with the block: committed, or rolled back after an error.
+        In autocommit, the transaction ends with the block: it is committed, or rolled back after an
+        error.
 
         :param query: the statement that will run in the block.
-        :param method: the method of the cursor that runs the statement, for errors.
+        :param method: the name of the cursor's method that runs the statement, for errors.
         """
         connection = self._owner
         connection.refuse_if_busy()
         self._record_write(self._plain_kind(query, method))
-        # Or the driver would go on with what it knows of an earlier session.
+        # Make the driver forget the last query. Otherwise, it would use what it knows of an earlier
+        # session.
         self._last_query = None
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:
-            connection.begin_statement(_WRITE)  # Raises, because the session is lost.
+            connection.begin_statement(_WRITE)  # This raises, because the session is lost.
         is_leased = is_own and session is None
         if is_own:
             session = session or connection.lease_session()
@@ -412,9 +420,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
     @contextmanager
     def _whole_errors(self) -> Iterator[None]:
-        """Raise the driver's error if a pooler reports the loss of its session by two results.
+        """Raise one clear error if a pooler reports the loss of its session by two results.
 
-        The driver expects one result at the end of COPY, and fails with a ValueError then.
+        The driver expects one result at the end of COPY, and raises a ValueError if there are two.
         """
         try:
             yield
@@ -433,14 +441,14 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             yield from super().stream(query, params, **options)
 
     def mogrify(self, query: Any, params: Any = None) -> str:
-        """Return the statement as it would be sent: with the parameters filled in."""
+        """Return the statement with its parameters filled in, as it would be sent."""
         text: str = psycopg.ClientCursor(cast(Any, self._owner)).mogrify(query, params)
         return text
 
     def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
-        """Return a statement that creates an extension for all schemas of the database, not for one.
+        """Return a statement that runs once per database, and the statements to send before it.
 
-        Also return what to send before.
+        ``sql`` creates an extension. The extension serves all schemas of the database, not one alone.
         """
         alone = without_comments(text)
         match = _EXTENSION.match(alone)
@@ -451,7 +459,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             )
         name = match[1]
         name = name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
-        # The server does not create two extensions of one name at the same time; the second one fails.
+        # If two sessions create the same extension at the same time, the second one fails. So take a
+        # lock.
         prepare = (
             "DO $sharded_orm$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE"
             f" extname OPERATOR(pg_catalog.=) {literal(name)})"
@@ -463,11 +472,11 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
 
 class PostgreSQLCursor(SessionLeaseMixin, StockCursor):
-    """The default cursor: the driver fills in the values, and execute() fetches all rows."""
+    """The default cursor: the driver fills in the parameters, and execute() fetches all rows."""
 
 
 def shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
-    """Make the position that ``exc`` gives count from the user's statement, not from the packet."""
+    """Change the position in ``exc`` so that it counts from the user's statement, not from the packet."""
     if not prefix:
         return
     if exc.args and isinstance(exc.args[0], str):
@@ -479,7 +488,8 @@ def shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
     result, position = exc.pgresult, exc.diag.statement_position
     shift = sum(len(part.decode()) + 2 for part in prefix)
     if result is not None and position and int(position) > shift:
-        # The driver replaces the result by such a dict if an error is pickled.
+        # Replace the result in the error by a dict of its fields, as the driver does when an error is
+        # pickled.
         info: Any = {field: result.error_field(field) for field in DiagnosticField}
         info[DiagnosticField.STATEMENT_POSITION] = b"%d" % (int(position) - shift)
         exc._info = info

@@ -1,7 +1,7 @@
-"""The statements that define the objects of a schema, composed from the server's catalogs.
+"""Compose the statements that define the objects of a schema from the server's catalogs.
 
-As on MySQL, each column and constraint of a table has a line of its own. What ``CREATE TABLE`` cannot
-say (comments, row security, …) follows after a semicolon, in statements of their own.
+As on MySQL, each column and constraint of a table has its own line. Properties that ``CREATE TABLE``
+cannot express (comments, row security, …) follow as separate statements after a semicolon.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from sharded_orm.backends.postgresql.catalog import CatalogRow
 from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
 
-#: Stands for the schema in functions that name their own schema.
+#: Replaces the name of the schema in definitions of functions that name their own schema.
 SCHEMA = "$schema"
-#: Separates the statements of one definition. Functions are not split.
+#: Separates the statements of one definition. The definition of a function is never split.
 END = ";\n"
-#: Marks a function whose arguments or SQL body name a table; the query writes this mark.
+#: Marks a function whose arguments or SQL body name a table. The query for functions appends this mark.
 USES_TABLES = "/* uses tables */"
-#: Marks an index that a failed CREATE INDEX CONCURRENTLY left.
+#: Marks an index that is not valid, because CREATE INDEX CONCURRENTLY has failed.
 INVALID = " /* not valid */"
-#: Comes before the column to which a sequence belongs.
+#: Stands before the column to which a sequence belongs.
 OWNED_BY = "\nOWNED BY "
 
-# A quoted name, or a text. A text with backslashes has the prefix E.
+# Matches a quoted name or a literal. A literal with backslashes has the prefix E.
 _QUOTED_TEXT = re.compile(
     r"""(?P<name>"(?:[^"]|"")*")|(?P<escaped>\bE'(?:[^']|'')*')|'(?:[^']|'')*'"""
 )
-# The function that generates timestamped ids contains the number of the shard.
+# Match the function that generates timestamped ids, and the number of the shard in its body.
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 
-# Sections whose rows are pieces of a table, and the lists in which the pieces are collected.
+# Sections of catalog rows that are pieces of a table, as section -> attribute of _Table that collects
+# them.
 _PIECES = {
     "table": "options",
     "column": "columns",
@@ -45,7 +46,7 @@ _TRIGGER_STATES = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 
 @dataclass
 class _Table:
-    """The pieces of the definition of one table, each after a text by which the pieces are sorted."""
+    """The pieces of one table's definition, as pairs of a sort key and the SQL of the piece."""
 
     options: list[tuple[str, str]] = field(default_factory=list)
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -61,11 +62,11 @@ class _Table:
 
 
 def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
-    """Return the snapshot of a schema whose catalogs have ``rows``.
+    """Return the snapshot of the schema whose catalog ``rows`` were read.
 
-    The function that generates timestamped ids has NULL in place of the shard's number. A function that
-    names its own schema has a placeholder instead, so that schemas with equal objects have equal
-    snapshots.
+    Schemas with equal objects have equal snapshots. So the number of the shard in the function that
+    generates timestamped ids is replaced by NULL, and the name of the schema in functions by a
+    placeholder.
     """
     tables: dict[str, _Table] = {}
     definitions: dict[str, str] = {}
@@ -84,12 +85,12 @@ def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
 
 
 def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
-    """Return the key of an object in a snapshot, and its definition."""
+    """Return the key of an object in the snapshot of its schema, and the object's definition."""
     if section in ("function", "statistics"):
         text = _without_schema(text, name, detail)
         return f"{kind_of(text)} {name}", text
     if section == "other":
-        # There is no statement that creates it.
+        # No statement of this module can create the object. So its definition is only its name.
         key = f"{name} {text.replace(f'{detail}.', '') if detail else text}"
         return key, key
     text = _in_lines(text)
@@ -111,9 +112,9 @@ def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
 
 
 def _in_lines(text: str) -> str:
-    """Return SQL of the same meaning without line ends inside names and texts.
+    """Return SQL of the same meaning without line ends inside quoted names and literals.
 
-    So a definition can be split at its line ends.
+    Such a definition can be split into lines.
     """
     return _QUOTED_TEXT.sub(_without_line_end, text) if "\n" in text else text
 
@@ -145,14 +146,14 @@ def _without_schema(text: str, name: str, schema: str) -> str:
         pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
     tail = re.sub(pattern, quoted(SCHEMA), tail)
     path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
-    # As the server prints a text in a definition.
+    # Replace the schema's name where the server prints it as a literal.
     own, placeholder = (f"'{name.replace(chr(39), chr(39) * 2)}'" for name in (plain, SCHEMA))
     tail = path.sub(lambda line: line[0].replace(own, placeholder), tail)
     return text + tail
 
 
 def in_schema(definition: str, schema: str) -> str:
-    """Return the definition of a function with the name ``schema`` in place of the placeholder."""
+    """Return the definition of a function with ``schema`` in place of the placeholder."""
     definition = definition.replace(quoted(SCHEMA), quoted(schema))
     return definition.replace(literal(SCHEMA), literal(schema))
 

@@ -1,10 +1,10 @@
-"""The types of extensions, for which ``django.contrib.postgres`` asks.
+"""Share the types of extensions between the shards, for ``django.contrib.postgres``.
 
-That app asks each alias for the numbers of the types hstore and citext when the alias connects, and
-when the app is loaded while the alias is in use. All schemas of a database have the same types. So
-each pool is asked once, in place of thousands of shards. The alias of a group refuses SQL. It needs
-no answer: values pass through the sessions of its shards. Any other alias asks for itself, as with
-Django's backend.
+That app queries the numbers of the types hstore and citext for each alias: when the alias connects, and
+when the app is loaded while the alias is in use. All schemas of a database have the same types. So this
+module queries them once per pool, instead of once for each of thousands of shards. The alias of a whole
+shard group refuses SQL, so it gets no numbers. It needs none, because values pass through the sessions
+of its shards. For any other alias, the app queries the numbers as with Django's backend.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db import connections
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
 
-#: The numbers of the types of one name, and those of their arrays.
+#: The numbers of the types with one name, and the numbers of their array types.
 Oids = tuple[tuple[int, ...], tuple[int, ...]]
 
 _stock_type_oids = signals.get_type_oids
@@ -37,8 +37,11 @@ def _type_oids(connection_alias: str, type_name: str) -> Oids:
 
 
 def share_types() -> None:
-    """Let ``django.contrib.postgres`` ask each pool once, and no group. Further calls do nothing."""
-    # The app has no hook for this. Its functions for hstore and for citext call get_type_oids(). A
-    # receiver of connection_created in place of the app's own would not do: ready() also calls the
-    # app's receiver for each alias in use, groups included, whenever INSTALLED_APPS is overridden.
+    """Let ``django.contrib.postgres`` query each pool only once, and shard groups never.
+
+    Further calls do nothing.
+    """
+    # The app has no hook for this, so replace get_type_oids(), which its functions for hstore and
+    # citext call. To replace its receiver of connection_created would not be enough: ready() also calls
+    # the receiver for each alias in use, groups included, whenever INSTALLED_APPS is overridden.
     signals.get_type_oids = _type_oids

@@ -1,8 +1,9 @@
-"""Tell which session of which server made a write, and whether that session still exists.
+"""Find out which session of which server made a write, and whether that session still exists.
 
-A session is known by its process id and the time at which its process began: a server uses process ids
-again. Both mean nothing without the identity of the server: after a promotion, another server may have
-the same address, and it has the same system identifier. But a promotion begins a new timeline.
+A session is identified by its process id and the start time of its process, because a server reuses
+process ids. Both mean nothing without the identity of the server: after a promotion (a replica takes
+over), another server may have the same address, and it has the same system identifier. But a promotion
+begins a new timeline, which shows the difference.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ _SERVER = (
     "(SELECT s.system_identifier || '/' || c.timeline_id"
     " FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c)"
 )
-# A number for a session: the milliseconds of its beginning, and the lowest bits of its process id. The
-# number stays below 2**63 for centuries.
+# SQL for the number of a session: the milliseconds of its start time, and the lowest 20 bits of its
+# process id. The number stays below 2**63 for centuries.
 _NUMBER = "((extract(epoch FROM backend_start) * 1000)::bigint << 20) + (pid & 1048575)"
 _OWN = (
     f"(SELECT {_NUMBER} FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid())"
 )
-# An account sees when the sessions of other accounts began only with this privilege. The role that the
-# session has taken (SET ROLE) counts, so with a role the session may not even see itself.
+# SQL condition: the account sees when sessions of other accounts began. That needs this privilege. The
+# role that the session has taken (SET ROLE) counts, so with a role the session may not even see itself.
 _SEES_ALL = "pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
 
 def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionID:
     """Return the identity of ``session``. The first call queries the server, even inside a transaction.
 
-    The identity is empty if a connection pooler stands before the server, because it may give each
-    transaction another session. It is also empty if the session may not see itself.
+    The identity is empty if clients reach the server through a connection pooler, because it may give
+    each transaction another session. It is also empty if the session may not see itself.
 
     :raises psycopg.Error: the server does not answer.
     """
@@ -62,16 +63,16 @@ def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionI
 
 
 def judges(pool: PostgreSQLPool, writer: SessionIdentity) -> bool:
-    """Whether :func:`gone` can tell if the session ``writer`` still exists.
+    """Whether :func:`gone` can find out if the session ``writer`` still exists.
 
-    True if the session is on the server of ``pool``, and the pool's account can see it. Also True if
-    the server does not answer now. False if ``writer`` is empty.
+    True if the session is on the server of ``pool``, and the pool's account can see the session. Also
+    True if the server does not answer now. False if ``writer`` is empty.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # Ask for the server's identity again: another server may have the node's address by now.
+        # Query the server's identity again, because another server may have the node's address by now.
         try:
             _, answer = _query_sessions(pool)
         except (psycopg.Error, PoolTimeout):
@@ -105,7 +106,7 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # If the session does not see itself, it sees no other session of its account either.
+    # If the session does not even see itself, it sees no other session of its account.
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -1,4 +1,6 @@
-"""Transactions whose statements wait for locks for a limited time, so that nobody queues behind them."""
+"""Transactions whose statements wait only briefly for locks, so that statements of other sessions do
+not queue behind them.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,16 @@ from django.db import OperationalError
 
 from sharded_orm.backends.sqlstate import DEADLOCK, LOCK_NOT_AVAILABLE, sqlstate_of
 
-# Seconds that one attempt waits for each lock. Statements of others queue behind it for as long.
+# Seconds that one attempt waits for each lock. Statements of other sessions queue behind the attempt
+# while it waits.
 _ATTEMPT: Final = 0.05
-# Seconds between two attempts. Meanwhile, the server executes the statements that have queued
-# behind the first attempt.
+# Seconds between two attempts. In this pause, the server executes the statements that have queued
+# behind the earlier attempt.
 _BETWEEN: Final = 0.05
 
 
 class PostgreSQLLockWaits:
-    """The transactions of one session that wait for locks.
+    """Runs transactions of one session that wait for locks for a limited time.
 
     :param run: sends a statement of this session, which is in autocommit.
     """
@@ -28,10 +31,10 @@ class PostgreSQLLockWaits:
         self._run = run
 
     def attempt(self, deadline: float, action: Callable[[], object]) -> None:
-        """Call ``action`` in a transaction until no lock of others stops it.
+        """Call ``action`` in a transaction, again and again, until no lock of another session stops it.
 
-        :param deadline: a moment of ``time.monotonic()``.
-        :raises django.db.OperationalError: a lock was held for longer.
+        :param deadline: a moment of ``time.monotonic()``, after which no new attempt begins.
+        :raises django.db.OperationalError: another session still held a lock at the deadline.
         """
         while True:
             try:
@@ -41,13 +44,13 @@ class PostgreSQLLockWaits:
             except OperationalError as exc:
                 if not is_lock_wait(exc) or time.monotonic() > deadline:
                     raise
-            time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
+            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
 
     @contextmanager
     def transaction(self, patience: float | None = None) -> Iterator[None]:
-        """A transaction. An error undoes all of it, also what it has created or renamed.
+        """Run the ``with`` block in a transaction. An error rolls everything back, even created tables.
 
-        :param patience: seconds that each statement waits for a lock. None: no limit of its own.
+        :param patience: seconds that each statement waits for a lock. None: the session's own limit.
         """
         self._run("BEGIN")
         try:
@@ -61,5 +64,5 @@ class PostgreSQLLockWaits:
 
 
 def is_lock_wait(error: BaseException) -> bool:
-    """Whether a statement has failed because of a lock that another session holds."""
+    """Whether ``error`` shows that a lock of another session has stopped a statement."""
     return sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK)

@@ -1,4 +1,4 @@
-"""Advisory locks on schemas. A lock ends when it is released, or when its session ends."""
+"""Take and release advisory locks on schemas. A lock also ends when its session ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
 def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
     """Take the lock on ``schema`` for the session of ``cursor``.
 
-    Return False if the lock was not free within ``seconds``. The server counts how often a session has
-    taken a lock, and each time must be released. Must not be called in a transaction.
+    Return False if the lock was not free within ``seconds``. If a session takes the lock several times,
+    it must release the lock as often. Must not be called in a transaction.
     """
     key = _key(schema)
     milliseconds = int(seconds * 1000)
@@ -21,8 +21,9 @@ def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
         ((is_taken,),) = cursor.fetchall()
         return bool(is_taken)
     try:
-        # The time limit ends with the statement, which is a transaction by itself. OFFSET 0 keeps the
-        # planner from merging the inner query, so the time limit is set before the lock is waited for.
+        # The time limit holds for this statement only, which is a transaction by itself. OFFSET 0 keeps
+        # the planner from merging the inner query, so the server sets the limit before it waits for the
+        # lock.
         cursor.execute(
             "SELECT pg_advisory_lock(%(key)s)"
             " FROM (SELECT set_config('lock_timeout', %(timeout)s, true) AS value OFFSET 0) AS timeout"
@@ -44,7 +45,7 @@ def release(cursor: CatalogCursor, schema: str) -> None:
 
 
 def _key(schema: str) -> int:
-    # The number needs no name of the database, because the server keeps the advisory locks of each
-    # database apart.
+    # The number of the lock does not depend on the database, because each database has advisory locks
+    # of its own.
     digest = sha256(f"sharded_orm:{schema}".encode()).digest()
     return int.from_bytes(digest[:8], signed=True)

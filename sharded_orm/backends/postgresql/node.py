@@ -1,4 +1,4 @@
-"""The pool of one node's sessions. It opens each session with the node's settings."""
+"""The pool of one node's sessions (server connections). It opens each session with the node's settings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sharded_orm.backends.pool import (
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
-#: A session is closed after it has used this many schemas. ``POOL["MAX_SCHEMAS"]`` sets another
-#: number. For each table, the server's process of the session keeps about 13 kB of memory after a
-#: read and 25 kB after a write, until the session ends. docs/decisions/0037-postgresql.md has the
-#: measurements.
+#: A session is closed after it has used this many schemas. ``POOL["MAX_SCHEMAS"]`` sets another number.
+#: The reason is memory: the server's process for a session keeps about 13 kB for each table that the
+#: session has read, and 25 kB for each table that it has written, until the session ends. The
+#: measurements are in docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
-#: A session that reads tables of many schemas in one query counts a schema for so many tables. While
-#: such a query runs, the process needs about 90 kB for each table.
+#: How many tables count as one schema, if a session reads the tables of many schemas in one query.
+#: While such a query runs, the process needs about 90 kB for each table.
 TABLES_OF_A_SCHEMA = 4
 
 
@@ -35,13 +35,13 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
 
     :param name: name of the node, for errors and logs.
     :param params: arguments of ``psycopg.connect``.
-    :param adapters: how values are converted. All sessions share it, so that a type which one alias
-        registers (hstore, for example) is known to all.
+    :param adapters: psycopg's map of how values are converted. All sessions share it, so a type that
+        one alias registers, such as hstore, is known to all.
     :param timezone: time zone of each session.
-    :param role: role that each session takes (``SET ROLE``); None for the account's own.
+    :param role: role that each session takes (``SET ROLE``); None for the account's own role.
     :param sender: the backend's ``DatabaseWrapper`` class, as sender of :data:`session_opened`.
     :param max_age: seconds until a session expires; None for never.
-    :param max_schemas: the most schemas that a session uses before it is closed.
+    :param max_schemas: a session is closed after it has used this many schemas.
     :param bounds: further arguments of the pool, such as ``maximum`` of :class:`BoundedPool`.
     """
 
@@ -60,23 +60,24 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         super().__init__(name, self._connect, max_age, **bounds)
         self.params = dict(params)
         self.adapters = AdaptersMap(adapters)
-        # Kept alive, because the key of the pool has its id().
+        # This reference keeps the object alive, because the key of the pool contains its id().
         self._template = adapters
         self.max_schemas = max_schemas
-        #: Version of the server as psycopg gives it, such as 150018; 0 before the first session.
+        #: Version of the server as a number, such as 150018; 0 before the first session.
         self.server_version = 0
-        #: Whether a connection pooler such as PgBouncer stands before the server; None before the
-        #: first session. A pooler may give each transaction another session of the server.
+        #: Whether clients reach the server through a connection pooler such as PgBouncer, which may
+        #: give each transaction another session of the server. None before the first session.
         self.has_pooler: bool | None = None
-        #: How many transactions the server can have prepared at once; None before it was asked.
+        #: How many transactions the server can keep prepared at the same time; None before the first
+        #: query.
         self.max_prepared: int | None = None
-        #: The session that was opened last, to quote values for SQL.
+        #: The session that was opened last. It serves to quote values for SQL.
         self.last_session: PostgreSQLNodeSession | None = None
-        #: What the last query for the existing sessions told besides the sessions: the identity of
-        #: the server, the identity of this pool's account, and whether this account sees the
-        #: sessions of all accounts. None before the first answer.
+        #: The last answer about the existing sessions: the identity of the server, the identity of this
+        #: pool's account, and whether this account sees the sessions of all accounts. None before the
+        #: first answer.
         self.last_answer: tuple[str, str, bool] | None = None
-        #: For each type of an extension that ``django.contrib.postgres`` has asked for: its numbers.
+        #: The numbers of extension types that ``django.contrib.postgres`` has asked for, by type name.
         self.type_oids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._timezone = timezone
         self._role = role
@@ -91,10 +92,10 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
     def lease_for(self, schemas: Set[str], tables: Set[tuple[str, str]]) -> PostgreSQLNodeSession:
         """Lease a session for a query over many schemas.
 
-        If an idle session would have used too many then, open another one.
+        If an idle session would use too many schemas by this query, lease a new session.
 
         :param schemas: schemas whose tables the query uses without naming them.
-        :param tables: the tables that the query names, each with its schema.
+        :param tables: pairs of schema and table, for the tables that the query names.
         """
         session = self.lease()
         is_fresh = not session.schemas and not session.tables
@@ -108,14 +109,16 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
-        # Behind a pooler, the processes of the server are the pooler's.
+        # Behind a pooler, closing this session would not end the server's process, which serves the
+        # pooler.
         used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
         return used > self.max_schemas and not self.has_pooler
 
     def any_session(self) -> PostgreSQLNodeSession:
-        """Return a session for work that needs no server, such as quoting a value. Opens one if needed.
+        """Return a session for work that needs no server, such as quoting a value. Opens a session if
+        needed.
 
-        The session may be in use, so nothing must be sent on it.
+        Another thread may be using the session, so nothing must be sent on it.
         """
         session = self.last_session
         if session is None or session.is_dead:
@@ -135,16 +138,19 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _prepare(self, session: PostgreSQLNodeSession) -> None:
-        """Set the time zone and the role, as Django's backend does. At most one round trip, but two
-        for the first session of the pool."""
+        """Set the time zone and the role of a new session, as Django's backend does.
+
+        Costs at most one round trip, but two for the first session of the pool.
+        """
         info = session.raw.info
         if self.has_pooler is None:
             rows = session.run(b"SELECT pg_catalog.pg_backend_pid()")
-            # A pooler tells clients process ids of its own, with which they can cancel statements.
-            # So another id than the server's shows that there is a pooler.
+            # A pooler reports process ids of its own to clients, with which they can cancel statements.
+            # So there is a pooler if that id differs from the server's.
             self.has_pooler = rows[0][0] != session.pgconn.backend_pid
         if self.has_pooler and self._role is not None:
-            # Refuse before SET ROLE is sent, because the role would stay in a session of the pooler.
+            # Raise the error before SET ROLE is sent, because the role would stay in a session of the
+            # pooler.
             raise ImproperlyConfigured(
                 f"Node {self.name!r}: OPTIONS['assume_role'] cannot work behind a connection pooler,"
                 " because a role belongs to a session of the server. Connect as that role, or set it"
@@ -211,7 +217,8 @@ def node_pool(
 
 
 def close_sessions(params: Mapping[str, Any]) -> None:
-    """Close the sessions of this process with the database of ``params``, of any account and time zone.
+    """Close this process's sessions with the database in ``params``, whatever their account and time
+    zone.
 
     Leased sessions are closed when they are released.
 

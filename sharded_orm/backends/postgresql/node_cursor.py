@@ -1,6 +1,6 @@
-"""Cursors of a node rather than of a shard. Their statements name the schema of each table.
+"""Cursors of a node, which read many shards of the node at once.
 
-Queries that read many shards of a node at once use these cursors.
+Their statements name the schema of each table, because the cursors belong to no shard.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
 from sharded_orm.exceptions import SessionStateRefused
 
-# The search path of a shard without the shard's schema. Operators and functions of extensions are
-# found: without those of citext, for one, its texts would be compared as other texts.
-# The server does not compile expressions to machine code. For hundreds of tables, that would take longer
-# than to read them: 48 s instead of 0.13 s in a test.
+# The search path of a node's cursor: that of a shard, without the shard's schema. It contains the
+# operators and functions of extensions; without those of citext, for example, its values would be
+# compared as ordinary texts. "jit" off keeps the server from compiling expressions to machine code. For
+# hundreds of tables, that took 48 s in a test, and reading the tables 0.13 s.
 _PATH = (
     f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true),"
     " pg_catalog.set_config('jit', 'off', true)"
 ).encode()
 
 
-# The name of a table with its schema. Names of columns match, too, but these are few.
+# Matches the name of a table with its schema. It also matches a column with its table, which is rare.
 _TABLE = re.compile(r'"([^"]+)"\."?(\w+)')
 
 
 class _QualifiedNamesMixin(SessionLeaseMixin):
-    """Base class of a node's cursors. The search path has extensions only, so the name of a table
-    without a schema is an error.
+    """Base class of a node's cursors. A table name without a schema is an error.
 
-    :param node: name of the node in the topology; None if the settings name the server otherwise.
+    :param node: name of the node in the topology; None if ``DATABASES`` names the server.
     """
 
     def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:
@@ -50,7 +49,7 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
         super().__init__(connection, **options)
 
     def use_schemas(self, schemas: Iterable[str]) -> None:
-        """Tell that the next statements use the tables of ``schemas`` without naming them."""
+        """Record that the next statements use the tables of ``schemas`` without naming the schemas."""
         self._owner.schemas = frozenset(schemas)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
@@ -83,5 +82,5 @@ class PostgreSQLNodeStream(_QualifiedNamesMixin, PostgreSQLServerCursor):
 
     def __init__(self, pool: PostgreSQLPool, node: str | None) -> None:
         super().__init__(pool, node, name="sharded_orm_stream", scrollable=False, withhold=False)
-        # The rows live as long as their transaction.
+        # Use a transaction, because the unread rows exist only until it ends.
         self._owner.autocommit = False

@@ -1,4 +1,6 @@
-"""Which sessions of a database may still send what they have prepared before a certain moment."""
+"""Find out which sessions of a database may still send a statement that they prepared before some
+moment.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from django.db import OperationalError
 Run = Callable[..., list[tuple[Any, ...]]]
 
 _MICROSECONDS: Final = "(extract(epoch FROM {0}) * 1000000)::bigint"
-# Only a session with this database can send statements to it. Processes of the server and of
-# replication send none, so they are left out.
+# The query for the sessions that can send statements to this database. Processes of the server itself
+# and of replication send none, so they are left out.
 _SESSIONS: Final = (
     "SELECT pid, {}, {}, {}, state, usename, backend_type FROM pg_catalog.pg_stat_activity"
     " WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()"
@@ -24,9 +26,9 @@ _PREPARED: Final = (
 
 
 def marker(run: Run) -> dict[str, Any]:
-    """Return the sessions that are open now, and the prepared transactions, as JSON values.
+    """Return the open sessions and the prepared transactions of this moment, as JSON values.
 
-    :raises django.db.OperationalError: the account may not see the sessions of others.
+    :raises django.db.OperationalError: the account may not see the sessions of other accounts.
     """
     return {
         "sessions": [
@@ -40,11 +42,13 @@ def marker(run: Run) -> dict[str, Any]:
 def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return for each marker how many of its sessions and prepared transactions may still matter.
 
-    A session of a marker no longer matters when it has ended, or when it has run another statement
-    and its transaction from before has ended. Another statement has another start time. Only times
-    of the same server are compared, and only for equality.
+    A session no longer matters if it has ended. It also no longer matters if it has run another
+    statement since, and if the transaction that was open at the marker's time has ended. A statement is
+    recognized by its start time. Start times are compared only for equality, and only with times of the
+    same server.
 
-    :raises django.db.OperationalError: the account may not see the sessions of others.
+    :param markers: results of :func:`marker`.
+    :raises django.db.OperationalError: the account may not see the sessions of other accounts.
     """
     now = {(pid, started): rest for pid, started, *rest in _sessions(run)}
     prepared = {tuple(row) for row in run(_PREPARED)}
@@ -64,7 +68,8 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # A statement that still runs may be the one that was prepared before the marker.
+    # A statement that is still running may have been prepared before the marker, the list of sessions,
+    # was made.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

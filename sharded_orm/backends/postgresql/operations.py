@@ -20,7 +20,7 @@ _COUNTERS = """
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def show_definition_sql(self, table: str) -> str:
-        # Describe the table by a query, because the server does not know psql's command \\d.
+        # Query information_schema, because the server does not know psql's command \\d.
         name = literal(table.strip('"'))
         return (
             "SELECT column_name, data_type, column_default FROM information_schema.columns"
@@ -39,7 +39,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             name = '"{}"'.format(table.replace('"', '""'))
             cursor.execute(_COUNTERS, [name, name, name])
             for (sequence,) in cursor.fetchall():
-                # After setval(…, true), a snapshot of the schema shows the counter's next value.
+                # Call setval(…, true). Otherwise, the snapshot of the schema, which has the next value
+                # of each sequence, cannot show this sequence's value.
                 cursor.execute(
                     f"SELECT pg_catalog.setval(%s, %s, %s) FROM {sequence}"
                     " WHERE CASE WHEN is_called THEN last_value + 1 ELSE last_value END < %s",

@@ -1,7 +1,9 @@
-"""Questions and commands about PostgreSQL's streaming replication, which copies a whole server.
+"""Query and change PostgreSQL's streaming replication, for a promotion (a replica replaces its
+primary).
 
-The fence closes the databases of the shards (``ALLOW_CONNECTIONS false``) and ends their sessions. It is
-stored in the server's catalog. So it outlives a restart, and replication brings it to the replica.
+The fence of a server closes the databases of the shards (``ALLOW_CONNECTIONS false``) and ends their
+sessions. It is stored in the server's catalog. So it outlives a restart, and replication copies it to
+the replica.
 """
 
 from __future__ import annotations
@@ -29,26 +31,28 @@ from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
 from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.aliases import complete
 
-#: The database from which an operator works. It stays open.
+#: The database in which an operator's session works. A fence closes the shards' databases, but not this
+#: one.
 MAINTENANCE: Final = "postgres"
 
 _CONNECT_TIMEOUT = 5  # seconds
-# Seconds between two looks at sessions that end, and at a replica that catches up.
+
+# Seconds between two queries while sessions end or a replica catches up.
 _INTERVAL = 0.005
 _QUERY_CANCELED = "57014"
-# Options of a node that are about the application's sessions.
+# Options in a node's settings that concern only the application's sessions.
 _NOT_FOR_OPERATORS = ("pool", "server_side_binding", "isolation_level", "assume_role")
 
 
 class FenceTimeout(OperationalError):
-    """Sessions did not end in time."""
+    """The sessions of the fenced databases did not end in time."""
 
 
 class PostgreSQLReplicationServer(ReplicationServer):
-    """A connection to one server of PostgreSQL.
+    """A connection to one PostgreSQL server, to query and change its replication.
 
-    If ``databases`` are given, the session is in the database :data:`MAINTENANCE`, because a fence
-    closes them. Otherwise it is in the database of the node.
+    If ``databases`` are passed, the session uses the database :data:`MAINTENANCE`, because a fence
+    closes those databases. Otherwise the session uses the database of the node.
     """
 
     product = "PostgreSQL"
@@ -86,7 +90,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            own["NAME"] = None  # Django connects to the database "postgres" then.
+            own["NAME"] = None  # Django then connects to the database "postgres".
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
             "connect_timeout": _CONNECT_TIMEOUT,
@@ -99,7 +103,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 raise SilentServer(*exc.args) from exc
             raise
 
-    # ##### Questions about the state of the server #####
+    # ##### Queries about the state of the server #####
 
     def status(self) -> ReplicationStatus:
         (row,) = self._rows(queries.STATUS)
@@ -121,7 +125,10 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return self._rows(queries.SESSIONS, self._databases)
 
     def _beginning(self) -> set[tuple[int, str]]:
-        """Return the sessions that are just beginning, or are about to be refused."""
+        """Return the sessions that are just being opened, as pairs of process id and transaction.
+
+        The server may still refuse them.
+        """
         rows = self._rows(queries.BEGINNING, self._databases)
         return {(row["pid"], row["transaction"]) for row in rows}
 
@@ -129,11 +136,11 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return bool(self._value("SELECT pg_catalog.pg_is_in_recovery()"))
 
     def _system(self) -> int:
-        """Return the number that a server has in common with its replicas."""
+        """Return the system identifier, the number that a server has in common with its replicas."""
         return int(self._value("SELECT system_identifier FROM pg_catalog.pg_control_system()"))
 
     def _timeline(self) -> int:
-        # Not from the control file, which has the timeline of the last checkpoint.
+        # Do not read the timeline from the control file, which has that of the last checkpoint.
         file = "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn())"
         return int(self._value(f"SELECT pg_catalog.left({file}, 8)"), 16)
 
@@ -148,7 +155,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             return None
         timeline = source._timeline()
         for row in self._receivers():
-            # Without a receiver, nobody knows the timeline: the link says that it does not receive.
+            # If the replica does not receive now, its timeline is unknown. Return the link, which shows
+            # that it does not receive.
             if row["timeline"] in (None, timeline):
                 return _link(row)
         return None
@@ -164,7 +172,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return {str(row["name"]) for row in rows}
 
     def idle_seconds(self) -> float | None:
-        """Return the age of the last transaction that was replayed, by the clock of the old primary."""
+        """Return the age in seconds of the last replayed transaction, by the clock of the old primary."""
         for row in self._receivers():
             if row["age"] is not None:
                 return max(float(row["age"]), 0.0)
@@ -272,10 +280,12 @@ class PostgreSQLReplicationServer(ReplicationServer):
         deadline = time.monotonic() + patience
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
-        # These may have read that the database is open. Those that begin from now on are refused.
+        # Sessions that are being opened now may have read that the database is open. The server refuses
+        # all sessions that begin later.
         beginning = self._beginning()
         while True:
-            # In this order: a session that is no longer beginning is in the list of sessions, or gone.
+            # Query in this order: a session that is no longer being opened is then either in the list
+            # of sessions or has ended.
             beginning &= self._beginning()
             sessions = self._sessions()
             if not beginning and not sessions:
@@ -288,8 +298,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 )
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
-        # This commit writes to disk what the ended sessions have left in memory
-        # (synchronous_commit = off). So the position that is read now is behind all commits.
+        # Commit once more. That writes to disk what the ended sessions have left in memory
+        # (synchronous_commit = off). So the position that is read afterwards is behind all commits.
         self._allow_connections(False)
         self._fence = self._versions()
 
@@ -297,7 +307,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._allow_connections(True)
 
     def _allow_connections(self, allowed: bool) -> None:
-        # The commit waits for no synchronous replica: there is none yet, or the caller waits for it.
+        # Do not let the commit wait for a synchronous replica: there is none yet, or the caller waits
+        # for it.
         self._rows("SET synchronous_commit = local")
         # Statements in one packet are one transaction.
         self._rows(
@@ -308,7 +319,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         )
 
     def _versions(self) -> dict[str, str]:
-        """Return the versions of the rows of closed databases in the catalog."""
+        """Return the row version in the catalog of each closed database, as database name -> version."""
         return {
             row["name"]: row["version"]
             for row in self._rows(queries.DATABASES, self._databases)
@@ -316,15 +327,16 @@ class PostgreSQLReplicationServer(ReplicationServer):
         }
 
     def written_since(self, position: str) -> str:
-        # The server itself goes on logging, such as checkpoints. So the position tells nothing.
+        # Do not compare positions in the log, because the server itself goes on logging, for example
+        # checkpoints.
         if self._versions() != self._fence:
             return "its databases were opened"
         sessions = self._sessions()
         return f"{len(sessions)} sessions are open" if sessions else ""
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        # The number of a transaction at the same position may be the same in a copy that has gone
-        # its own way. That it has closed the same databases as well is no accident.
+        # A server that is no copy of the source may have reached the same position. So compare the row
+        # versions of the closed databases, which are equal only in a copy.
         if self._versions() != source._fence:
             yield f"{self.name!r} is at the position of {source.name!r} and has not closed its databases"
 
@@ -340,7 +352,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return self.wait_for(source.status().logged, seconds)
 
     def start(self, link: str) -> None:
-        pass  # A replica replicates until it is promoted.
+        pass  # A replica always replicates until it is promoted.
 
     def stop(self, link: str) -> None:
         raise NotImplementedError("PostgreSQL stops to replicate by promote() only")
@@ -350,7 +362,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def promote(self, seconds: float) -> bool:
         if self._is_replica():
-            # The function itself would look only every 100 ms.
+            # Do not let the function wait, because it would check only every 100 ms.
             self._rows("SELECT pg_catalog.pg_promote(false)")
         deadline = time.monotonic() + seconds
         while self._is_replica():
@@ -387,7 +399,8 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     executed = str(row["executed"] or "")
     received = str(row["received"] or "")
     if not missing(received, executed):
-        received = executed  # After a restart, a replica replays what it has before it receives.
+        # After a restart, a replica replays its stored log before it receives more.
+        received = executed
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"
     error = "its replay is paused: SELECT pg_wal_replay_resume()" if row["paused"] else ""
@@ -405,7 +418,7 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
 
 
 def _address(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Return host and port of the server from which the replica receives, or is to receive."""
+    """Return host and port of the server from which the replica receives its log, or should receive it."""
     if row["host"]:
         return str(row["host"]), int(row["port"])
     parts = conninfo_to_dict(row["conninfo"] or "")
@@ -417,7 +430,7 @@ def _address(row: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return the position ``wanted`` in the log if it lies beyond ``have``, otherwise ""."""
+    """Return the position ``wanted`` in the server's log if it lies beyond ``have``, otherwise ""."""
     return wanted if _number(wanted) > _number(have) else ""
 
 

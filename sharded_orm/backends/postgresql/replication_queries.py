@@ -1,4 +1,4 @@
-"""Queries about PostgreSQL's streaming replication, and about what a fence stops."""
+"""SQL queries about PostgreSQL's streaming replication, and about the sessions that a fence ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SELECT r.status, r.received_tli AS timeline, r.sender_host AS host, r.sender_por
     AS age
 FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_stat_wal_receiver r ON true
 """
-# The version of a row (xmin) changes whenever somebody opens or closes the database.
+# Queries the databases. The version of a row (xmin) changes whenever somebody opens or closes the
+# database.
 DATABASES = """
 SELECT datname AS name, datallowconn AS open, xmin::text AS version,
   pg_catalog.pg_has_role(datdba, 'USAGE') AS owned
@@ -31,7 +32,8 @@ OTHERS = """
 SELECT datname AS name FROM pg_catalog.pg_database
 WHERE datallowconn AND NOT datistemplate AND datname <> ALL(%s) ORDER BY datname
 """
-# A session that begins holds this lock until pg_stat_activity shows it, or until it is refused.
+# Queries the sessions that are being opened. Such a session holds this lock until pg_stat_activity
+# shows it, or until the server refuses it.
 BEGINNING = """
 SELECT l.pid, l.virtualtransaction AS transaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.objid
 WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog.regclass
@@ -39,8 +41,8 @@ WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog
   AND l.pid NOT IN (SELECT a.pid FROM pg_catalog.pg_stat_activity a
                     WHERE a.backend_type = 'autovacuum worker')
 """
-# Vacuums change no rows. Senders of the physical log only read, and have no datname; sessions of the
-# logical log may write.
+# Queries the sessions that may write. Vacuum processes change no rows. Senders of the physical log only
+# read, and have no datname. Sessions of logical replication may write, so they are included.
 SESSIONS = """
 SELECT pid, usename::text AS account FROM pg_catalog.pg_stat_activity
 WHERE datname = ANY(%s) AND pid <> pg_catalog.pg_backend_pid()

@@ -1,4 +1,6 @@
-"""Copies of the rows of a key on PostgreSQL, and digests that the server computes."""
+"""Copy the rows of a shard key between PostgreSQL servers, with digests that the server computes to
+compare the copies.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
-# Seconds that a session waits for another one that works on the same copy.
+# Seconds that a session waits for another session that works on the same copy.
 _PATIENCE: Final = 50
-# To advance a sequence by up to this many numbers, take the numbers one by one. To advance it
-# further, set it.
+# If a sequence must advance by at most this many numbers, nextval() takes them one by one. If it must
+# advance further, setval() sets it.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -30,11 +32,11 @@ _RELATION: Final = "%s::pg_catalog.regclass"
 class PostgreSQLRowCopy(RowCopy):
     """Copies rows on PostgreSQL.
 
-    Values are read and written as text that the server has made, and that means the same on each
-    server. Foreign keys are checked at the end of a transaction, if they are deferrable.
+    Values are read and written as text that the server has made. The text means the same on every
+    server. Deferrable foreign keys are checked at the end of the transaction.
     """
 
-    # With this, INSERT may also set columns that are GENERATED ALWAYS AS IDENTITY.
+    # With this clause, INSERT may also set columns that are GENERATED ALWAYS AS IDENTITY.
     _as_given = " OVERRIDING SYSTEM VALUE"
 
     def __init__(self, connection: Any) -> None:
@@ -63,8 +65,8 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # The setting ends with the transaction. Meanwhile, writers of the key are refused at
-            # once, and do not wait.
+            # This setting makes the triggers let this transaction's changes pass. Writers of the key do
+            # not wait for the transaction: the closed fence refuses them at once.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 
@@ -79,7 +81,7 @@ class PostgreSQLRowCopy(RowCopy):
         for name, kind, collation in rows:
             yield CopiedColumn(str(name), str(kind), collation=str(collation or ""))
 
-    # ##### Side tables #####
+    # ##### Side tables, which collect the copied rows #####
 
     def prepare(self, tables: Iterable[CapturedTable]) -> None:
         present = set(self._side_tables())
@@ -118,8 +120,9 @@ class PostgreSQLRowCopy(RowCopy):
         return set()  # On PostgreSQL, triggers see the changes that cascades make.
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # A row that has changed is deleted and stored anew. Foreign keys that do something when a row is
-        # deleted would do so to the rows that are there already, or refuse it.
+        # A row that changes during the copy is deleted and inserted again. If a foreign key has an
+        # action such as CASCADE, the deletion would change other rows. If it is not deferrable, it
+        # would refuse the deletion.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -145,7 +148,7 @@ class PostgreSQLRowCopy(RowCopy):
         for name, sequence in self._counted_columns(table):
             if table.fresh_ids and name in table.pks:
                 continue
-            # Ignore numbers that are too large for the sequence to return.
+            # Ignore numbers that the sequence is too small to return.
             ((largest,),) = self._rows(
                 f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
                 f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"
@@ -157,7 +160,9 @@ class PostgreSQLRowCopy(RowCopy):
                 self._advance(sequence, int(largest))
 
     def _counted_columns(self, table: CapturedTable) -> list[tuple[str, str]]:
-        """Return the columns whose default is the next number of a sequence, with its name as SQL."""
+        """Return pairs of column and sequence (as SQL), for columns whose default is the sequence's
+        next number.
+        """
         rows = self._rows(
             "SELECT a.attname, d.objid::pg_catalog.regclass::text FROM pg_catalog.pg_attribute a"
             " JOIN pg_catalog.pg_depend d ON d.refclassid = 'pg_catalog.pg_class'::regclass"
@@ -166,7 +171,8 @@ class PostgreSQLRowCopy(RowCopy):
             " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
             " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
             f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
-            # With any other default, the value of the column may differ from the sequence's number.
+            # If the default is any other expression, the value of the column may differ from the
+            # number.
             " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
             " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
             " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",
@@ -175,7 +181,10 @@ class PostgreSQLRowCopy(RowCopy):
         return [(str(name), str(sequence)) for name, sequence in rows]
 
     def _advance(self, sequence: str, largest: int) -> None:
-        """Let a sequence return numbers above ``largest`` from now on, beside sessions that use it."""
+        """Make a sequence return only numbers above ``largest`` from now on.
+
+        Other sessions may use the sequence at the same time.
+        """
         ((last, is_called, increment),) = self._rows(
             f"SELECT q.last_value, q.is_called, s.seqincrement FROM {sequence} q,"
             f" pg_catalog.pg_sequence s WHERE s.seqrelid = {_RELATION}",
@@ -184,8 +193,8 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # Another session may take numbers at this moment, and setval() must not set the sequence
-        # back below them. So use setval() only if the distance is larger than what others can take
+        # Other sessions may take numbers at the same time, and setval() must not set the sequence back
+        # below these. So use setval() only if the distance is larger than what the others can take
         # meanwhile. Otherwise take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
@@ -203,7 +212,7 @@ class PostgreSQLRowCopy(RowCopy):
     def _exact(self, column: CopiedColumn) -> str:
         name = self._quote(column.name)
         if column.kind.startswith("character(") or column.kind == "bpchar":
-            # A cast to text would remove blanks at the end.
+            # A cast to text would remove trailing blanks.
             return f"pg_catalog.textin(pg_catalog.bpcharout({name}))"
         return f"{name}::text"
 
@@ -211,15 +220,15 @@ class PostgreSQLRowCopy(RowCopy):
         return "%s"
 
     def _key_condition(self, column: str) -> str:
-        # The first comparison uses an index. The second has no collation, because different keys may
-        # be equal in a collation.
+        # The first comparison uses an index. The second ignores the column's collation, which may treat
+        # two different keys as equal.
         return f'({column} = %s AND {column}::text COLLATE "C" = %s)'
 
     def _key_params(self, key: Any) -> list[Any]:
         return [str(key), str(key)]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        # The text of a row tells NULL from '', and where each value ends.
+        # The text of a row shows where each value ends, and distinguishes NULL from ''.
         row = f"ROW({self._names(self._kept_columns(table))})::text"
         return f"pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to({row}, 'UTF8')), 'hex')"
 

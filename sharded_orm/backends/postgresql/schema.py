@@ -1,4 +1,4 @@
-"""Django's schema editor for PostgreSQL. It counts open editors."""
+"""Django's schema editor for PostgreSQL, with a count of the open editors."""
 
 from __future__ import annotations
 

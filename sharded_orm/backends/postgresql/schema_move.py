@@ -1,4 +1,7 @@
-"""The tables of a schema on PostgreSQL while the schema moves to another node."""
+"""The work on one server while a schema moves to another node of PostgreSQL.
+
+The tables of the schema are hidden under other names, built, and shown again.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,19 @@ from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot
 _BETWEEN: Final = 0.002
 # Seconds to wait for another session that changes the tables of the schema.
 _PATIENCE: Final = 30.0
-# Seconds to wait until the server has ended its own vacuum of a table (deadlock_timeout, and some more).
+# Seconds to wait until the server has ended an automatic vacuum of a table. The server does so after
+# deadlock_timeout, usually one second.
 _VACUUM_PATIENCE: Final = 5.0
-#: The table that lists what new tables get only when they are shown: their foreign keys, and
-#: automatic vacuum.
+#: The table that lists what new tables get only when they are shown: foreign keys and automatic vacuum.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 
 class PostgreSQLSchemaMove(SchemaMove):
-    """Tables are hidden, shown and created in one transaction, because definitions are transactional here.
+    """Moves a schema on PostgreSQL. Tables are created, hidden and shown in one transaction, because
+    schema changes are transactional on PostgreSQL.
 
-    Sequences are hidden as well. The foreign keys of new tables are added when these are shown.
+    A hidden table has another name. Sequences are hidden, too. New tables get their foreign keys when
+    the tables are shown.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -39,7 +44,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         self._schema = begin_session(connection)
         self._locks = PostgreSQLLockWaits(self._rows)
 
-    # ##### What there is #####
+    # ##### Definitions of the schema #####
 
     def _table_names(self) -> list[str]:
         return schema_objects.relations(self._rows, self._schema, "rp")
@@ -68,7 +73,9 @@ class PostgreSQLSchemaMove(SchemaMove):
 
     @contextmanager
     def _as_shown(self) -> Iterator[None]:
-        """Within the block, this session sees the tables under their real names. Nobody else does."""
+        """Run a ``with`` block in which this session, and no other one, sees the tables under their
+        real names.
+        """
         if not self._hidden_relations():
             yield
             return
@@ -83,8 +90,8 @@ class PostgreSQLSchemaMove(SchemaMove):
 
     def identities(self) -> frozenset[str]:
         hidden = set(self.hidden().values())
-        # Identify a table by the number of its file. TRUNCATE gives a table another file, and so
-        # does an ALTER TABLE that writes the rows anew.
+        # Identify a table by its id and the number of its file. TRUNCATE gives the table another file,
+        # and so does an ALTER TABLE that rewrites the rows.
         rows = self._rows(
             "SELECT relname, oid::text || ':' || pg_catalog.pg_relation_filenode(oid)"
             " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
@@ -119,7 +126,7 @@ class PostgreSQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             with self._locks.transaction(max(patience, _VACUUM_PATIENCE)):
                 began = self._lock(names, patience)
-                # Renaming a sequence must not wait for others either. The timeout is in
+                # Renaming a sequence must not wait for other sessions either. The timeout is in
                 # milliseconds.
                 self._rows("SET LOCAL lock_timeout = 1")
                 sequences = [name for name, kind in self._visible_relations() if kind == "S"]
@@ -127,18 +134,19 @@ class PostgreSQLSchemaMove(SchemaMove):
             return began
 
     def _lock(self, names: Sequence[str], patience: float) -> float:
-        """Lock tables in this transaction so that nobody else can use them.
+        """Lock tables in this transaction so that no other session can use them.
 
-        Nobody else has to wait while this method waits, because an attempt to lock the tables fails
-        at once if one of them is in use. The server's own vacuum does not stop for such attempts,
-        so it is ended first, by a weaker lock.
+        Other sessions never have to wait for this method: an attempt to lock the tables fails at once
+        if one of them is in use. An automatic vacuum would not stop for such attempts, so it is made to
+        end first, by waiting for a weaker lock.
 
+        :param patience: seconds for which attempts are repeated.
         :return: when the successful attempt began, as ``time.monotonic()``.
         """
         if not names:
             return time.monotonic()
         lock = f"LOCK TABLE {', '.join(map(self._quote, names))} IN"
-        # This mode stops neither readers nor writers.
+        # A lock of this mode makes an automatic vacuum end. It blocks neither readers nor writers.
         self._rows(f"{lock} SHARE UPDATE EXCLUSIVE MODE")
         self._rows("SAVEPOINT attempt")
         deadline = time.monotonic() + patience
@@ -150,9 +158,9 @@ class PostgreSQLSchemaMove(SchemaMove):
             except OperationalError as exc:
                 if began > deadline or not is_lock_wait(exc):
                     raise
-            # Release the locks of those tables that this attempt could lock.
+            # Release the locks that this attempt has taken.
             self._rows("ROLLBACK TO SAVEPOINT attempt")
-            time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
+            time.sleep(_BETWEEN)  # The server does not signal when a lock becomes free.
 
     def _hide(self, relations: Iterable[tuple[str, str]], tag: str) -> None:
         table = self._quote(NAMES)
@@ -181,15 +189,15 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                return  # The tables have been shown before, and their foreign keys were added.
+                return  # The tables were shown before, and have their foreign keys already.
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):
                 self._show()
 
     def _show(self, *, validate: bool = False) -> None:
-        """Give all relations their names again, in this transaction.
+        """Rename all hidden tables and sequences back to their real names, in this transaction.
 
-        :param validate: whether foreign keys are checked against the rows that are there.
+        :param validate: whether the foreign keys are checked against the existing rows.
         """
         statements = [
             self._rename(hidden, name, kind) for name, hidden, kind in self._hidden_relations()
@@ -221,7 +229,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        for name in sequences:  # Most sequences belong to the tables, and were dropped with them.
+        for name in sequences:  # Most sequences belong to the tables, so they are gone.
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
     @contextmanager
@@ -231,7 +239,10 @@ class PostgreSQLSchemaMove(SchemaMove):
             yield
 
     def _visible_relations(self) -> list[tuple[str, str]]:
-        """Return the names of all tables and sequences that are not hidden, with their kinds."""
+        """Return pairs of name and kind of all tables and sequences that have their real names.
+
+        The kind is a letter of ``pg_class.relkind``.
+        """
         return [
             (name, kind)
             for kind in ("r", "S")
@@ -240,21 +251,25 @@ class PostgreSQLSchemaMove(SchemaMove):
         ]
 
     def _hidden_relations(self) -> list[tuple[str, str, str]]:
-        """Return the real names, the hidden names and the kinds of what is hidden now."""
+        """Return real name, hidden name and kind of each table and sequence that is hidden under
+        another name.
+
+        The kind is a letter of ``pg_class.relkind``.
+        """
         present = set(schema_objects.relations(self._rows, self._schema, "rS"))
         if NAMES not in present:
             return []
         rows = self._rows(f"SELECT name, hidden, kind FROM {self._quote(NAMES)} ORDER BY name")
         return [(str(n), str(hidden), str(kind)) for n, hidden, kind in rows if hidden in present]
 
-    # ##### What new tables get later #####
+    # ##### Foreign keys and vacuum of new tables #####
 
     def _put_additions_off(self) -> None:
-        """Put off foreign keys and automatic vacuum of new tables until the tables are shown.
+        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown.
 
-        Foreign keys are dropped. Without them, rows can be copied in any order. The foreign keys
-        are recorded in a table, so that they can be added later. Vacuum is switched off because it
-        could hold a lock on a table at the moment when the table is to be shown.
+        The foreign keys are dropped, so that rows can be copied in any order, and are recorded in a
+        table, so that they can be added later. Vacuum is switched off because it could hold a lock on a
+        table at the moment when the table is to be shown.
         """
         table = self._quote(_ADDITIONS)
         self._rows(
@@ -282,7 +297,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         return [(str(table), str(name), str(definition)) for table, name, definition in rows]
 
     def warm_up(self) -> None:
-        # Without statistics, the first queries on the new tables would be planned as for empty ones.
+        # Create statistics. Without them, the server would plan the first queries as if the tables were
+        # empty.
         if hidden := self.hidden():
             self._rows(f"ANALYZE {', '.join(map(self._quote, hidden.values()))}")
 
@@ -292,7 +308,7 @@ class PostgreSQLSchemaMove(SchemaMove):
                 return
             for table, key, definition in self._put_off():
                 if key and not definition.endswith(" NOT VALID"):
-                    # Others read and write meanwhile.
+                    # Other sessions can read and write during the validation.
                     self._rows(
                         f"ALTER TABLE {self._quote(table)} VALIDATE CONSTRAINT {self._quote(key)}"
                     )
@@ -321,8 +337,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         with self._exclusively(_PATIENCE):
             for name, hidden, kind in self._hidden_relations():
                 if kind == "S" and name in counters:
-                    # A sequence whose numbers are used up has no next number. Set it to its last
-                    # number, as used.
+                    # A sequence whose numbers are used up has no next number. So set it to its last
+                    # number, and mark that number as used.
                     self._rows(
                         "SELECT pg_catalog.setval(seqrelid,"
                         " greatest(seqmin, least(seqmax, %s))::bigint, %s NOT BETWEEN seqmin AND seqmax) FROM pg_catalog.pg_sequence"

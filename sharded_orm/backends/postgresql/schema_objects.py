@@ -1,4 +1,4 @@
-"""What a schema consists of on PostgreSQL, and what of it cannot move to another node."""
+"""Query the objects of a PostgreSQL schema, and find those that prevent its move to another node."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from sharded_orm.exceptions import MoveFailed
 Run = Callable[..., list[tuple[Any, ...]]]
 
 _NAMESPACE: Final = "(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
-# Types that a primary key may have, because a trigger can write their values to the journal
-# exactly. These letters are whole categories of types: boolean, enumerated, network, numeric, text
-# and time. Other types are listed by name.
+# Types that a primary key may have in a schema that moves, because a trigger can write their values to
+# the journal exactly. The letters are whole categories: boolean, enumerated, network, numeric, text and
+# time. Other types are listed by name.
 _CATEGORIES: Final = "BEINSTD"
 _RECORDABLE: Final = ("uuid", "bytea", "macaddr", "macaddr8")
-# The names of functions that make ids begin with this. Such a function contains the number of its
+# The beginning of the names of functions that generate ids. Such a function contains the number of its
 # shard, so a snapshot leaves the number out.
 _ID_FUNCTION: Final = "sharded_orm_next_id_"
 _NOT_MOVED: Final = frozenset({"view", "trigger", "rule", "policy"})
 
 
 def relations(run: Run, schema: str, kinds: str) -> list[str]:
-    """Return the names of the relations of some kinds (letters of ``pg_class.relkind``), sorted."""
+    """Return the sorted names of the relations of some kinds, such as tables.
+
+    :param kinds: letters of ``pg_class.relkind``.
+    """
     rows = run(
         "SELECT relname FROM pg_catalog.pg_class WHERE relkind::text = ANY(%s) AND relnamespace ="
         f" {_NAMESPACE} ORDER BY relname",
@@ -39,9 +42,9 @@ def relations(run: Run, schema: str, kinds: str) -> list[str]:
 
 
 def primary_key(run: Run, table: str) -> tuple[str, ...]:
-    """Return the columns of the primary key of a table, in their order there.
+    """Return the columns of a table's primary key, in the order of the key.
 
-    :param table: the quoted name.
+    :param table: the quoted name of the table.
     """
     rows = run(
         "SELECT a.attname FROM pg_catalog.pg_index i, pg_catalog.unnest(i.indkey::int2[])"
@@ -55,7 +58,7 @@ def primary_key(run: Run, table: str) -> tuple[str, ...]:
 
 
 def foreign_keys(run: Run, schema: str) -> list[tuple[str, str, str]]:
-    """Return table, name and definition of each foreign key."""
+    """Return table, name and definition of each foreign key of the schema."""
     rows = run(
         "SELECT c.relname, k.conname, pg_catalog.pg_get_constraintdef(k.oid)"
         " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid"
@@ -66,7 +69,7 @@ def foreign_keys(run: Run, schema: str) -> list[tuple[str, str, str]]:
 
 
 def with_default_vacuum(run: Run, schema: str) -> list[str]:
-    """Return the tables for which the server's settings decide whether it vacuums them by itself."""
+    """Return the tables without a setting of their own for automatic vacuum."""
     rows = run(
         "SELECT relname FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
         f" {_NAMESPACE} AND NOT EXISTS (SELECT FROM pg_catalog.unnest(reloptions) o"
@@ -79,10 +82,11 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield what a snapshot leaves out: the snapshot's key of an object, and a statement for it.
+    """Yield what the snapshot of a schema leaves out, as pairs: the snapshot's key of an object, and an
+    SQL statement.
 
-    The statements grant privileges on tables and sequences to other roles, and create functions
-    that make ids, which contain the number of the shard.
+    The statements grant privileges on tables and sequences to other roles. They also create the
+    functions that generate ids, which contain the number of the shard.
     """
     for name, kind, privileges, role in run(
         "SELECT c.relname, c.relkind, pg_catalog.string_agg(a.privilege_type ||"
@@ -122,7 +126,7 @@ def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
 
 
 def obstacles(run: Run, schema: str, definitions: SchemaSnapshot) -> Iterator[str]:
-    """Yield why a schema cannot be moved, as sentences."""
+    """Yield the reasons why a schema cannot be moved, as sentences."""
     for name, definition in definitions.definitions.items():
         kind = kind_of(definition)
         if kind in _NOT_MOVED:
@@ -176,7 +180,7 @@ def obstacles(run: Run, schema: str, definitions: SchemaSnapshot) -> Iterator[st
 
 
 def _users(run: Run, schema: str) -> list[tuple[str, str]]:
-    """Return the objects of this schema that another schema needs, and what needs each of them."""
+    """Return pairs: an object of this schema, and an object of another schema that needs it."""
     rows = run(
         "SELECT f.relname, 'the foreign key ' || k.conname || ' of ' || k.conrelid::regclass"
         " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class f ON f.oid = k.confrelid"
@@ -213,7 +217,10 @@ def require_no_users(run: Run, schema: str) -> None:
 
 
 def become_owner(run: Run, schema: str, alias: str) -> None:
-    """Let the owner of a schema own what this transaction creates, so that applications may use it.
+    """Act as the owner of the schema in this transaction. The owner then owns what the transaction
+    creates.
+
+    So applications may use the new objects.
 
     :raises MoveFailed: this account may not act for the owner.
     """
@@ -232,9 +239,9 @@ def become_owner(run: Run, schema: str, alias: str) -> None:
 
 
 def empty(run: Run, schema: str) -> None:
-    """If a schema has no tables, drop its functions, types and other objects, in this transaction.
+    """Drop the functions, types and other objects of a schema without tables, in this transaction.
 
-    The privileges on the schema stay.
+    Does nothing if the schema has tables. The privileges on the schema stay.
 
     :raises MoveFailed: another schema needs one of the objects.
     """
@@ -256,6 +263,6 @@ def empty(run: Run, schema: str) -> None:
             run("SAVEPOINT dropping")
             run(f"DROP {str(kind).upper()} IF EXISTS {identity} CASCADE")
         except ProgrammingError:
-            # There is no DROP statement for objects of this kind. The object stays, and the
-            # comparison with the source finds it.
+            # There is no DROP statement for objects of this kind. The object stays, and the later
+            # comparison with the source reports it.
             run("ROLLBACK TO SAVEPOINT dropping")

@@ -1,4 +1,4 @@
-"""Cursors with a name: their rows stay on the server until they are fetched."""
+"""Named cursors. Their rows stay on the server until they are fetched."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 
 
 class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
-    """A cursor with a name: its rows stay on the server until they are fetched.
+    """A named cursor. Its rows stay on the server until they are fetched.
 
-    In autocommit, the cursor has a session of its own until it is closed. In a transaction, it is
+    In autocommit, the cursor keeps a session of its own until it is closed. In a transaction, it is
     closed at the latest when the transaction ends.
     """
 
-    # Attributes of the driver's class, which its types leave out.
+    # Attributes of the driver's class that its type hints do not declare.
     _withhold: bool
     _close_gen: Any
 
-    # The session of this cursor; None if the cursor was not executed, or is closed.
+    # The session of this cursor; None if the cursor has not run a statement, or is closed.
     _session: PostgreSQLNodeSession | None = None
     # Whether the session was leased for this cursor only.
     _is_leased = False
 
-    # Whether the cursor was declared in a transaction, which closes it.
+    # Whether the cursor was declared in a transaction. The end of the transaction closes it then.
     _ends_with_transaction = False
 
     @property
@@ -62,7 +62,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
-            # Without WITH HOLD, the server refuses a cursor outside of transactions.
+            # The server refuses a cursor outside of a transaction, except WITH HOLD.
             session, prefix = connection.begin_statement(
                 kind if in_transaction or self._withhold else PostgreSQLKind.BARE
             )
@@ -74,8 +74,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             if kind:
                 check_route()
             if prefix and in_transaction:
-                # The driver looks only at the last result of a packet that declares a cursor. So send
-                # these statements before, to learn which of them the server has executed.
+                # The driver checks only the last result of a packet that declares a cursor. So send
+                # these statements first, to learn which of them the server has executed.
                 self._begin(connection, session, prefix)
                 prefix = []
             self._prefix, self._packet = prefix, packet_of(prefix)
@@ -83,10 +83,12 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         except BaseException as exc:
             error = exc
             if self._prefix and session.is_idle and isinstance(exc, psycopg.Error):
-                # The driver does not tell which statement of the packet has failed. Ask again.
+                # The driver does not report which statement of the packet has failed. So query the
+                # schema.
                 error = connection.schema_error(session) or exc
             is_leased = self._is_leased
-            # After an interruption, the server may have declared the cursor nevertheless.
+            # If the statement was interrupted, the server may have declared the cursor all the same. So
+            # discard the session.
             self._leave(discard=not isinstance(exc, psycopg.Error))
             if not is_leased:
                 connection.record_error(exc)
@@ -98,7 +100,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         return self
 
     def _raise_for_result(self, result: Any) -> Any:
-        # Overrides BaseCursor._raise_for_result, which ServerCursorMixin._declare_gen() calls.
+        # Overrides BaseCursor._raise_for_result, to convert errors of the prefix statements.
+        # ServerCursorMixin._declare_gen() calls it.
         prefix = self._prefix
         try:
             super()._raise_for_result(result)
@@ -107,11 +110,12 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def _check_results(self, results: list[Any]) -> None:
-        # The driver describes the cursor after it was declared: then nothing is sent with it.
+        # After it has declared the cursor, the driver sends a statement to describe it. No prefix
+        # statement is sent in that packet, so call the driver's own method.
         psycopg.Cursor._check_results(self, results)
 
     def _fetch_gen(self, num: int | None) -> Any:
-        # Overrides ServerCursorMixin._fetch_gen(), to note that the session is lost.
+        # Overrides ServerCursorMixin._fetch_gen(), to record the loss of the session.
         if not self._is_leased:
             self._owner.refuse_if_busy()
         try:
@@ -123,7 +127,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def __del__(self) -> None:
-        # If close() was not called, nobody else gives the session back.
+        # If close() was not called, nothing else returns the session to the pool.
         session = getattr(self, "_session", None)
         if session is not None and not self._closed:
             if self._is_leased:
@@ -140,13 +144,14 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 is_done = True
             finally:
                 self._close()
-                # The cursor may be open on the server if it was not told.
+                # If the server could not be told to close the cursor, it may still be open there. So
+                # discard the session.
                 self._leave(discard=not is_done)
         elif not self._closed:
             self._close()
 
     def expire(self) -> None:
-        """Close this cursor without a word to the server, because its transaction ends."""
+        """Close this cursor without sending anything, because its transaction ends."""
         self._close()
         session, self._session = self._session, None
         self._conn = self._owner

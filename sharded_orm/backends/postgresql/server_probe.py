@@ -1,7 +1,7 @@
-"""Whether any server of PostgreSQL answers at the address of a node.
+"""Find out whether a PostgreSQL server answers at the address of a node.
 
-libpq does not tell by a code whether a connection was refused by the server or by nobody, and the
-language of its messages differs.
+libpq has no error code that shows whether a server refused a connection or no server answered, and the
+language of its messages varies.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, Final
 from django.db import OperationalError
 
 _PATIENCE: Final = 5.0  # seconds for each address
-# The request for TLS. A server answers it with one byte before it looks at accounts, even while it
-# starts or shuts down.
+
+# The request to use TLS. A server answers it with one byte before it checks the account, even while the
+# server starts or shuts down.
 _SSL_REQUEST: Final = struct.pack("!II", 8, 80877103)
 
 
@@ -25,9 +26,11 @@ class SilentServer(OperationalError):
 
 
 def is_silent(settings: Mapping[str, Any]) -> bool:
-    """Whether nothing answers at the address in ``settings``, to which no session could be opened.
+    """Whether nothing answers at the address in ``settings``. Called after a session could not be
+    opened.
 
-    False if the address is not known, as with the option ``service``.
+    False if the address is not known, for example with the option ``service``. Waits up to five seconds
+    for each address.
 
     :param settings: complete settings of a node or of an entry of ``DATABASES``.
     """

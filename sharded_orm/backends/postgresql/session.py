@@ -43,18 +43,19 @@ class PostgreSQLNodeSession:
         self.retired = False
         self.user = 0
         self.permit: object | None = None
-        #: Identity of the session on its server; None until the server was asked for it.
+        #: Identity of the session on its server; None before the first query for it.
         self.identity: SessionID | None = None
-        #: The schemas that the session has used. The server's process keeps what it has read about
-        #: their tables for as long as the session lives.
+        #: The schemas that the session has used. The server's process keeps what it knows of their
+        #: tables in memory until the session ends.
         self.schemas: set[str] = set()
-        #: Tables, each with its schema, that the session has read for queries over many schemas.
+        #: Pairs of schema and table, for the tables that the session has read in queries over many
+        #: schemas.
         self.tables: set[tuple[str, str]] = set()
         self.poll = _poller(raw.fileno())
 
     @property
     def is_idle(self) -> bool:
-        """Whether the session can be used, and no transaction is open."""
+        """Whether the session can be used and no transaction is open."""
         return self.pgconn.transaction_status == _IDLE
 
     @property
@@ -64,17 +65,17 @@ class PostgreSQLNodeSession:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the open transaction has had an error, so that only a rollback can follow."""
+        """Whether a statement of the open transaction has failed. Only a rollback can follow then."""
         return self.pgconn.transaction_status == _INERROR
 
     @property
     def is_usable(self) -> bool:
-        """Whether the session is alive as far as is known, and no statement is running."""
+        """Whether the session is alive, as far as known, and no statement is running."""
         return self.pgconn.transaction_status in (_IDLE, _INTRANS, _INERROR)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a statement is running, such as a COPY or a stream of rows."""
+        """Whether a statement is still running, such as a COPY or a stream of rows."""
         return self.pgconn.transaction_status == _ACTIVE
 
     @property
@@ -82,7 +83,9 @@ class PostgreSQLNodeSession:
         return self.pgconn.status == _BAD
 
     def run(self, statements: bytes) -> list[tuple[Any, ...]]:
-        """Run statements in one packet. Return the rows of the last one; without rows, an empty list."""
+        """Run statements in one packet. Return the rows of the last statement; an empty list if it has
+        none.
+        """
         cursor = self.raw.execute(statements)
         while cursor.nextset():
             pass
@@ -92,15 +95,15 @@ class PostgreSQLNodeSession:
         """Commit or roll back the open transaction.
 
         :param how: "commit" or "rollback".
-        :raises psycopg.OperationalError: the session is lost, and with it the answer.
+        :raises psycopg.OperationalError: the session is lost. The transaction may have ended or not.
         """
         try:
             getattr(self.raw, how)()
         except psycopg.InternalError as exc:
             if self.is_idle:
                 raise
-            # If a session ends behind a pooler, the server and the pooler may both say so. The driver
-            # expects one answer, and complains about two.
+            # If a session behind a pooler ends, both the server and the pooler may report that. The
+            # driver expects one answer, and raises another error for two.
             raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:
@@ -115,7 +118,7 @@ class PostgreSQLNodeSession:
             self.raw.close()
 
     def abandon(self) -> None:
-        """Let go of the socket in a forked child, and send nothing to the server.
+        """Detach this session from its socket in a forked child, and send nothing to the server.
 
         The session belongs to the parent process, which goes on using it.
         """
@@ -128,12 +131,13 @@ def connect(params: Mapping[str, Any]) -> PostgreSQLNodeSession:
 
     :param params: arguments of ``psycopg.connect``.
     """
-    # Let the driver prepare no statements (prepare_threshold). Statements for different schemas
-    # have the same text, and a plan that was prepared for one schema fails if the table of another
-    # schema has other columns.
+    # prepare_threshold=None keeps the driver from preparing statements. Statements for different
+    # schemas have the same text, and a plan that was prepared for one schema fails if the table of
+    # another schema has other columns.
     raw: Any = psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
-    # The driver's stream() holds the lock from row to row. A second statement of the same thread would
-    # wait for ever, instead of being refused. A session has one user at a time, so no lock is needed.
+    # The driver's stream() holds the lock from row to row. With a real lock, a second statement of the
+    # same thread would wait for ever, instead of raising an error. A session has one user at a time, so
+    # no lock is needed.
     raw.lock = nullcontext()
     return PostgreSQLNodeSession(raw)
 

@@ -1,4 +1,4 @@
-"""How long the virtual connection of an alias keeps a physical session of its node."""
+"""Decide how long the virtual connection of an alias keeps a physical session of its node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class SessionLease(SessionHold["PostgreSQLNodeSession"]):
-    """Base class of the virtual connection: leases a session, keeps it as long as needed, gives it back.
+    """Base class of the virtual connection: leases a session, keeps it as long as needed, and returns
+    it.
 
     Not thread-safe, like Django's connections.
 
@@ -34,16 +35,18 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     def __init__(self, pool: PostgreSQLPool, schema: str | None, alias: str) -> None:
         super().__init__(pool, alias)
         self.schema = schema
-        #: The tables, each with its schema, that the next statement names; only for cursors of a node.
+        #: Pairs of schema and table, for the tables that the next statement names. Only for a node's
+        #: cursors.
         self.tables: set[tuple[str, str]] = set()
-        #: Schemas whose tables the statements use without naming them; only for cursors of a node.
+        #: Schemas whose tables the statements use without naming them. Only for a node's cursors.
         self.schemas: frozenset[str] = frozenset()
-        #: Whether the pinned session has a search path that the project has set.
+        #: Whether the pinned session keeps a search path of its own, so none is sent with statements.
         self.has_own_path = False
-        #: Whether a statement may have taken a number of a sequence, since the session belongs to this
-        #: connection. Only then may ``lastval()`` be asked for that number.
+        #: Whether a statement may have taken a number of a sequence on this session for this
+        #: connection. Otherwise ``lastval()`` is refused, because it could return another alias's
+        #: number.
         self.may_have_number = False
-        #: Whether the session was lost with state that a rollback cannot restore.
+        #: Whether the session was lost together with state that a rollback cannot restore.
         self.has_lost_state = False
 
     @property
@@ -57,7 +60,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return self.is_open or self.is_held or self.mode in (SessionMode.PINNED, SessionMode.LOST)
 
     def lease_session(self) -> PostgreSQLNodeSession:
-        """Lease a session, and note which schema it is about to use."""
+        """Lease a session, and record which schema it will use."""
         if self.tables or self.schemas:
             return self.pool.lease_for(self.schemas, self.tables)
         session = self.pool.lease()
@@ -66,7 +69,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return session
 
     def record_error(self, exc: BaseException) -> None:
-        """Note that a statement on the held session failed. If the session is unusable, give it up."""
+        """Record that a statement on the held session failed. If the session is unusable, close it."""
         session = self.session
         if session is None or session.is_usable:
             self.settle()
@@ -74,9 +77,9 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             self._lose(exc)
 
     def refuse_if_busy(self) -> None:
-        """Raise an error if a COPY or stream() of this connection runs in the held session.
+        """Raise an error if a COPY or stream() of this connection is still running in the held session.
 
-        The driver raises the same. The transaction goes on.
+        The driver would raise the same error. The transaction stays open.
 
         :raises psycopg.OperationalError: the session is busy.
         """
@@ -88,7 +91,9 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             )
 
     def prefix_error(self, exc: psycopg.Error) -> Exception:
-        """Return the error for callers if the statement that sets the search path failed with ``exc``."""
+        """Return the error for the caller after the statement that sets the search path failed with
+        ``exc``.
+        """
         if isinstance(exc, psycopg.errors.InvalidSchemaName):
             return ShardDatabaseMissing(
                 f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}. Create it with"
@@ -102,7 +107,9 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return exc
 
     def schema_error(self, session: PostgreSQLNodeSession) -> Exception | None:
-        """Return the error for callers if the schema cannot be used, or the session is lost."""
+        """Return an error for the caller if the schema cannot be used or the session is lost, else
+        None.
+        """
         if self.schema is not None:
             try:
                 session.run(f"SELECT {guard_of(self.schema)}".encode())
@@ -114,10 +121,10 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         """Keep one session until close(), as Django's own backend does. Return the session.
 
         :param reason: what leaves state in the session, for logs and errors.
-        :param own_path: whether no search path is to be sent from now on. The session then gets the
+        :param own_path: if True, no search path is sent with statements any more. The session gets the
             schema's search path for good, and the project may change it.
-        :raises SessionStateRefused: a connection pooler would give the state to others, or the search
-            path would be lost with the open transaction.
+        :raises SessionStateRefused: a connection pooler would pass the state to other clients, or the
+            search path would be lost with the open transaction.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -140,7 +147,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return session
 
     def restore_path(self) -> None:
-        """Set the search path of the pinned session to the schema again."""
+        """Set the search path of the pinned session back to the schema."""
         session = self.session
         if self.schema is not None and session is not None:
             try:
@@ -149,7 +156,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
                 self.record_error(exc)
                 raise
             except BaseException as exc:
-                # The server may have set the path, for example if the user has interrupted the wait.
+                # After an interruption, it is unknown whether the server has set the path. Close the
+                # session.
                 self._lose(exc)
                 raise
 
@@ -174,19 +182,22 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
 
     @property
     def has_pooler(self) -> bool:
-        """Whether a connection pooler stands before the server. Opens a session if there was none."""
+        """Whether clients reach the server through a connection pooler.
+
+        Opens a session if the pool has had none.
+        """
         if self.pool.has_pooler is None:
             self.pool.any_session()
         return bool(self.pool.has_pooler)
 
     @contextmanager
     def standing_session(self) -> Iterator[PostgreSQLNodeSession]:
-        """Give a session that is in no transaction, and whose search path names the schema.
+        """Yield a session that is in no transaction, and whose search path names the schema.
 
-        Use it for one statement that the server refuses in a transaction. This costs three packets:
-        they set the search path, run the statement, and reset the path.
+        A ``with`` block uses it for one statement that the server refuses in a transaction. This costs
+        three packets: they set the search path, run the statement, and reset the path.
 
-        :raises SessionStateRefused: a connection pooler stands before the server.
+        :raises SessionStateRefused: clients reach the server through a connection pooler.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -220,18 +231,18 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
                 (self.return_session if is_clean else self.pool.discard)(session)
 
     def _stand(self, session: PostgreSQLNodeSession) -> None:
-        """Set the search path of ``session`` to the schema, for all statements that follow."""
+        """Set the search path of ``session`` to the schema, for all later statements of the session."""
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:
-            # If the guard fails, the server undoes both statements.
+            # The second statement fails if the schema does not exist, and the server then undoes both.
             session.run(path + guard_of(self.schema).encode())
         except psycopg.Error as exc:
             raise self.prefix_error(exc) from exc
 
     @contextmanager
     def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:
-        """Give a plain cursor of the driver to a ``with`` block, in the session that hold() keeps.
+        """Context manager that yields a plain cursor of the driver, on the session that hold() keeps.
 
         The search path of this cursor is the server's. Must not be used in a transaction.
         """
@@ -245,9 +256,10 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             raise
 
     def hold(self) -> None:
-        """Do as the base class does.
+        """Hold a session as the base class does, if no connection pooler is in between.
 
-        :raises SessionStateRefused: a connection pooler would give the state to others.
+        :raises SessionStateRefused: a connection pooler would pass the session's state to other
+            clients.
         """
         if self.has_pooler:
             raise self.pooler_refusal("a lock of the session")

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
 from sharded_orm.backends.sizes import ShardSize, TableSize
 
-# The number of rows, which the server counts as they are written. A crash loses the counts, and a
-# standby has none. If there is no count, take the estimate of the last VACUUM or ANALYZE, which is
-# -1 if there was none.
+# SQL for the number of rows. The server counts rows as they are written, but a crash loses the counts,
+# and a standby has none. If there is no count, use the estimate of the last VACUUM or ANALYZE. That is
+# -1 if there was neither.
 _ROWS = """\
 CASE WHEN pg_stat_get_live_tuples(c.oid) > 0 THEN pg_stat_get_live_tuples(c.oid)
   ELSE greatest(c.reltuples, 0)::bigint END"""
 
-# pg_total_relation_size() opens a table and its indexes. The server process then keeps 15 kB of
-# memory for each table until its session ends. So the function is called only if more than 1,000
-# rows and a fifth of the table have changed since the last ANALYZE. Otherwise the sizes are those
-# of that time. A table that has rows and was never analyzed counts as one page.
+# SQL for the size of a table in bytes. pg_total_relation_size() opens the table and its indexes, and
+# the server process then keeps 15 kB of memory for each table until its session ends. So the function
+# is called only if more than 1,000 rows plus a fifth of the table have changed since the last ANALYZE.
+# Otherwise the size is that of the last ANALYZE. A table that has rows and was never analyzed counts as
+# one page.
 _BYTES = """\
 CASE WHEN pg_stat_get_mod_since_analyze(c.oid) > 1000 + 0.2 * greatest(c.reltuples, 0)
   THEN pg_total_relation_size(c.oid)
@@ -30,7 +31,7 @@ CASE WHEN pg_stat_get_mod_since_analyze(c.oid) > 1000 + 0.2 * greatest(c.reltupl
     ), 0)
   ) END"""
 
-# Tables are found by their dependency on their schema, for which there is an index.
+# The tables of a schema. They are found by their dependency on the schema, for which there is an index.
 _FROM = """\
 FROM pg_namespace n
 JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid AND d.deptype = 'n'
@@ -51,7 +52,7 @@ def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
             f" {_FROM} = ANY (%(schemas)s) GROUP BY n.nspname",
             {"schemas": list(sizes)},
         )
-        # The size is NULL if somebody drops the only table meanwhile.
+        # The size is NULL if the only table of the schema is dropped during the query.
         for name, size, rows in cursor.fetchall():
             sizes[name] = ShardSize(int(size or 0), int(rows or 0))
     return sizes

@@ -1,4 +1,4 @@
-"""Read the definitions of a schema (its tables, views, …), and build a schema from them."""
+"""Read the definitions of a schema (its tables, views, …), and create a schema from them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sharded_orm.backends.snapshot import (
 from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
 from sharded_orm.exceptions import RehearsalFailed
 
-#: The largest number of schemas in one query. With more, the server takes longer for each, and its process
-#: keeps the memory that it needed to plan the query.
+#: The largest number of schemas that one query reads. With more, the server takes longer for each
+#: schema, and its process keeps the memory that it needed to plan the query.
 BATCH = 100
 _RECORDS = "django_migrations"
 # SQLSTATEs for a schema or a table that does not exist.
@@ -44,10 +44,10 @@ def read(cursor: CatalogCursor, schema: str) -> SchemaSnapshot:
 
 
 def build(cursor: CatalogCursor, snapshot: SchemaSnapshot) -> None:
-    """Create those tables, views, … of ``snapshot`` that the current schema of ``cursor`` does not have.
+    """Create the tables, views, … of ``snapshot`` that the current schema of ``cursor`` lacks.
 
-    Existing objects are not changed. All are created in one transaction, with one packet; up to three
-    queries before it read what exists.
+    Existing objects are not changed. Up to three queries read what exists. Then one packet creates all
+    missing objects in one transaction.
 
     :raises RehearsalFailed: the snapshot has objects for which there are no statements, such as
         operators.
@@ -64,13 +64,13 @@ def build(cursor: CatalogCursor, snapshot: SchemaSnapshot) -> None:
             f" {', '.join(map(repr, names))}. Create them in the schema of the extensions instead, once"
             " for each database."
         )
-    # Do not check the bodies of functions, because they may use tables that are created later.
+    # Do not check the bodies of functions now, because they may use tables that are created later.
     setting = "SET LOCAL check_function_bodies = off"
     cursor.execute(";\n".join((setting, *statements(snapshot.definitions, missing, schema))))
 
 
 def create_schema(cursor: CatalogCursor, schema: str) -> None:
-    """Create an empty schema. If a schema of that name exists and has no rows, it is dropped first.
+    """Create an empty schema. If the schema exists and has no rows, it is dropped first.
 
     Up to four statements.
 
@@ -110,7 +110,7 @@ def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
     try:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     except psycopg.errors.InsufficientPrivilege as exc:
-        # The server looks at the privilege first, even if the schema exists.
+        # The server checks the privilege first, so this error comes even if the schema exists.
         if schema in names(cursor):
             return
         raise psycopg.errors.InsufficientPrivilege(
@@ -125,11 +125,11 @@ def drop_schema(cursor: CatalogCursor, schema: str) -> None:
 
 
 def drop_unfinished_indexes(cursor: CatalogCursor, sql: str) -> bool:
-    """Drop the indexes of the current schema that ``sql`` names and that are not valid.
+    """Drop the invalid indexes of the current schema that the statement ``sql`` names.
 
-    Return whether there were any. Does nothing if ``sql`` does not create or drop an index concurrently.
-    Otherwise costs one query, and one statement for each index. The caller must know that no session is
-    working on such an index.
+    Such an index is left if CREATE or DROP INDEX CONCURRENTLY fails. Return whether there were any.
+    Does nothing if ``sql`` does not create or drop an index concurrently. Otherwise costs one query,
+    and one statement for each index. The caller must know that no session is working on such an index.
     """
     if not _CONCURRENTLY.search(sql):
         return False
@@ -138,7 +138,8 @@ def drop_unfinished_indexes(cursor: CatalogCursor, sql: str) -> bool:
         " JOIN pg_class t ON t.oid = i.indrelid WHERE NOT i.indisvalid AND c.relkind = 'i'"
         " AND c.relnamespace = quote_ident(current_schema())::regnamespace"
     )
-    # An index without a name gets one from the server. Then the statement names the table only.
+    # If ``sql`` has no name for the index, the server makes one up. Then look for the name of the
+    # table.
     has_name = not _WITHOUT_NAME.search(sql)
     names = [
         index for index, table in cursor.fetchall() if _is_named(index if has_name else table, sql)
@@ -155,14 +156,14 @@ def _is_named(name: str, sql: str) -> bool:
 def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | None]:
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
-    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
-    not exist. One query reads 100 schemas. If one of them lacks the table or does not exist, the
-    query fails. Then one query finds the schemas that have the table, and they are read again.
+    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does not
+    exist. One query reads 100 schemas. The query fails if one of them does not exist or lacks the
+    table. In that case, one more query finds the schemas with the table, and these are read again.
 
     :param cursor: a cursor in autocommit.
     """
     try:
-        # Do not check first which schemas exist: most often all do.
+        # Do not check first which schemas exist, because most often all of them do.
         return dict(_digests(cursor, schemas))
     except Exception as exc:
         if sqlstate_of(exc) not in _NOT_THERE:
@@ -182,7 +183,7 @@ def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | No
 
 
 def names(cursor: CatalogCursor) -> set[str]:
-    """Return the names of all schemas of the database, without those of the server's own."""
+    """Return the names of all schemas of the database, except the server's own schemas."""
     cursor.execute(
         "SELECT nspname FROM pg_namespace"
         " WHERE NOT starts_with(nspname, 'pg_') AND nspname <> 'information_schema'"
@@ -191,7 +192,7 @@ def names(cursor: CatalogCursor) -> set[str]:
 
 
 def _digests(cursor: CatalogCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # SQL for the digest that applied_digest() of sharded_orm.backends.snapshot computes in Python.
+    # This SQL computes the same digest as applied_digest() in sharded_orm.backends.snapshot.
     row = "md5(convert_to(app || '/' || name, 'UTF8'))"
     digest = f"bit_xor(('x' || left({row}, 16))::bit(64)::bigint)"
     marker = f"app = '{MARKER_APP}' AND starts_with(name, '{MARKER_PREFIX}')"

@@ -1,4 +1,4 @@
-"""Names and texts as parts of SQL, quoted."""
+"""Quote names and texts as parts of SQL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return ``text`` as an SQL literal, whatever ``standard_conforming_strings`` says."""
+    """Return ``text`` as an SQL literal that is valid with any value of
+    ``standard_conforming_strings``.
+    """
     if "\\" in text:
         return " E'{}'".format(text.replace("\\", "\\\\").replace("'", "''"))
     return "'{}'".format(text.replace("'", "''"))

@@ -1,11 +1,11 @@
-"""Classify statements by what they do to the session that runs them. Pure functions.
+"""Classify SQL statements by what they do to the session that runs them. Pure functions.
 
 All schemas of a node share its sessions. A session finds the tables of a schema by its search path,
-which is set for one transaction only. The functions here say which statements cannot share a packet
-with the statement that sets the search path, and which leave state in the session.
+which is set for one transaction only. The functions here find the statements that cannot share a packet
+with the statement that sets the search path, and those that leave state in the session.
 
-The text does not show what stored functions and triggers do, so that is not considered. The bodies of
-``DO`` are.
+The text of a statement does not show what stored functions and triggers do, so they are not considered.
+The bodies of ``DO`` statements are.
 """
 
 from __future__ import annotations
@@ -70,15 +70,16 @@ _WRITES = frozenset([
     "IMPORT", "INSERT", "MERGE", "MOVE", "NOTIFY", "REASSIGN", "REFRESH", "REVOKE", "SECURITY",
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
-# Those of _WRITES that may take a number of a sequence. Triggers are not considered.
+
+# Words of _WRITES whose statements may take a number of a sequence. Triggers are not considered.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
 )
 
-# Quoted text, in the order in which the server's scanner tries them. A backslash escapes in E'…' only.
-# The end of a comment /* … */ is looked for by other means, because such comments nest. A quote
-# that is not closed matches last.
+# Matches quoted text. The alternatives are in the order in which the server's scanner tries them. A
+# backslash escapes in E'…' only. Only the beginning of a comment /* … */ is matched here, because such
+# comments nest. A quote that is not closed matches last.
 _QUOTED = re.compile(
     r"(?P<literal>\b[Ee]'(?:[^'\\]|\\.|'')*'|'[^']*'"
     r"|(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$"
@@ -106,12 +107,12 @@ _STATEFUL_FUNCTION = re.compile(
     r"|DBLINK_(?:CONNECT|DISCONNECT|OPEN|CLOSE|SEND_QUERY)\w*|PG_REPLICATION_ORIGIN_SESSION_\w+)\s*\("
 )
 _LOCAL_CONFIG = re.compile(r"\bSET_CONFIG\s*\([^()]*,\s*(?:IS_LOCAL\s*(?:=>|:=)\s*)?TRUE\s*\)")
-# A call whose first argument is no literal might set any parameter.
+# Matches set_config() with a first argument that is no literal, so it might set any parameter.
 _ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
     r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
-    # The name of a parameter may be quoted.
+    # The name of a parameter may be quoted, and so unknown here.
     r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
     re.DOTALL,
 )
@@ -125,7 +126,7 @@ _TEMPORARY = re.compile(
     r"|\bINTO\s+(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b|\bPG_TEMP(?:_\d+)?\b"
 )
 _SETTINGS = re.compile(r"\bUPDATE\s+(?:ONLY\s+)?(?:PG_CATALOG\s*\.\s*)?PG_SETTINGS\b")
-# The patterns from here on are tried on a text without literals and comments.
+# The patterns from here on are matched against text without literals and comments.
 _ALONE = re.compile(
     r"(?:VACUUM|CLUSTER|CHECKPOINT|REINDEX|ALTER\s+SYSTEM|COMMIT\s+PREPARED|ROLLBACK\s+PREPARED)\b"
     r"|(?:CREATE|DROP|ALTER)\s+(?:DATABASE|TABLESPACE|SUBSCRIPTION)\b"
@@ -133,7 +134,8 @@ _ALONE = re.compile(
     r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
 )
-# Statements that match _ALONE, too. Most tables are not partitioned, so most can be in a block.
+# Statements that match _ALONE as well. The server refuses them in a transaction block only if the table
+# is partitioned, which most tables are not.
 _MAYBE_ALONE = re.compile(
     r"REINDEX\s*(?:\((?![^()]*\bCONCURRENTLY\b)[^()]*\)\s*)?(?:TABLE|INDEX)\s+(?!CONCURRENTLY\b)"
     r"|CLUSTER\b\s*(?:\([^()]*\)\s*|VERBOSE\s+)?(?!VERBOSE\s*$)[\w?]"
@@ -143,19 +145,19 @@ _SET_STATELESS = re.compile(r"SET\s+(?:LOCAL|CONSTRAINTS)\b")
 _SET_TRANSACTION = re.compile(r"SET\s+TRANSACTION\b")
 _EXTENSION = re.compile(r"CREATE\s+EXTENSION\b(?!.*\bSCHEMA\b)", re.DOTALL)
 _CHAIN = re.compile(r"\bAND\s+CHAIN\b")
-# The body of a function in standard SQL has semicolons, and ends with a statement END.
+# Matches the body of a function in standard SQL. It contains semicolons, and ends with the word END.
 _ATOMIC_BODY = re.compile(r"CREATE\b.*\bBEGIN\s+ATOMIC\b(?P<body>.*)", re.DOTALL)
-# What the body of DO may contain.
+# Matches words that leave state in the session, in the body of a DO statement.
 _BODY_STATE = re.compile(
     r"\b(?:LISTEN|LOAD|TEMPORARY|TEMP|PG_TEMP|PG_SETTINGS)\b"
     r"|\b(?:RESET|DISCARD|PREPARE|DEALLOCATE)\b"
 )
-# A comment may stand before SET, and EXECUTE may run it from a text. So SET counts wherever it stands,
-# unless it belongs to UPDATE or to a foreign key.
+# Matches SET anywhere in a body, because a comment may stand before it, and EXECUTE may run it from a
+# text. The SET of an UPDATE or of a foreign key does not count.
 _BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
 _BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
-# Functions and words that may stand before a parenthesis in a read that changes nothing.
+# Words and functions that may stand before a parenthesis in a statement that changes nothing.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES USING OVER FILTER UNION EXCEPT INTERSECT
     BY THEN ELSE WHEN CASE LIMIT OFFSET LIKE ILIKE BETWEEN IS JOIN DISTINCT HAVING LATERAL WITHIN GROUP ARRAY
@@ -172,7 +174,8 @@ _HARMLESS_WORDS = """
     TIMESTAMP TIME INTERVAL BIT TEXT INTEGER BIGINT
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-# A function of another schema is none of the server's.
+# Matches a function call. A function with a schema other than pg_catalog is not one of the server's
+# own.
 _CALL = re.compile(r"((?<!PG_CATALOG)\.\s*)?(\w+|\?)\s*\(")
 
 
@@ -182,9 +185,9 @@ def classify(sql: str) -> PostgreSQLKind:
 
 
 def reason(sql: str) -> str:
-    """Return a word or two, for logs, that say why the statement ``sql`` keeps its session.
+    """Return a word or two, for logs, that say why the statement ``sql`` pins its session.
 
-    The text contains no values of ``sql``.
+    A pinned session is kept for one alias. The returned text contains no values of ``sql``.
     """
     bare = _strip(sql)
     if bare is None:
@@ -199,7 +202,7 @@ def reason(sql: str) -> str:
 
 
 def is_several(sql: str) -> bool:
-    """Whether ``sql`` has more than one statement, or leaves doubt about that."""
+    """Whether ``sql`` has, or may have, more than one statement."""
     if ";" not in sql:
         return False
     bare = _strip(sql)
@@ -207,27 +210,38 @@ def is_several(sql: str) -> bool:
 
 
 def begins_anew(sql: str) -> bool:
-    """Whether ``sql``, of the kind CONTROL, begins another transaction as it ends one."""
+    """Whether ``sql`` ends a transaction and begins another one at once (AND CHAIN).
+
+    :param sql: a statement of the kind CONTROL, which begins or ends a transaction.
+    """
     bare = _strip(sql)
     return bare is None or _CHAIN.search(bare.upper()) is not None
 
 
 def prepares_transaction(sql: str) -> bool:
-    """Whether ``sql``, of the kind BARE, is ``PREPARE TRANSACTION``."""
+    """Whether ``sql`` is ``PREPARE TRANSACTION``.
+
+    :param sql: a statement of the kind BARE, which the server refuses outside of a transaction.
+    """
     bare = _strip(sql)
     return bare is None or bare.lstrip("( \t\r\n").upper().startswith("PREPARE")
 
 
 def resets_path(sql: str) -> bool:
-    """Whether ``sql``, of the kind PATH, gives the session the server's default search path."""
+    """Whether ``sql`` restores the server's default search path.
+
+    :param sql: a statement of the kind PATH, which changes the search path.
+    """
     bare = _strip(sql)
     return bare is None or _DEFAULT_PATH.search(bare.upper()) is not None
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether ``sql``, of the kind READ, calls no function that might write.
+    """Whether the read ``sql`` calls no function that might write, so that it may be sent again.
 
-    The server may have completed such a call although its result never arrived.
+    The server may have completed the first call although its result never arrived.
+
+    :param sql: a statement of the kind READ.
     """
     bare = _strip(sql)
     return bare is not None and all(
@@ -242,9 +256,9 @@ def without_comments(sql: str) -> str:
 
 
 def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | None:
-    """Return ``sql`` without comments, with ``?`` for each literal and each quoted name.
+    """Return ``sql`` without comments, and with ``?`` in place of each literal and each quoted name.
 
-    Return None if the text leaves doubt where literals or comments end.
+    Return None if it is unclear where literals or comments end.
 
     :param literals: whether to keep literals.
     :param names: whether to keep quoted names.
@@ -281,7 +295,8 @@ def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | No
 
 def _classify(sql: str) -> PostgreSQLKind:
     text = sql.strip()
-    # Look for savepoints before quoted names are removed: Django quotes the names of savepoints.
+    # Look for savepoints before quoted names are removed, because Django quotes the names of
+    # savepoints.
     if (savepoint := savepoint_statement(text)) is not None:
         return _SAVEPOINTS[savepoint]
     bare: str | None = text
@@ -299,7 +314,7 @@ def _classify(sql: str) -> PostgreSQLKind:
 
 
 def _parts(upper: str) -> list[str]:
-    """Split a text at its semicolons, but not in the body of a function."""
+    """Split a text at its semicolons, except at those in the body of a function."""
     if ";" not in upper:
         return [upper] if upper else []
     parts: list[str] = []
@@ -312,19 +327,20 @@ def _parts(upper: str) -> list[str]:
             parts.append(part)
             body = _ATOMIC_BODY.match(part)
             is_open = body is not None and body["body"].strip() != "END"
-    # A body without an end: any statement may follow.
+    # The body has no end, so any statement may follow. Add "END", so that the text counts as one that
+    # may end a transaction.
     return [*parts, "END"] if is_open else parts
 
 
 def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
-    """Return the kind of a text that has statements of ``kinds``."""
+    """Return the kind of a text with several statements, whose kinds are ``kinds``."""
     if any(PostgreSQLKind.SAVEPOINT <= k <= PostgreSQLKind.RELEASE for k in kinds):
         kinds = [*kinds, PostgreSQLKind.CONTROL]
     strongest = max(kinds, default=PostgreSQLKind.WRITE)
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # The server runs the text as one transaction block, and refuses these statements in it. So
+        # The server runs the text as one transaction block, in which it refuses these statements. So
         # the text can be sent like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
@@ -336,7 +352,7 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     """Return the kind of one statement by its first words.
 
     :param upper: the statement in upper case, without literals and comments.
-    :param raw: the whole text in upper case, with the bodies of DO.
+    :param raw: the whole text in upper case, including the bodies of DO statements.
     """
     match = _FIRST_WORD.match(upper)
     if match is None:
@@ -379,19 +395,23 @@ def _takes_numbers(upper: str) -> bool:
 
 
 def _of_body(raw: str) -> PostgreSQLKind:
-    """Return the kind of a DO, whose body is a part of ``raw``."""
+    """Return the kind of a DO statement.
+
+    :param raw: text in upper case that contains the body of the DO.
+    """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # The search path cannot be sent with it if it ends transactions.
+        # If the body ends transactions, the search path would be lost, so it cannot be sent with the
+        # statement.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT
 
 
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
-    """Return the kind of a text by the functions and tables that it names; READ if these are harmless."""
+    """Return the kind of a text by the functions and tables that it names. READ if these are harmless."""
     if 'U&"' in raw:
-        # A name in which any character may be written by its number.
+        # Such a name may contain any character as a number, so it might be any name.
         return PostgreSQLKind.PATH
     if '"' in text:
         upper = _QUOTED_NAME.sub(r"\1", _strip(text, names=True) or "").upper()
@@ -405,7 +425,7 @@ def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
         return PostgreSQLKind.PATH if may_set_path else PostgreSQLKind.STATE
     if _AFFINE.search(upper):
         return PostgreSQLKind.AFFINE
-    # A parameter that is set for the transaction is no plain read.
+    # A set_config() that lasts for the transaction makes the text a write.
     return PostgreSQLKind.WRITE if "SET_CONFIG" in upper else PostgreSQLKind.READ
 
 

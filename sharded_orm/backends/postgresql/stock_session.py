@@ -1,4 +1,7 @@
-"""Sessions of Django's own backend, in which rows of a shard are copied and its tables are moved."""
+"""Sessions of Django's own backend, for copying rows of a shard and moving its tables.
+
+They are not taken from a pool, because their settings stay.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ from typing import Any, Final
 
 from django.db import OperationalError
 
-# The trigger functions of :mod:`~sharded_orm.backends.postgresql.capture_triggers` use the same
-# formats, because the texts of values must be the same.
+# Settings of such a session. The trigger functions in
+# :mod:`~sharded_orm.backends.postgresql.capture_triggers` use the same formats, because equal values
+# must have equal texts.
 _SETTINGS: Final = (
     "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
-    # The formats are the same on all servers, so equal values have the same text, and no digits are
-    # lost.
+    # With these formats, equal values have the same text on all servers, and no digits are lost.
     "SET DateStyle = 'ISO, YMD'",
     "SET IntervalStyle = 'postgres'",
     "SET TimeZone = 'UTC'",
@@ -19,13 +22,13 @@ _SETTINGS: Final = (
     "SET bytea_output = 'hex'",
     "SET lc_monetary = 'C'",
     "SET xmloption = 'content'",
-    # Let a statement fail if a policy (row security) would hide rows from it.
+    # A statement fails if row security would hide rows from it.
     "SET row_security = off",
 )
 
 
 def begin_session(connection: Any) -> str:
-    """Connect, set what the session needs, and return the name of its schema.
+    """Connect, change the settings of the session, and return the name of its schema.
 
     :param connection: a connection object of Django's own backend that has not connected yet, and is
         used for nothing else. Its sessions come from no pool, because their settings stay.
@@ -35,7 +38,8 @@ def begin_session(connection: Any) -> str:
     for name in ("pool", "server_side_binding", "isolation_level"):
         options.pop(name, None)
     with connection.cursor() as cursor:
-        # Before anything else: if a shard's schema is missing, its tables must not appear in another.
+        # Check the schema before anything else. If a shard's schema is missing, its tables must not be
+        # created in another schema of the search path.
         cursor.execute(
             "SELECT pg_catalog.current_schema(), pg_catalog.current_setting('search_path')"
         )
@@ -55,5 +59,5 @@ def begin_session(connection: Any) -> str:
 def _begins_with(path: str, schema: str) -> bool:
     quoted = '"' + schema.replace('"', '""') + '"'
     first = path.lstrip()
-    # The default path begins with "$user". There need be no schema of that name.
+    # The default path begins with "$user". A schema of that name need not exist.
     return first.startswith(('"$user"', quoted)) or first.partition(",")[0].strip() == schema

@@ -1,7 +1,7 @@
-"""Django's SQLite backend, with one file per shard in the folder of the shard's node.
+"""Django's SQLite backend, with one file for each shard in the folder of the shard's node.
 
-Connecting to a shard never creates its file, unlike with Django's backend. Only
-:meth:`DatabaseWrapper.create_shard_database` does.
+A node is a database server elsewhere; for SQLite it is a folder. Unlike with Django's backend,
+connecting to a shard never creates its file. Only :meth:`DatabaseWrapper.create_shard_database` does.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from sharded_orm.exceptions import ShardDatabaseMissing
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Query string of a shard's file URI: open the file for reading and writing, but do not create it.
+# Query string of the URI with which a shard's file is opened: for reading and writing, without creating
+# it.
 _EXISTING_ONLY = "?mode=rw"
 
 
 class _Immediate(Atomic):
     """An atomic block that locks the file for writing from the start (``BEGIN IMMEDIATE``).
 
-    A usual transaction that begins with a read asks for the write lock at its first write. If another
+    A usual transaction that begins with a read requests the write lock at its first write. If another
     connection is writing at that moment, SQLite refuses the lock at once, without waiting.
     """
 
@@ -74,8 +75,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         " process dies. Use MariaDB, MySQL or PostgreSQL"
     )
     transaction_mode: str | None
-    # The number of references to the driver's connection object while no cursor is open, as given
-    # by sys.getrefcount(). It includes references from inside the driver.
+    # The number of references to the driver's connection object while no cursor is open, as returned by
+    # sys.getrefcount(). It includes references from inside the driver.
     _references = 0
 
     def get_connection_params(self) -> dict[str, Any]:
@@ -101,9 +102,10 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 # need not survive a power cut.
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute("PRAGMA journal_mode = MEMORY")
-            made.clear()  # The references that this list holds must not be counted below.
+            made.clear()  # Its references must not be counted below.
         except sqlite3.DatabaseError as exc:
-            # The file was opened, and then a statement failed, as on a file that is no database.
+            # The file was opened, and then a statement failed, for example because the file is no
+            # database.
             for opened in made:
                 opened.close()
             if not isinstance(exc, sqlite3.OperationalError):
@@ -185,8 +187,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             copy.build_schema(definitions)
             yield copy
         finally:
-            # Do not call the close() of Django's SQLite backend: it does not close the connection
-            # to a database in memory.
+            # Call the base class, because the close() of Django's SQLite backend does not close a
+            # database in memory.
             BaseDatabaseWrapper.close(copy)
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> SQLiteChangeCapture:
@@ -201,7 +203,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return SQLiteSchemaMove(self._stock_wrapper(), confirm)
 
     def _stock_wrapper(self) -> base.DatabaseWrapper:
-        """Return a connection object of Django's own backend."""
+        """Return a connection object of Django's own backend for this alias."""
         settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
         return base.DatabaseWrapper(deepcopy(settings), self.alias)
 
@@ -216,7 +218,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        super().write_transaction()  # For its check: raises an error on a copy of the connection.
+        super().write_transaction()  # Raises an error if this object is a copy.
         return _Immediate(self)
 
     def commit_outcome(self) -> CommitOutcome:

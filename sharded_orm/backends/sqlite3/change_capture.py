@@ -1,4 +1,6 @@
-"""The triggers, fences and journal of a shard in an SQLite file."""
+"""Change capture of a shard in an SQLite file: triggers that record changed rows of a moving key in a
+journal, and fences that refuse writes to the key.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,16 @@ from sharded_orm.backends.change_capture import (
 )
 from sharded_orm.exceptions import MoveRefused
 
-# Seconds to wait for other writers while it is checked whether the file can be written.
+# Seconds to wait for other writers when this module checks whether the file can be written.
 _PROBE = 10.0
 
 
 class SQLiteChangeCapture(ChangeCapture):
-    """One writer at a time has the whole file. So a write to the table of fences waits for all others.
+    """Change capture of one shard in an SQLite file: the fences, the journal and the triggers.
 
-    A trigger does not see rows that ``REPLACE`` removes because of another unique value, unless
-    ``recursive_triggers`` is on.
+    SQLite allows one writer in the file at a time. So a write to the table of fences waits for all
+    other writers. If ``REPLACE`` removes a row because of a unique value, a trigger sees that only with
+    ``recursive_triggers`` on.
     """
 
     _all_triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
@@ -81,11 +84,11 @@ class SQLiteChangeCapture(ChangeCapture):
         return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES))
 
     def _wait_for_others(self, patience: float) -> None:
-        """Let each later statement wait for other writers, for at most ``patience`` seconds."""
+        """Make each later statement wait for other writers, for at most ``patience`` seconds."""
         self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
 
     def _table_statements(self) -> Iterator[str]:
-        # The column ``value`` has no type, so a comparison follows the type of the key's column.
+        # The column ``value`` has no type, so SQLite compares by the type of the shard key's column.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._quote(FENCES)}"
             " (id INTEGER PRIMARY KEY, value NOT NULL, state TEXT NOT NULL)"

@@ -1,4 +1,4 @@
-"""Creates SQLite test databases. Their rows share no cache keys with rows of other databases."""
+"""Create SQLite test databases, whose rows share no cache keys with rows of other databases."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):
             settings["TEST"]["NAME"] = None
-        creation: Any = super()  # Any, because Django's type stubs leave this method out.
+        creation: Any = super()  # Django's type stubs leave out the method.
         return str(creation._get_test_db_name())

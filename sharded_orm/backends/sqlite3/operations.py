@@ -20,7 +20,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():
-            # The table sqlite_sequence stores the last number that was given out, not the next one.
+            # sqlite_sequence stores the last generated number, not the next one.
             name, last = "'{}'".format(table.replace("'", "''")), first - 1
             cursor.execute(
                 f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {name} AND seq < {last}"

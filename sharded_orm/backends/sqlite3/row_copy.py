@@ -1,4 +1,6 @@
-"""Copies of the rows of a key in an SQLite file, and digests of each stored value with its type."""
+"""Copy the rows of a shard key between SQLite files, with digests of each value and its type to compare
+the copies.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
-# Arguments per call of a function, of which SQLite allows a hundred or more.
+# The number of arguments in one call of an SQL function. SQLite allows at least a hundred.
 _ARGUMENTS = 50
 
 
@@ -26,8 +28,8 @@ class SQLiteRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Triggers let changes pass while the fence has this state. The state is set back before the
-        # commit, so no other session ever sees it.
+        # In the state "passes", the fence lets this session's changes pass. The fence is closed again
+        # before the commit, so no other session ever sees this state.
         fence = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
         with self._transaction():
             if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:
@@ -49,7 +51,7 @@ class SQLiteRowCopy(RowCopy):
         return self._count_changed(f"DELETE FROM {side} WHERE rowid IN ({rows})", number)
 
     def _side_statements(self, table: CapturedTable) -> Iterator[str]:
-        # CREATE TABLE … AS gives the new columns the type affinities of the selected columns.
+        # CREATE TABLE … AS SELECT gives the new columns the type affinities of the selected columns.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._side(table)} AS SELECT CAST(0 AS INTEGER)"
             f" {self._quote(COPY)}, {self._names(self.columns(table))} FROM {self._quote(table.name)} WHERE 0"
@@ -80,7 +82,8 @@ class SQLiteRowCopy(RowCopy):
 
     def _exact(self, column: CopiedColumn) -> str:
         return (
-            f"+{self._quote(column.name)}"  # An expression has no type for which Python converts.
+            # As an expression, it has no declared type for which Python would convert the value.
+            f"+{self._quote(column.name)}"
         )
 
     def _mark(self, column: CopiedColumn) -> str:

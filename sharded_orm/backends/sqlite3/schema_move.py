@@ -1,4 +1,7 @@
-"""The tables of a shard's SQLite file while the shard moves to another folder."""
+"""The work on one shard's SQLite file while the shard moves to another folder.
+
+The tables of the shard are hidden under other names, built, and shown again.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,25 @@ from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-# Seconds to wait for other writers.
+# Seconds to wait for other writers of the file.
 _PATIENCE = 60.0
-# Declared types of primary keys that a trigger writes to the journal as they are.
+# Declared types of primary keys that a trigger can write to the journal, the table of changed rows,
+# unchanged.
 _RECORDABLE = ("int", "char", "text", "clob", "date", "time")
 _QUOTED = re.compile(r'"(\w+)"')
 
 
 class SQLiteSchemaMove(SchemaMove):
-    """Tables are hidden in one transaction."""
+    """Moves a shard's SQLite file. All tables are hidden, under other names, in one transaction."""
 
-    # REPLACE removes rows without calling triggers.
+    # False, because REPLACE removes rows without calling triggers.
     triggers_see_all = False
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._rows("PRAGMA foreign_keys = OFF")
 
-    # ##### What there is #####
+    # ##### Definitions of the schema #####
 
     def _table_names(self) -> list[str]:
         rows = self._rows(
@@ -82,14 +86,15 @@ class SQLiteSchemaMove(SchemaMove):
         return SchemaDefinition(statements)
 
     def layout(self) -> Mapping[str, tuple[str, ...]]:
-        # SQLite quotes a name when it renames a table.
+        # Remove quotes, because SQLite quotes a name when it renames a table.
         return {
             name: tuple(_QUOTED.sub(r"\1", statement) for statement in statements)
             for name, statements in self.definition().statements.items()
         }
 
     def identities(self) -> frozenset[str]:
-        # SQLite has no TRUNCATE, and DELETE without a condition calls the triggers.
+        # The definition identifies a table. Nothing can empty it without calling the triggers, because
+        # SQLite has no TRUNCATE.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####
@@ -120,7 +125,8 @@ class SQLiteSchemaMove(SchemaMove):
     def discard(self) -> None:
         with self._exclusively(_PATIENCE):
             self._discard()
-            # Create the table of names, which says that the shard is not in this file.
+            # Create the table with the names of hidden tables, even if it is empty. It shows that the
+            # shard is not in this file.
             self._hide([], "")
 
     def _hide(self, names: Sequence[str], tag: str) -> None:

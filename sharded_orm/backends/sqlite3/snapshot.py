@@ -1,4 +1,4 @@
-"""Read the definitions and sizes of the tables in an SQLite file, and build a schema in a file."""
+"""Read the definitions and sizes of the tables in an SQLite file, and create tables from definitions."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\b", re.IGNORECASE)
 def read(connection: sqlite3.Connection) -> SchemaSnapshot:
     """Return the SQL definitions of all tables, indexes, views and triggers in an SQLite file.
 
-    Indexes that SQLite creates for constraints are left out: the definition of the table implies them.
-    So are this library's own tables and triggers.
+    Indexes that SQLite creates for constraints are left out, because the definition of the table
+    implies them. This library's own tables and triggers are left out as well.
     """
     rows = connection.execute(
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%'"
@@ -47,10 +47,7 @@ def read(connection: sqlite3.Connection) -> SchemaSnapshot:
 
 
 def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
-    """Create what ``snapshot`` defines and the SQLite file does not have: tables, indexes, …
-
-    Everything is created in one transaction.
-    """
+    """Create the tables, indexes, … of ``snapshot`` that the SQLite file lacks, in one transaction."""
     present = set(read(connection).definitions)
     missing = [
         definition for name, definition in snapshot.definitions.items() if name not in present

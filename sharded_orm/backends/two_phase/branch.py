@@ -1,7 +1,7 @@
 """Names of transactions that are committed in two phases, and of their branches.
 
 A branch is the part of such a transaction on one shard. The servers keep the name of each prepared
-branch. From the name alone, any process can find the shard that has the decision.
+branch. From the name alone, any process can find the shard on which the decision to commit is stored.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-#: The table with the decisions, on each shard. A row is the decision to commit a transaction.
+#: The table with the decisions, on each shard. Each row is the decision to commit one transaction.
 TABLE: Final = "sharded_orm_decision"
-#: Servers with XA allow 64 bytes for the name of a transaction, and as many for that of a branch.
+#: The largest length of the name of a transaction or branch. Servers with XA allow 64 bytes for each.
 MAX_BYTES: Final = 64
 _RANDOM_BYTES = 8
 _SEPARATOR = "."
@@ -35,7 +35,9 @@ class BranchName:
 
     @property
     def decider(self) -> str:
-        """The alias of the shard that has the decision; "" if the name is not one of ours."""
+        """The alias of the shard that stores the decision; "" if the name is not one of this library's
+        names.
+        """
         return self.transaction.partition(_SEPARATOR)[2]
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class BranchName:
 
 
 class Fate(Enum):
-    """What is known of a transaction whose branches are prepared."""
+    """Whether a two-phase transaction has committed, as far as that can be known."""
 
     COMMITTED = auto()
     """The decision to commit is stored, for good."""
@@ -54,7 +56,7 @@ class Fate(Enum):
 
 
 class Completion(Enum):
-    """How an attempt to end a prepared branch went."""
+    """The result of an attempt to end a prepared branch, one shard's part of a transaction."""
 
     DONE = auto()
     """This call has ended the branch."""
@@ -67,7 +69,7 @@ class Completion(Enum):
 def new_transaction(decider: str) -> str:
     """Return a new, random name for a transaction that is committed in two phases.
 
-    The name ends with the alias of the decider.
+    The name ends with the alias of the decider, the shard whose commit decides for all shards.
 
     :param decider: alias of the shard on which the decision to commit will be stored.
     """
@@ -75,5 +77,5 @@ def new_transaction(decider: str) -> str:
 
 
 def fits(alias: str) -> bool:
-    """Whether a transaction can be named after the shard ``alias``."""
+    """Whether the alias of a shard is short enough to be part of a transaction's name."""
     return 2 * _RANDOM_BYTES + len(_SEPARATOR) + len(alias.encode()) <= MAX_BYTES

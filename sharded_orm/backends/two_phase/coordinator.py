@@ -1,8 +1,9 @@
-"""The commit of a group's transaction in two phases: all shards that it wrote to commit, or none.
+"""Commit the transaction of a group in two phases: all shards that it wrote to commit, or none.
 
-The shard that the transaction uses first is the decider. Its transaction is an ordinary one. It
-inserts the decision, every other shard prepares its branch, and then the decider commits. This commit
-decides. docs/decisions/0041-two-phase-commit.md tells why each death is safe.
+The first shard that the transaction uses is the decider. Its transaction is an ordinary one. At the
+commit, the decider inserts the decision, every other shard prepares its branch (its part of the
+transaction), and then the decider commits. That commit decides for all shards.
+docs/decisions/0041-two-phase-commit.md explains why a process may die at any point.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.topology.model import Shard
 
-#: The most shards of one transaction. Each is a session, and a branch that its server has to keep.
+#: The most shards of one transaction. Each shard costs a session, and a branch that its server must
+#: keep.
 MAX_SHARDS: Final = 64
 
 
 class Participant(Protocol):
-    """The connection object of one shard, as the coordinator sees it."""
+    """The connection object of one shard in the transaction, as the coordinator uses it."""
 
     alias: str
     shard: Shard | None
@@ -50,10 +52,10 @@ class Participant(Protocol):
 
 
 class Coordinator:
-    """Commits one transaction of a group in two phases. For the thread of the transaction only.
+    """Commits one transaction of a group in two phases. Only the thread of the transaction may use it.
 
-    :param report: called with the shards of the transaction and whether something was left to a
-        recovery, once a transaction in two phases is over.
+    :param report: called when a transaction in two phases is over, with the shards of the transaction
+        and whether a branch was left to a recovery.
     """
 
     def __init__(self, report: Callable[[Sequence[Shard], bool], None]) -> None:
@@ -63,11 +65,12 @@ class Coordinator:
         self._count = 0
 
     def join(self, member: Participant) -> None:
-        """Let the transaction of a shard become part of this one. No statement of it was sent yet.
+        """Make the transaction of a shard part of this transaction, before its first statement is sent.
 
+        :param member: the shard's connection object.
         :raises TwoPhaseUnavailable: the server of the shard cannot prepare a branch.
-        :raises TwoPhaseMisused: the transaction has too many shards, or the session has state or no
-            autocommit.
+        :raises TwoPhaseMisused: the transaction has too many shards, or the session has state or is not
+            in autocommit.
         """
         if obstacle := member.two_phase_obstacle():
             raise TwoPhaseUnavailable(
@@ -78,7 +81,7 @@ class Coordinator:
                 f"Shard {member.alias!r} has autocommit switched off, so a block does not commit there."
                 " Leave 'AUTOCOMMIT': False out of the settings of its node."
             )
-        # The end of the last transaction may have been interrupted.
+        # Reset these attributes, because the end of the last transaction may have been interrupted.
         member.is_bound = member.left_branch = False
         if self._count == MAX_SHARDS:
             raise TwoPhaseMisused(
@@ -102,13 +105,13 @@ class Coordinator:
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.
 
-        Costs, for each shard that was written to, except for the decider, a round trip to prepare and
-        one to commit; and on the decider one for the decision and one to commit. If only one shard was
-        written to, there is nothing to agree on, and the commits are ordinary ones.
+        If several shards were written to, the commit costs two round trips for the decider (the decision
+        and its commit), and two for each other shard (the preparation and the commit). If only one shard
+        was written to, all shards commit as usual.
 
         :param members: the connection objects of the shards, in the order of their first use.
         :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A
-            recovery finds out, and ends the other branches accordingly.
+            recovery later finds the decision, and commits or rolls back the branches accordingly.
         :raises: any other error means that nothing is committed. The caller then rolls back.
         """
         decider = self._decider
@@ -132,7 +135,8 @@ class Coordinator:
                     " still open. Nothing is committed: end the inner block first."
                 )
         branches = [member for member in writers if member is not decider]
-        # Whoever has only read cannot fail after the decision, and has nothing to prepare.
+        # Commit the shards that were only read now. They have nothing to prepare, and their commit
+        # could not fail any more after the decision.
         for member in members:
             if member not in writers and member is not decider:
                 member.leave_group_levels(0, commit=True)
@@ -141,7 +145,8 @@ class Coordinator:
             for member in branches:
                 member.prepare_branch()
         except BaseException:
-            # A branch may be prepared although its session was lost.
+            # If a session was lost, its branch may be prepared all the same. So report that a branch
+            # may be left to a recovery.
             self._report(_shards([decider, *branches]), True)
             raise
         self._decide(decider, branches)
@@ -167,7 +172,8 @@ class Coordinator:
                 for member in branches:
                     member.is_bound = False
                 raise
-            # The decision may be stored. So the caller's rollback leaves the branches prepared.
+            # The decision may be stored. So the branches stay prepared when the caller rolls back, and
+            # a recovery ends them.
             self._report(_shards([decider, *branches]), True)
             if not isinstance(exc, Exception):
                 raise
@@ -175,13 +181,17 @@ class Coordinator:
             raise CommitOutcomeUnknown(aliases, exc) from exc
 
     def _finish(self, decider: Participant, branches: Sequence[Participant]) -> None:
-        """Commit the branches of a transaction that is decided. A branch that fails is left prepared."""
+        """Commit the branches after the decision. A branch whose commit fails stays prepared.
+
+        :param decider: the connection object of the shard that has stored the decision.
+        :param branches: the connection objects of the other shards that were written to.
+        """
         interruption: BaseException | None = None
         for member in branches:
             try:
                 member.leave_group_levels(0, commit=True)
             except BaseException as exc:
-                # Go on, because the others are decided, too.
+                # Continue, because the decision holds for the other branches, too.
                 interruption = interruption or exc
                 if member.is_bound:
                     member.leave_bound_branch()
@@ -194,8 +204,11 @@ class Coordinator:
 
 
 def _has_refused(decider: Participant, exc: BaseException) -> bool:
-    """Whether it is certain that the COMMIT of ``decider``, which raised ``exc``, has not committed."""
-    # Any other error has interrupted the rollback after the refusal.
+    """Whether it is certain that the failed COMMIT of ``decider`` has not committed.
+
+    :param exc: the error that the COMMIT has raised.
+    """
+    # If the error is of another class, it has interrupted the rollback after a refused COMMIT.
     is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
     return is_of_commit and decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
 

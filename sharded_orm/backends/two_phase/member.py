@@ -1,4 +1,4 @@
-"""What the connection object of a shard does in a transaction that is committed in two phases."""
+"""The part of a shard's connection object that serves transactions committed in two phases."""
 
 from __future__ import annotations
 
@@ -17,88 +17,90 @@ logger = logging.getLogger("sharded_orm.backends.two_phase")
 
 
 class TwoPhaseMixin(CommitHookMixin):
-    """Mixin for a backend's connection object: it prepares a branch, and commits or leaves it.
+    """Mixin for a backend's connection object: prepares a branch, and commits it or leaves it prepared.
 
-    A backend whose servers can do so overrides :attr:`two_phase_refusal` and the methods below it.
-    As with any Django connection object, only the thread that owns it may use it.
+    A branch is the part of a two-phase transaction on one shard. If the backend's servers can prepare
+    branches, the backend overrides :attr:`two_phase_refusal` and the methods below it. As with any
+    Django connection object, only the thread that owns it may use it.
     """
 
     #: Why shards of this backend cannot commit in two phases; "" if they can.
     two_phase_refusal: ClassVar[str] = "its backend has no statements for a commit in two phases"
-    #: The outcome of this object's last COMMIT that raised an error; None before the first.
+    #: The outcome of this object's last failed COMMIT; None before the first failure.
     failed_commit: CommitOutcome | None = None
-    #: Whether the branch of this object is prepared, and the decider has been told to commit. From then
-    #: on nobody may roll the branch back, except for a recovery.
+    #: Whether this shard's part of the transaction is prepared, and the deciding shard was told to
+    #: commit. From then on, only a recovery may roll the part back.
     is_bound = False
-    #: Whether the branch of the last transaction was left to a recovery.
+    #: Whether the last transaction was left prepared on the server, for a recovery to end it.
     left_branch = False
-    # Whether the server has confirmed the COMMIT that is under way.
+    # Whether the server has confirmed the COMMIT that is in progress.
     _is_confirmed = False
 
-    # ##### For backends #####
+    # ##### Methods for backends to override #####
 
     def two_phase_obstacle(self) -> str:
-        """Return why the server cannot prepare a branch, with the remedy; "" if it can.
+        """Return why the server cannot prepare transactions for a two-phase commit; "" if it can.
 
-        At most one query per process and node.
+        The text contains the remedy. At most one query per process and node.
         """
         return self.two_phase_refusal
 
     def begin_decider(self) -> None:
-        """Let the transaction that begins with the next statement be the one that decides. Sends nothing.
+        """Make the next transaction of this object the one that decides. Sends nothing.
 
-        Nothing in it may be committed before its end.
+        It is an ordinary transaction, in which no statement may commit implicitly.
 
         :raises TwoPhaseMisused: the session has state that such a transaction cannot have.
         """
         return
 
     def begin_branch(self, branch: BranchName) -> None:
-        """Let the transaction that begins with the next statement be ``branch``. Sends nothing.
+        """Make the next transaction of this object the branch ``branch``. Sends nothing.
 
         :raises TwoPhaseMisused: the session has state that a branch cannot have.
         """
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare the branch of :meth:`begin_branch`: it survives the end of its session and a restart.
+        """Prepare the branch of :meth:`begin_branch`, so that it survives the end of its session and a
+        restart of its server.
 
-        Afterwards, nothing but the commit or the rollback of the transaction may follow.
+        Afterwards, only the commit or the rollback of the transaction may follow.
 
-        :raises django.db.Error: the branch is not prepared, or nobody can tell whether it is.
+        :raises django.db.Error: the branch is not prepared, or it is unknown whether it is.
         """
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Give the session up, without ending the branch if it is prepared. Sends nothing.
+        """Close the session, and leave a prepared transaction as it is. Sends nothing.
 
-        The server rolls back a branch that is not prepared.
+        If the transaction is not prepared, the server rolls it back.
         """
         raise NotImplementedError
 
     def prepared_branches(self) -> list[BranchName]:
         """Return the prepared branches of this library on the server of this alias. One query.
 
-        Branches of other sites may be among them. Does not use the transaction of this alias.
+        Branches of other projects may be among them. Does not use the transaction of this alias.
         """
         return []
 
     def end_branch(self, branch: BranchName, *, commit: bool) -> Completion:
-        """Commit or roll back a prepared branch of any session. Two statements at most.
+        """Commit or roll back a prepared branch, whichever session prepared it. Two statements at most.
 
         Does not use the transaction of this alias.
 
-        :raises django.db.Error: the server does not answer, or refuses.
+        :raises django.db.Error: the server does not answer, or refuses the statement.
         """
         raise NotImplementedError
 
     def fate_of(self, transaction: str, seconds: float) -> Fate:
-        """Return what has become of ``transaction``, whose decision belongs on this shard.
+        """Return whether ``transaction``, whose decision belongs on this shard, has committed.
 
-        Tries to insert the decision, and undoes that. Uses a new session, and waits for the end of an
-        open transaction that has inserted it.
+        Tries to insert the decision in a new session, and rolls that back. If an open transaction has
+        inserted the same decision, waits for its end.
 
-        :param seconds: how long to wait, about.
+        :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.
         """
         raise NotImplementedError
@@ -106,11 +108,11 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### The decision #####
 
     def store_decision(self, transaction: str) -> None:
-        """Insert the decision to commit ``transaction``. It counts as soon as it is committed.
+        """Insert the decision to commit ``transaction``. It takes effect when it is committed.
 
-        Must be called before the first branch is prepared. Then the row is locked as long as the
-        transaction is open: whoever finds a prepared branch and can insert the same row knows that no
-        decision can follow.
+        Must be called before the first branch is prepared. The inserted row is then locked until the
+        transaction ends. So a process that finds a prepared branch, and can insert the same row, knows
+        that no decision to commit can follow.
         """
         with self.cursor() as cursor:
             if names := old_decisions.take(self.alias):
@@ -131,20 +133,21 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### The end of the transaction #####
 
     def announce_commit(self) -> None:
-        # The group has announced the writes of all shards before the first branch was prepared. If an
-        # announcement failed now, it would roll the branch back.
+        # The group has announced the writes of all shards to the cache before the first branch was
+        # prepared. Do not announce again, because an error now would roll the branch back.
         if not self.is_bound:
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. If the decision is stored, no error of this shard can
-        # undo it: the branch stays prepared, and a recovery commits it. So Django must not roll back.
+        # Overrides BaseDatabaseWrapper._commit. After the decision is stored, no error of this shard
+        # can undo it: the branch stays prepared, and a recovery commits it. So Django must not roll
+        # back.
         if not self.is_bound:
             self._is_confirmed = False
             try:
                 super()._commit()
             except BaseException as exc:
-                # Any other error, one of a signal handler for example, may come after the commit.
+                # Any other error, such as one that a signal handler raises, may come after the commit.
                 is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
                 is_certain = is_of_commit and not self._is_confirmed
                 self.failed_commit = self.commit_outcome() if is_certain else CommitOutcome.UNKNOWN
@@ -160,25 +163,26 @@ class TwoPhaseMixin(CommitHookMixin):
         self.is_bound = False
 
     def _tell_watchers(self, committed: bool | None) -> None:
-        # Overrides CommitHookMixin._tell_watchers, the first call after a COMMIT that has succeeded.
+        # Overrides CommitHookMixin._tell_watchers, which is called first after a successful COMMIT.
         self._is_confirmed = self._is_confirmed or bool(committed)
         super()._tell_watchers(committed)
 
     def _rollback(self) -> None:
-        # Overrides BaseDatabaseWrapper._rollback.
+        # Overrides BaseDatabaseWrapper._rollback, to leave a branch prepared if its decision may be
+        # stored.
         if self.is_bound:
             self.leave_bound_branch()
         super()._rollback()
 
     def leave_bound_branch(self) -> None:
-        """Leave the prepared branch to a recovery, and give its session up. Sends nothing."""
+        """Leave the prepared transaction to a recovery, and close its session. Sends nothing."""
         self.is_bound, self.left_branch = False, True
-        # The writes take effect later, or never. So the markers in the cache must stay.
+        # The writes may take effect later. So their markers in the cache must stay.
         self._leave_writes()
         self.leave_branch()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close, which leaves a prepared branch as it is.
+        # Overrides BaseDatabaseWrapper._close, to leave a prepared branch as it is.
         if self.is_bound:
             self.leave_bound_branch()
         super()._close()

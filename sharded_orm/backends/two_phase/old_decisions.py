@@ -1,7 +1,8 @@
-"""Decisions that nobody needs any more, because all branches have committed.
+"""Collect the decisions of two-phase commits that are not needed any more, because all branches have
+committed.
 
-The next transaction that this process decides on the same shard deletes their rows. Rows that are left,
-because the process ends, are deleted by ``manage.py transactions recover``.
+When this process decides the next transaction on the same shard, it deletes their rows. If the process
+ends before, ``manage.py transactions recover`` deletes the rows that are left.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ import time
 from collections import defaultdict, deque
 from typing import Final
 
-#: Seconds for which a row is kept. A server that does not write each commit to its disk may forget
-#: the commit of a branch when the machine fails. The branch is then prepared again, and needs the row.
+#: Seconds for which the row of a decision is kept. If a server does not write each commit to its disk,
+#: it may lose the commit of a branch when the machine fails. The branch is then prepared again, and
+#: needs the decision.
 KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
 
-# The names by the decider's alias, each with the time of its end. Appending to a deque and popping from
-# it are atomic, so no lock is needed.
+# Transactions whose decisions may be deleted: the decider's alias -> pairs of end time and name.
+# Appending to a deque and popping from it are atomic, so no lock is needed.
 _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MOST))
 
 
 def add(alias: str, transaction: str) -> None:
-    """Note that all branches of ``transaction``, whose decision is on ``alias``, have committed."""
+    """Record that all branches of ``transaction``, whose decision is on ``alias``, have committed."""
     _finished[alias].append((time.monotonic(), transaction))
 
 
 def take(alias: str) -> list[str]:
-    """Return a few transactions whose decisions on ``alias`` may be deleted now. Each is returned once."""
+    """Return a few transactions whose decisions on ``alias`` may be deleted now.
+
+    Each transaction is returned only once.
+    """
     queue = _finished.get(alias)
     names: list[str] = []
     while queue and len(names) < _BATCH:

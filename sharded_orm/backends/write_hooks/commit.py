@@ -1,9 +1,9 @@
 """Hooks around COMMIT and ROLLBACK, for transactions that wrote to cached models.
 
 :class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, for shards and for
-ordinary aliases. It calls a
-:class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` before COMMIT and after the
-end of the transaction. However the transaction ends, the listener is told of the end exactly once.
+    ordinary aliases. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
+    before COMMIT and after the end of the transaction. The mixin reports the end of the transaction to
+    the listener exactly once, however the transaction ends.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class CommitHookMixin(_Wrapper):
     the methods about sessions.
     """
 
-    #: The listener of the open transaction; None if the transaction has not written to cached models.
+    #: The listener of the open transaction; None if it has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
-    #: Other objects that are told of the end of the open transaction. The transaction adds them.
+    #: Watchers of the open transaction. They are called before COMMIT and at the end of the
+    #: transaction.
     commit_watchers: tuple[CommitWatcher, ...] = ()
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
@@ -78,38 +79,38 @@ class CommitHookMixin(_Wrapper):
     def session_id(self) -> SessionID:
         """Return the identity of the session that runs the transaction.
 
-        The identity is empty if the session has none, for example on SQLite. May query the
+        The identity is empty if the database has no sessions with ids, as SQLite. May query the
         database, inside the transaction.
         """
         return SessionID()
 
     def judges(self, writer: SessionIdentity) -> bool:
-        """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists.
+        """Whether :meth:`sessions_gone` can find out if the session ``writer`` still exists.
 
-        The result is also True if the database does not answer now, because it may answer later.
-        May query the database, outside of the open transaction.
+        Also True if the database does not answer now, because it may answer later. May query the
+        database, outside of the open transaction.
         """
         return False
 
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
         """Return the sessions among ``writers`` that no longer exist on the server of this alias.
 
-        The transaction of such a session has ended: it can no longer write or commit. The set is
-        empty if the server does not answer.
+        The transaction of such a session can no longer write or commit. The set is empty if the server
+        does not answer.
         """
         return set()
 
     def reads_as_autocommit(self) -> bool:
-        """Whether a read in the open transaction would return the same in autocommit, if the isolation
-        level is READ COMMITTED.
+        """Whether the reads of the open transaction return what they would return in autocommit, if the
+        isolation level is READ COMMITTED.
 
-        False if the transaction may have written anything, by SQL of the project too, or if its
+        False if the transaction may have written anything, even by SQL of the project, or if its
         session may have another isolation level.
         """
         return False
 
     def limit_lock_waits(self, seconds: float) -> None:
-        """Let statements of the open transaction wait for each lock for so many seconds, from now on.
+        """Make the later statements of the open transaction wait for each lock for at most ``seconds``.
 
         Does nothing on servers that have a limit of their own.
         """
@@ -117,7 +118,7 @@ class CommitHookMixin(_Wrapper):
     def hold_session(self) -> None:
         """Reserve the transaction's session for this alias, even after the transaction has ended.
 
-        Without the reservation, another alias could get the session. The reservation ends with
+        Without the reservation, another alias could lease the session. The reservation ends with
         :meth:`release_session`.
         """
 
@@ -133,7 +134,7 @@ class CommitHookMixin(_Wrapper):
         """
 
     def commit_outcome(self) -> CommitOutcome:
-        """Return the state of the transaction. Called after COMMIT or another statement has failed."""
+        """Return the state of the transaction after COMMIT or another statement has raised an error."""
         raise NotImplementedError
 
     # ##### The end of a transaction that has written #####
@@ -150,7 +151,7 @@ class CommitHookMixin(_Wrapper):
         return Atomic(self.alias, savepoint=False, durable=False)
 
     def announce_commit(self) -> None:
-        """Announce the transaction's writes to the cache and to the watchers. Called immediately
+        """Announce the transaction's writes to the cache, and call the watchers. Called immediately
         before COMMIT.
 
         :raises CacheUnavailable: the cache does not answer. The transaction has been rolled back, as
@@ -169,7 +170,7 @@ class CommitHookMixin(_Wrapper):
             # transaction stayed open, it would be committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:  # Logged, because the caller gets the first error.
+            except Exception:  # Only logged, because the caller receives the first error.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
             # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Otherwise the next
@@ -197,7 +198,7 @@ class CommitHookMixin(_Wrapper):
             self.wrote = False
 
     def _rollback(self) -> None:
-        # Overrides BaseDatabaseWrapper._rollback.
+        # Overrides BaseDatabaseWrapper._rollback, to report the end of the transaction.
         listener = self.transaction_writes
         if (
             listener is not None
@@ -205,7 +206,7 @@ class CommitHookMixin(_Wrapper):
             and self.commit_outcome() is CommitOutcome.UNKNOWN
         ):
             # The connection may have been lost during a statement that commits implicitly. So the
-            # writes may still take effect.
+            # writes may still take effect, and their markers in the cache must stay.
             self._leave_writes()
         if self.transaction_writes is None and not self.commit_watchers:
             super()._rollback()
@@ -225,13 +226,13 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _savepoint(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint.
+        # Overrides BaseDatabaseWrapper._savepoint, to call the watchers.
         super()._savepoint(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint(sid)
 
     def _savepoint_rollback(self, sid: str) -> None:
-        # Overrides BaseDatabaseWrapper._savepoint_rollback.
+        # Overrides BaseDatabaseWrapper._savepoint_rollback, to call the watchers.
         super()._savepoint_rollback(sid)
         for watcher in self.commit_watchers:
             watcher.savepoint_rolled_back(sid)
@@ -245,7 +246,8 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
-                    # It has ended, but the watchers must not rely on either end.
+                    # The transaction has ended, but the watchers must not rely on a commit or on a
+                    # rollback.
                     self._tell_watchers(None)
                     self._conclude_writes()
                 elif outcome is CommitOutcome.UNKNOWN:
@@ -275,8 +277,8 @@ class CommitHookMixin(_Wrapper):
             watcher.ended(committed)
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open
-        # transaction, so the listener is told here that the transaction has ended.
+        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open transaction,
+        # so report the end of the transaction.
         try:
             super()._close()
         finally:

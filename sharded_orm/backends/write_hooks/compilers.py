@@ -1,8 +1,8 @@
-"""Hooks in the SQL compilers, so that this package notices every statement of the ORM.
+"""Hooks in the SQL compilers, by which this package notices every statement of the ORM.
 
 Django gets the compiler of every statement from ``connection.ops.compiler()``. This includes the
-statements of ``save()``, ``bulk_create()``, ``update()``, and ``delete()`` with all its cascades, and
-those of related managers, the admin, fixtures and migrations.
+statements of ``save()``, ``bulk_create()``, ``update()`` and ``delete()`` with all its cascades, and
+the statements of related managers, the admin, fixtures and migrations.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 class ReadMixin(SQLCompiler):
     """The mixin for every compiler, because any statement may contain a SELECT.
 
-    Before a statement is sent to a shard, this class checks the tables that the statement reads.
-    The database must compare the text shard keys of these tables as exactly as the router does.
+    Before a statement is sent to a shard, this class checks the tables that the statement reads. The
+    router compares text shard keys exactly, so the database must compare them just as exactly.
     """
 
     def get_from_clause(self) -> Any:
@@ -51,17 +51,17 @@ class ReadMixin(SQLCompiler):
 class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
-    It reports each write to the cache's observer, to the followers of the model and to the connection.
-    A write to a cached or followed model always runs in a transaction: in autocommit, a transaction is
-    opened for this write only.
+    It reports each write to the cache's observer, to the followers of the model (objects that act on
+    each write) and to the connection. A write to a cached or followed model always runs in a
+    transaction: in autocommit, one is opened for this write only.
     """
 
-    #: Whether the statement that is being sent has been reported.
+    #: Whether the current statement of this compiler has already been reported.
     _is_reported = False
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
-        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler.
-        # Because their arguments differ, all arguments are passed on.
+        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. Their arguments
+        # differ, so all arguments are passed on.
         execute = partial(super().execute_sql, *args, **kwargs)
         if self._is_reported:
             return execute()
@@ -84,17 +84,19 @@ class WriteMixin(ReadMixin):
         return rows
 
     def _report(self, execute: Callable[[], Any], *, counted: bool) -> Any:
-        """Send the statement with ``execute``, and return the result.
+        """Report the write, send its statement with ``execute``, and return the result.
 
+        :param execute: function that compiles and sends the statement.
         :param counted: whether the result is the number of rows that matched.
         """
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
-            # Check that the database compares text shard keys as the router does. Do so now,
-            # because the observer may send queries before it runs the statement.
+            # Check that the database compares text shard keys as the router does. Do so now, because
+            # the cache's observer may send queries before it runs the statement.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if connection.features.shards_are_files:
-                check_route()  # A file has no sessions. Other backends check after taking one.
+                # A file has no sessions. Other backends check the route when they have leased one.
+                check_route()
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)
@@ -116,6 +118,6 @@ class WriteMixin(ReadMixin):
 
 @cache
 def with_hooks(compiler: type) -> type[SQLCompiler]:
-    """Return a subclass of ``compiler``, a compiler class of Django, with the hooks of this module."""
+    """Return a subclass of Django's compiler class ``compiler`` with the hooks of this module."""
     writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
     return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})

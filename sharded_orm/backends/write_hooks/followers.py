@@ -1,8 +1,10 @@
-"""The hooks by which other parts follow the ORM's writes to a model, inside the transaction of each write.
+"""Hooks by which other parts of the library follow the ORM's writes to a model.
 
-A :class:`WriteFollower` is called around each statement of the ORM that writes rows on a shard, and if
-it asks for it, also in other databases with a backend of this package. What it has to do when the transaction ends, it does as a :class:`CommitWatcher` of the connection object.
-Followers belong to higher layers: an app of Django provides them when it is ready.
+A :class:`WriteFollower` is called around each statement of the ORM that writes rows on a shard, inside
+the write's transaction. If the follower requests it, it is also called in other databases with a
+backend of this package. For its work at the end of the transaction, it adds a :class:`CommitWatcher` to
+the connection object. Followers belong to higher layers, so a Django app provides them when it is
+ready.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ class WriteFollower(Protocol):
     """An object that is called for each statement of the ORM that writes rows of a model."""
 
     def concerns(self, query: Any) -> bool:
-        """Whether :meth:`write` has to be called for the statement of ``query``. Sends nothing.
+        """Whether :meth:`write` must be called for the statement of ``query``. Sends nothing.
 
-        If no part of the library follows a statement, it needs no transaction.
+        A statement that no part of the library follows needs no transaction.
         """
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run the statement of ``compiler``, and return its result. Called while a transaction is open.
 
-        If this method raises an error, the statement's block of ``atomic()`` must be rolled back.
+        If this method raises an error, the atomic block around the statement must be rolled back.
 
         :param compiler: the compiler of the INSERT, UPDATE or DELETE.
         :param execute: runs the statement. It compiles ``compiler.query``, so this method may limit the
@@ -32,36 +34,39 @@ class WriteFollower(Protocol):
 
 
 class CommitWatcher(Protocol):
-    """An object that is told of the end of one transaction of a connection object.
+    """An object that is called at the end of one transaction of a connection object.
 
-    The connection object has it among its ``commit_watchers``. All methods are called in the thread of
-    the connection object.
+    The connection object has it in ``commit_watchers``. All methods are called in the thread of the
+    connection object.
     """
 
     def before_commit(self) -> None:
-        """Called immediately before COMMIT. An error refuses the COMMIT, and rolls the transaction back."""
+        """Called immediately before COMMIT. If it raises an error, the transaction is rolled back
+        instead.
+        """
 
     def may_commit(self) -> None:
-        """Note that the next statement may commit implicitly what was written until now."""
+        """Called before a statement that may commit implicitly what was written until then."""
 
     def savepoint(self, sid: str) -> None:
-        """Note that a savepoint was set."""
+        """Called after the savepoint ``sid`` was set."""
 
     def savepoint_rolled_back(self, sid: str) -> None:
-        """Note that what was written since a savepoint is rolled back.
+        """Called after everything since the savepoint ``sid`` was rolled back.
 
-        :param sid: the savepoint; one that was set before the connection had this watcher is unknown.
+        :param sid: id of the savepoint. It is unknown to this watcher if the savepoint was set before
+            the watcher was added.
         """
 
     def ended(self, committed: bool | None) -> None:
-        """Note the end of the transaction. Called once, and must not raise errors.
+        """Called once, after the transaction has ended. Must not raise errors.
 
         :param committed: True after COMMIT, False after a rollback, None if it is unknown.
         """
 
 
-#: Returns the follower of a model; None if the model is not followed. Called for each write, so it
-#: must be cheap.
+#: A function that returns the follower of a model; None if the model is not followed. It is called for
+#: each write, so it must be cheap.
 FollowerOf = Callable[[Any], WriteFollower | None]
 
 _finders: list[FollowerOf] = []
@@ -69,17 +74,18 @@ _finders_everywhere: list[FollowerOf] = []
 
 
 def provide_followers(follower_of: FollowerOf, *, everywhere: bool = False) -> None:
-    """Add a function that names the follower of a model.
+    """Add a function that returns the follower of a model.
 
-    :param everywhere: whether the followers are also called for writes in other databases than those of
+    :param everywhere: whether its followers are also called for writes in databases that are not
         shards.
     """
     (_finders_everywhere if everywhere else _finders).append(follower_of)
 
 
 def followers_of(model: Any, *, on_shard: bool) -> list[WriteFollower]:
-    """Return the followers of ``model``, which may be a historical model of a migration.
+    """Return the followers of ``model``: the objects to call for each write to the model.
 
+    :param model: the model, perhaps a historical one of a migration.
     :param on_shard: whether the database of the write is a shard.
     """
     finders = [*_finders, *_finders_everywhere] if on_shard else _finders_everywhere

@@ -1,4 +1,4 @@
-"""The hooks by which the cache learns of the ORM's writes and of the ends of transactions.
+"""Hooks that report the ORM's writes and the ends of transactions to the cache.
 
 The compilers report each write to a :class:`WriteObserver` (see
 :mod:`sharded_orm.backends.write_hooks.compilers`). The connection object reports the end of a
@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 
 class TransactionListener(Protocol):
-    """An object that is told how one transaction ends. While the transaction is open, the
-    connection object has it as ``transaction_writes``.
+    """An object to which a connection object reports how one transaction ends.
 
-    All methods are called in the thread that owns the connection object. After :meth:`over` or
-    :meth:`lost`, no method is called any more.
+    While the transaction is open, it is the connection object's ``transaction_writes``. All methods are
+    called in the thread that owns the connection object. After :meth:`over` or :meth:`lost`, no method
+    is called any more.
     """
 
     @property
@@ -34,21 +34,21 @@ class TransactionListener(Protocol):
         """
 
     def over(self) -> None:
-        """Note that the transaction was committed or rolled back, or that its session no longer exists.
+        """Called when the transaction was committed or rolled back, or its session no longer exists.
 
         Called before any ``on_commit`` function runs. Must not raise errors, except for exceptions that
         are thrown into the thread, such as ``KeyboardInterrupt``.
         """
 
     def lost(self) -> None:
-        """Note that the connection was lost during COMMIT, or at any time after :meth:`announce`.
+        """Called when the connection was lost during COMMIT, or at any time after :meth:`announce`.
 
         The announced writes may take effect at any later time, or never.
         """
 
 
 class WriteObserver(Protocol):
-    """An object that is told of each write of the ORM to a cached model."""
+    """An object to which the compilers report each write of the ORM to a cached model."""
 
     def cached_model_of(self, model: Any) -> Any:
         """Return what :meth:`write` needs to know about ``model``; None if the model is not cached.

@@ -1,7 +1,7 @@
 """Types for the identity of a database session.
 
-A write marker in the cache contains the identity of the session that is about to commit a change of a
-cached row.
+Before a session commits changes of cached rows, a write marker with its identity is stored in the
+cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the statements of one transaction have changed, without what a savepoint has undone.
+"""Record what the statements of one transaction have changed, except what a savepoint has undone.
 
 A :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower` adds each statement that it follows
 to the :class:`StatementWatcher` of its transaction.
@@ -10,11 +10,11 @@ from typing import Any, Generic, Self, TypeVar
 
 
 class StatementChange:
-    """What one statement has changed."""
+    """The change that one statement has made. Subclasses add the details."""
 
-    #: Whether the follower has done its part for each row that the statement has changed.
+    #: Whether the object that follows the model's writes has completed its work for each changed row.
     is_complete = False
-    #: Whether the statement was rolled back with a savepoint.
+    #: Whether the statement was undone, because a savepoint before it was rolled back.
     is_undone = False
 
 
@@ -22,7 +22,8 @@ C = TypeVar("C", bound=StatementChange)
 
 
 class StatementWatcher(Generic[C]):
-    """Base class of a :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher` that keeps changes.
+    """Base class of a :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher` that records
+    changes.
 
     A subclass adds ``before_commit()`` and ``ended()``.
 
@@ -32,12 +33,14 @@ class StatementWatcher(Generic[C]):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._changes: list[C] = []
-        #: The number of changes at the time that each savepoint was set.
+        #: Id of each savepoint -> the number of changes at the time when it was set.
         self._savepoints: dict[str, int] = {}
 
     @classmethod
     def of(cls, connection: Any) -> Self:
-        """Return the object of the open transaction of ``connection``. Make it if there is none."""
+        """Return the watcher of this class for the open transaction of ``connection``. If there is
+        none, add one.
+        """
         for watcher in connection.commit_watchers:
             if isinstance(watcher, cls):
                 return watcher
@@ -46,18 +49,21 @@ class StatementWatcher(Generic[C]):
         return own
 
     def incomplete(self) -> list[C]:
-        """Return the changes that would be committed, although a part of their followers is missing."""
+        """Return the changes that would be committed, but for which a follower's work is not complete."""
         return [
             change for change in self._changes if not change.is_complete and not change.is_undone
         ]
 
     def may_commit(self) -> None:
-        """Do nothing if a statement may commit implicitly. A subclass may override this."""
+        """Called before a statement that may commit implicitly. Does nothing; a subclass may override
+        it.
+        """
 
     def savepoint(self, sid: str) -> None:
         self._savepoints[sid] = len(self._changes)
 
     def savepoint_rolled_back(self, sid: str) -> None:
-        # This object was made after an unknown savepoint was set, so all its changes are undone.
+        # If the savepoint is unknown, it was set before this object was created, so all changes are
+        # undone.
         for change in self._changes[self._savepoints.get(sid, 0) :]:
             change.is_undone = True

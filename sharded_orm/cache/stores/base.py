@@ -55,7 +55,7 @@ class CacheEntry(NamedTuple):
 
 
 class CacheServer(ABC):
-    """One cache server. Thread-safe; survives a fork.
+    """One cache server. Thread-safe; forked children may use the object, too.
 
     A call costs one round trip, except where a method says otherwise, or if hundreds of names
     are read at once.
@@ -172,7 +172,7 @@ class CacheServer(ABC):
 
     @abstractmethod
     def counters(self, names: Sequence[str]) -> list[int]:
-        """Return the values of counters; 0 for a missing one."""
+        """Return the values of the counters ``names``; 0 for a counter that is missing."""
 
     def reset_counters(self, names: Sequence[str]) -> None:
         """Set counters to 0, by deleting them."""

@@ -23,9 +23,9 @@ DJANGO_REDIS = "django_redis.cache.RedisCache"
 REDIS = "django.core.cache.backends.redis.RedisCache"
 LOCAL = "django.core.cache.backends.locmem.LocMemCache"
 
-#: The cache backends that an alias may have as its ``BACKEND``; subclasses of them are allowed, too.
+#: The Django cache backends that the library can use. An alias may also use a subclass of one of them.
 BACKENDS = (MEMCACHED, DJANGO_REDIS, REDIS, LOCAL)
-#: For each backend: the packages that it needs, and the extra of sharded-orm that installs them.
+#: The packages that each backend needs, and the extra of sharded-orm that installs them.
 _LIBRARIES = {
     MEMCACHED: (("pymemcache",), "memcached"),
     DJANGO_REDIS: (("django_redis", "hiredis"), "redis"),

@@ -23,7 +23,8 @@ from sharded_orm.cache.stores.base import (
 
 @dataclass(slots=True)
 class _Item:
-    value: bytes  # Empty if the entry is missing and leased to a reader.
+    # The bytes of the entry. They are empty if the entry is missing and leased to a reader.
+    value: bytes
     version: int
     expires: float
 

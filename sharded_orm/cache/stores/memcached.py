@@ -133,7 +133,8 @@ class MemcachedServer(RemoteServer):
         version = flags[0][1:]
         if value or b"Z" not in flags:
             return FoundEntry(value or None, version)
-        return FoundEntry(None)  # The entry is leased to another reader.
+        # The entry is empty and leased to another reader, so it counts as missing.
+        return FoundEntry(None)
 
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
         """Check the server's answer to a write. Return whether the write was done.
@@ -146,7 +147,7 @@ class MemcachedServer(RemoteServer):
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
             # The server lacks memory for this command. Only this call fails: _failed() is not
-            # called, because it would stop the use of the server for a while.
+            # called, because after it the server would not be used for some seconds.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
@@ -211,7 +212,9 @@ class MemcachedServer(RemoteServer):
 
     def _is_stored(self, answer: _Answer) -> bool:
         if answer[0].startswith(b"SERVER_ERROR"):
-            return False  # The value is too large for this server, or the server lacks memory.
+            # The entry was not stored: its value is too large for this server, or the server lacks
+            # memory.
+            return False
         return self._expect(answer, b"HD", b"EX", b"NF", b"NS")
 
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
@@ -328,8 +331,8 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
 
     Also return None if a value is empty or contains a line end: the answers are split at line ends,
     so only the slower :func:`_parse` can parse such a value. The lease of an object is the whole
-    first line of the answer. To cut the version number out of each line would take time, and few
-    leases are used. :func:`_version` does it when a lease is used.
+    first line of the answer. Few leases are used, so the version number is not cut out of each
+    line; :func:`_version` does this when a lease is used.
 
     :param count: the number of answers. The answers about objects are next to each other.
     :param middle: the position of the first answer about an object.

@@ -160,9 +160,10 @@ class RemoteServer(CacheServer):
         self.name = name
         self.timeout = timeout
         self._breaker = CircuitBreaker(backoff, clock)
-        # The idle connections. The one that became idle last is used first. So after a peak of
-        # load, connections at the beginning of the list are no longer used, and it does no harm if
-        # a server or firewall drops them. pop() and append() are atomic, so the list needs no lock.
+        # The idle connections. The connection that became idle last is used first. So after a peak
+        # of load, connections at the beginning of the list are no longer used, and it does no harm
+        # if a server or firewall drops them. pop() and append() are atomic, so the list needs no
+        # lock.
         self._idle: list[Connection] = []
         self._process = forks.identity()
 

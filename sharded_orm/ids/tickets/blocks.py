@@ -27,12 +27,13 @@ class _ProcessBlocks:
 
 
 class Blocks:
-    """A stock of ids: takes blocks of ``size`` ids, hands out single ids. Thread-safe, fork-safe.
+    """A stock of ids. It takes blocks of ``size`` ids from a ticket server, and hands out single ids.
 
-    :param fetch: called with the name of a sequence and a number of ids; takes that number of ids from
-        a ticket server and returns them.
+    Thread-safe and fork-safe. Every ``size``-th id costs one round trip. Ids that are left when the
+    process ends are lost.
 
-    Every ``size``-th id costs one round trip. Ids that are left when the process ends are lost.
+    :param fetch: called with the name of a sequence and a number of ids; takes that number of ids
+        from a ticket server and returns them.
     """
 
     def __init__(self, size: int, fetch: Callable[[str, int], Sequence[int]]) -> None:
@@ -41,7 +42,7 @@ class Blocks:
         self._own = _ProcessBlocks()
 
     def next(self, sequence: str) -> int:
-        """Return a new id of ``sequence``."""
+        """Return a new id of the sequence named ``sequence``."""
         own = self._own
         if own.process != identity():
             # After a fork, use neither the parent's blocks nor the parent's lock: another thread of
@@ -53,8 +54,8 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Do not hold the lock while new ids are fetched: while one caller waits for a ticket
-        # server, the other callers must be able to take ids.
+        # Do not hold the lock while new ids are fetched: otherwise the other callers could not take
+        # ids while one caller waits for a ticket server.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

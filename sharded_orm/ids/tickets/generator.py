@@ -1,5 +1,6 @@
-"""The generator of ids from ticket servers. If there are two servers, one of them gives the odd ids
-and the other one the even ids (Flickr, F1-F5).
+"""The generator of ids from ticket servers.
+
+If there are two servers, one of them gives the odd ids and the other one the even ids (Flickr, F1-F5).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class TicketGenerator(IdGenerator):
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
                 server.partner, partner.predecessor = partner, server
-        # The possible orders in which to ask the servers; item n begins with server n (counted from 0).
+        # The possible orders in which to call the servers; item n begins with server n (counted from 0).
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None
@@ -119,7 +120,7 @@ class TicketGenerator(IdGenerator):
         """Yield pairs of a server and the method to call for ids, in the order in which to try them.
 
         The healthy servers come first. The servers that failed lately come last: if no other server
-        gives ids, asking them is better than giving up.
+        gives ids, calling a failed server is better than giving up.
         """
         started = time.monotonic()
         left_alone = []

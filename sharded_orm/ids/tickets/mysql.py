@@ -43,8 +43,9 @@ class MySQLSession(TicketSession):
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # These limits of the driver are for an answer that stops half way. The driver accepts only
-        # whole seconds, so _send() itself limits the wait for the beginning of an answer.
+        # These time limits of the driver end the wait for the rest of an answer that stops half
+        # way. The driver accepts only whole seconds, so _send() itself limits the wait for the
+        # beginning of an answer.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
         # Connect with utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
@@ -103,8 +104,8 @@ class MySQLSession(TicketSession):
         """Return the SQL statement, as bytes, that takes ids of the sequence of ``row``.
 
         ``kind`` is "update" or "replace", or "batch" for several ids of a sequence of form
-        "replace". The statement has a ``%d`` in place of each number. For speed, the session builds
-        each statement only once per row.
+        "replace". The statement has a ``%d`` in place of each number. The session builds each
+        statement only once per row, for speed.
         """
         statement = self._statements.get((row, kind))
         if statement is None:
@@ -191,8 +192,8 @@ class MySQLSession(TicketSession):
         # (measured: 10 seconds).
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
-        # The insert id is 0 if the counter table has lost its row. Then return the value in the catalog
-        # table, because nothing else is known.
+        # The insert id is 0 if the counter table has lost its row. In this case, return the value
+        # in the catalog table, because nothing else is known.
         return int(self.connection.insert_id()) or row.value
 
     def create_catalog(self, deadline: float) -> None:

@@ -90,7 +90,8 @@ class TicketSessionPool:
         def connect() -> None:
             try:
                 future.set_result(session_type(self.alias, settings, self._slot, self._patience))
-            except BaseException as exc:  # future.result() raises it in the caller's thread.
+            except BaseException as exc:
+                # Pass the error on to the caller's thread, where future.result() raises it.
                 future.set_exception(exc)
 
         # Connect in another thread, so that the calling thread can stop waiting at the deadline.

@@ -30,9 +30,11 @@ except ImportError as exc:
         f"Ticket servers on PostgreSQL need psycopg 3 ({exc}); install sharded-orm[postgresql]."
     ) from exc
 
-_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
+# PostgreSQL's limit for the length of a name, in bytes.
+_MAX_IDENTIFIER = 63
 _BINARY = pq.Format.BINARY
-_INTEGERS = {20, 21, 23, 26}  # The oids of the types int8, int2, int4 and oid.
+# The oids of the types int8, int2, int4 and oid.
+_INTEGERS = {20, 21, 23, 26}
 #: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, because that statement may
 #: fail if two processes run it at once. If another application uses the same key, this process only
 #: waits for that application.
@@ -65,8 +67,8 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # The SET statements need no time limit. They run in the thread that connects, and a caller
-        # waits for that thread only until the caller's deadline.
+        # These SET statements need no time limit, because they run in the thread that connects: a
+        # caller waits for that thread only until the caller's deadline.
         self.connection.execute(
             # If this client goes away while its statement waits for a lock, make the server end the
             # statement.
@@ -198,7 +200,8 @@ class PostgreSQLSession(TicketSession):
         pgconn, last, failed = self._pgconn, None, None
         while pgconn.flush():
             self._wait(_WAITS_FOR_BOTH, deadline)
-            pgconn.consume_input()  # The server may not read on until we have read its output.
+            # Receive while sending: the server may stop reading until its own output is received.
+            pgconn.consume_input()
         while True:
             while pgconn.is_busy():
                 self._wait(_WAITS_FOR_INPUT, deadline)
@@ -279,7 +282,9 @@ class PostgreSQLSession(TicketSession):
         return row
 
     def _definition(self, name: str, deadline: float) -> tuple[Any, ...] | None:
-        """Return (INCREMENT, CACHE, CYCLE) of the ``SEQUENCE``; None if the ``SEQUENCE`` is missing."""
+        """Return a tuple of the options INCREMENT, CACHE and CYCLE of the ``SEQUENCE``; None if the
+        ``SEQUENCE`` is missing.
+        """
         rows = self.execute(
             "SELECT seqincrement, seqcache, seqcycle FROM pg_sequence"
             " WHERE seqrelid = to_regclass(%s)",
@@ -362,8 +367,8 @@ class PostgreSQLSession(TicketSession):
     def abandon(self) -> None:
         if self.connection is not None:
             # In a forked child, psycopg does not close the parent's connection by itself, but other
-            # code may call close() on it. Then the message to the server must go nowhere, so that
-            # the parent's connection stays open.
+            # code may call close() on it. So redirect the child's socket to nowhere: a message of
+            # close() to the server would end the parent's connection.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####

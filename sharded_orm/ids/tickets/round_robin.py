@@ -1,4 +1,4 @@
-"""The choice of the ticket server to ask next: round robin, separately per sequence (Flickr, F3)."""
+"""Chooses the ticket server to call next: round robin, separately for each sequence (Flickr, F3)."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ class Turns:
         self._counters = _Counters()
 
     def next(self, sequence: str) -> int:
-        """Return the number, counted from 0, of the server to ask for the next id of ``sequence``."""
+        """Return the index, counted from 0, of the server that is called first for the next id of
+        ``sequence``.
+        """
         counters = self._counters
         if counters.process != identity():
             counters = self._counters = _Counters()
         turn = counters.by_sequence.get(sequence)
         if turn is None:
-            # Two threads may come here at once; setdefault() then makes both use the same counter.
+            # If two threads run this code at the same time, setdefault() makes both use the same
+            # counter.
             counter = itertools.count(self._first(self._count))
             turn = counters.by_sequence.setdefault(sequence, counter)
         return next(turn) % self._count

@@ -61,8 +61,8 @@ class _State:
     #: Lock to be held while a number in ``high_water_marks`` or ``refusals`` is increased. These
     #: numbers never decrease.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Lock that is held by the one caller that asks the server although the server failed lately. Other
-    #: callers wait for that caller's result.
+    #: Lock that is held by the one caller that calls the server although the server failed lately.
+    #: Other callers wait for that caller's result.
     probing: threading.Lock = field(default_factory=threading.Lock)
     #: The time (``time.monotonic()``) at which the predecessor's high-water mark was last written
     #: on this server, keyed by sequence. The predecessor is the server before this one in
@@ -72,8 +72,9 @@ class _State:
     #: partner, the next server in ``TICKETS``. A warning was logged for each of these sequences.
     #: The warning is not repeated as long as the sequence is in this set.
     unchecked: set[str] = field(default_factory=set)
-    #: How often the server was found to have forgotten ids (its position in the sequence was below its
-    #: high-water mark), keyed by sequence.
+    #: How often this process found, for each sequence, that the server had forgotten ids: its
+    #: position in the sequence was below its high-water mark (the highest id that it is known to
+    #: have handed out).
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -133,7 +134,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            raise  # Do not count this as a failure of this server: its partner failed.
+            # Do not record a failure of this server: it was its partner that did not answer.
+            raise
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
@@ -308,8 +310,8 @@ class TicketServer:
             return True
         try:
             # If this server and its partner both failed lately, ask the partner nevertheless: with
-            # PARTNER_DOWN "refuse", this server may hand out no id before the partner has told the
-            # mark.
+            # PARTNER_DOWN "refuse", this server may hand out no id before its mark was read from
+            # the partner.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -379,7 +381,7 @@ class TicketServer:
     # ##### Health #####
 
     def claim(self, name: str) -> bool:
-        """Whether this caller may ask the server for ids of sequence ``name`` now.
+        """Whether this caller may take ids of sequence ``name`` from the server now.
 
         False for a while after a failure. See :meth:`CircuitBreaker.claim`.
         """
@@ -394,7 +396,9 @@ class TicketServer:
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
-            state.pool.close()  # If one session fails, the idle ones are most likely dead, too.
+            # If one session fails, the server's idle sessions are most likely dead, too, so they
+            # are closed.
+            state.pool.close()
         if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING
             logger.log(level, "Ticket server %r is left alone: %s", self.alias, exc)
@@ -429,7 +433,8 @@ class TicketServer:
     def _renewed(self, state: _State, database: Any) -> _State:
         if state.process != identity():
             _of_parents.append(state.pool)
-            # Replace the lock, which another thread of the parent may have held at the fork.
+            # This is a forked child. Replace the lock, which another thread of the parent may have
+            # held at the fork.
             self._lock = threading.Lock()
         with self._lock:
             if self._state is not state:

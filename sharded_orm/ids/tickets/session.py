@@ -1,4 +1,4 @@
-"""Sessions: connections of the id generator to a ticket server, and the requests they can make."""
+"""Sessions: the connections of the id generator to a ticket server, and the requests that they can make."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class SequenceRow:
     form: str
     step: int
     position: int
-    #: If this row is the sequence's counter: the last id that was handed out. If a separate table
-    #: or ``SEQUENCE`` is the counter: the number after which the sequence began, which never
-    #: changes.
+    #: If this row is the sequence's counter: the last id that was handed out. Otherwise, a separate
+    #: table or ``SEQUENCE`` is the counter, and this is the number after which the sequence began,
+    #: which never changes.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -137,8 +137,8 @@ class TicketSession(ABC):
         #: The sequences whose catalog rows were checked on this connection, keyed by name. The
         #: :class:`TicketServer` fills and reads this dict.
         self.checked: dict[str, CheckedSequence] = {}
-        # Turn the driver's errors into Django's errors, because only after those does the generator
-        # ask the next server.
+        # Turn errors of the driver into errors of Django, because the generator goes on to the next
+        # server only after Django's errors.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
@@ -150,7 +150,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
-        """Return the database ``OPTIONS`` with which the driver waits for at most ``seconds``."""
+        """Return the database ``OPTIONS`` that make the driver wait for at most ``seconds``."""
 
     def _prepare(self) -> None:
         """Set and verify the variables of the database session. Called right after connecting."""
@@ -201,9 +201,8 @@ class TicketSession(ABC):
         columns = ", ".join(map(self._wrapper.ops.quote_name, _COLUMNS))
         try:
             rows = self.execute(f"SELECT {columns} FROM {self.table}{clause}", params, deadline)
-        except (
-            Exception
-        ) as exc:  # The drivers have no common class of errors. Other errors are raised again.
+        except Exception as exc:
+            # Catch every error, because the drivers have no common base class of errors.
             if self.is_missing_table(exc):
                 return []
             raise
@@ -246,7 +245,8 @@ class TicketSession(ABC):
         ops = self._wrapper.ops
         columns = ", ".join(map(ops.quote_name, _COLUMNS))
         placeholders = ", ".join(["%s"] * len(_COLUMNS))
-        ignore = OnConflict.IGNORE  # Another process may have inserted the row in the meantime.
+        # Ignore the conflict if another process has inserted the row in the meantime.
+        ignore = OnConflict.IGNORE
         self.execute(
             f"{ops.insert_statement(on_conflict=ignore)} {self.table} ({columns})"
             f" VALUES ({placeholders}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",
@@ -311,7 +311,8 @@ class TicketSession(ABC):
         try:
             if connection is not None:
                 connection.close()
-        except Exception:  # Of any driver, and ignored: nobody uses this connection any more.
+        except Exception:
+            # Ignore any error of any driver, because this connection is not used any more.
             pass
 
 

@@ -89,7 +89,7 @@ class SQLiteSession(TicketSession):
             try:
                 # Call execute() of the driver's connection. Only the thread that has connected may
                 # use Django's cursor, and this may be another thread.
-                return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # connection is Any
+                return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # the connection has the type Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:
@@ -132,7 +132,9 @@ def _is_busy(exc: Exception) -> bool:
 
 
 def _locks() -> Iterator[threading.Lock]:
-    """Yield the locks without which no thread of this process runs a statement or opens a file."""
+    """Yield the locks that a fork must hold, so that no thread runs a statement or opens a file
+    meanwhile.
+    """
     yield _opening
     yield from list(_turns.values())
 

@@ -1,4 +1,6 @@
-"""``manage.py changepassword``, Django's command, which refuses aliases without users."""
+"""``manage.py changepassword``: Django's command. It refuses the aliases of groups and shards,
+which have no users.
+"""
 
 from __future__ import annotations
 

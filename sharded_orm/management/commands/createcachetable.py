@@ -1,4 +1,4 @@
-"""``manage.py createcachetable``, Django's command, which refuses the aliases of groups and shards."""
+"""``manage.py createcachetable``: Django's command. It refuses the aliases of groups and shards."""
 
 from __future__ import annotations
 

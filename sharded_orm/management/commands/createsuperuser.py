@@ -1,4 +1,6 @@
-"""``manage.py createsuperuser``, Django's command, which refuses aliases without users."""
+"""``manage.py createsuperuser``: Django's command. It refuses the aliases of groups and shards,
+which have no users.
+"""
 
 from __future__ import annotations
 

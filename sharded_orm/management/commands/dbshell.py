@@ -1,4 +1,6 @@
-"""``manage.py dbshell``, Django's command, which refuses the alias of a group."""
+"""``manage.py dbshell``: Django's command. It refuses the alias of a shard group, which has no
+database of its own.
+"""
 
 from __future__ import annotations
 

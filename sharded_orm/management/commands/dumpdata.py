@@ -1,4 +1,4 @@
-"""``manage.py dumpdata``, Django's command, which also dumps the rows of sharded models."""
+"""``manage.py dumpdata``: Django's command. It also dumps the rows of sharded models."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _CHUNK_SIZE = 2000
 class Command(dumpdata.Command):
     """Dumps the rows of models: from all shards if a model is sharded, else from one database.
 
-    Without ``--database``, it dumps sharded models and the models of the default database. With the
-    alias of a group, it dumps the models of that group. With any other alias, it dumps the rows of
-    that database, as Django does.
+    Without ``--database``, the command dumps sharded models and the models of the default database.
+    With the alias of a shard group, it dumps the models of that group. With any other alias, it
+    dumps the rows of that database, as Django does.
     """
 
     help = (
@@ -85,7 +85,7 @@ class Command(dumpdata.Command):
         try:
             rows = [queryset for model in selected for queryset in _rows_of(model, options)]
             shows_progress = options["output"] and options["verbosity"] and self.stdout.isatty()
-            self.stdout.ending = None  # type: ignore[assignment]  # as Django does
+            self.stdout.ending = None  # type: ignore[assignment]  # the type stubs allow no None, which Django's command sets, too
             with ExitStack() as stack:
                 stream = _open_output(options["output"], stack) or self.stdout
                 serializers.serialize(
@@ -109,9 +109,11 @@ class Command(dumpdata.Command):
 def _select_models(
     labels: Sequence[str], excluded: Sequence[str]
 ) -> tuple[set[Model], list[Model]]:
-    """Return the models that ``labels`` names one by one, and all models to be dumped.
+    """Return two groups of models: those that ``labels`` names one by one, and all models to be dumped.
 
-    :param labels: apps, and models such as ``photos.Photo``; if there are none, all models are meant.
+    :param labels: names of apps, and of models such as ``photos.Photo``. If there are none, all
+        models are dumped.
+    :param excluded: names of apps and models that are not dumped.
     :raises CommandError: there is no such app or model.
     """
     named, chosen_apps = parse_apps_and_model_labels(labels)
@@ -131,7 +133,13 @@ def _select_models(
 
 
 def _refuse_absent(alias: str, named: set[Model], selected: Sequence[Model]) -> None:
-    """Raise an error if Django would silently dump nothing, because the models are not on ``alias``."""
+    """Raise an error if Django would silently dump no rows of a model, because its table is not on
+    ``alias``.
+
+    :param named: the models that the command line names one by one.
+    :param selected: all models to be dumped.
+    :raises CommandError: a model of ``named`` is not on ``alias``, or none of ``selected`` is.
+    """
     absent = {model for model in selected if not router.allow_migrate_model(alias, model)}
     wanted = absent.intersection(named) or (absent if len(absent) == len(selected) else set())
     if wanted and (runtime.topology().resolve(alias) or any(map(group_of, wanted))):
@@ -156,17 +164,17 @@ def _group_of_key(alias: str | None, selected: Sequence[Model]) -> str:
 
 
 def _rows_of(model: Model, options: dict[str, Any]) -> Iterator[models.QuerySet[Any]]:
-    """Yield the rows of ``model`` to be dumped, in the order of their primary keys.
+    """Yield querysets of the rows of ``model`` that are dumped, in the order of their primary keys.
 
-    The rows of a sharded model are those of all shards. Yields nothing for a model that is not sharded, and
-    whose rows are in a database other than the default one.
+    The rows of a sharded model are those of all shards. Yields nothing if the model is not sharded
+    and its rows are in a database other than the default one.
     """
     shards = shard_options(model)
     manager: Any = model._base_manager if options["use_base_manager"] else model._default_manager
     rows: Any
     if shards is not None:
-        # Do not use Django's base manager, because it finds no shards. Like that manager, this
-        # queryset hides no rows.
+        # Do not use Django's base manager, because its querysets do not find the shards. Like that
+        # manager, this queryset filters out no rows.
         rows = ShardedQuerySet(model) if options["use_base_manager"] else manager.all()
         rows = rows.scatter()
         if options["key"] is not None:
@@ -193,9 +201,9 @@ def _condition_on_key(options: ShardOptions, text: str) -> dict[str, Any]:
 
 
 def _open_output(path: str | None, stack: ExitStack) -> Any:
-    """Open the file ``path`` until ``stack`` ends; None without a path.
+    """Open the file ``path``, which ``stack`` closes; return None if ``path`` is empty.
 
-    Compress it if its name says so.
+    What is written to the file is compressed if the ending of its name, such as ``.gz``, says so.
     """
     if not path:
         return None

@@ -1,4 +1,4 @@
-"""``manage.py flush``, Django's command, which refuses the alias of a group outside of tests."""
+"""``manage.py flush``: Django's command. Outside of test runs, it refuses the alias of a shard group."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class Command(OneDatabaseCommand, flush.Command):
     remedy = "'manage.py shards run \"flush --no-input\" --group {group}' flushes each shard"
 
     def takes_group(self, alias: str) -> bool:
-        # Django's test cases flush each alias. In tests, to flush a group's alias restores its
-        # shards.
+        # In a test run, flushing the alias of a group replaces the rows of its test shards.
+        # Django's test cases need this, because they flush each alias.
         return alias in test_databases

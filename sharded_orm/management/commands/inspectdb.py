@@ -1,4 +1,6 @@
-"""``manage.py inspectdb``, Django's command, which refuses the alias of a group."""
+"""``manage.py inspectdb``: Django's command. It refuses the alias of a shard group, which has no
+tables of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from sharded_orm.management.one_database import OneDatabaseCommand
 if TYPE_CHECKING:
     from django.core.management.commands.inspectdb import Command as DjangoCommand
 else:
-    # Django's app for geometry has an inspectdb of its own.
+    # Derive from the inspectdb of django.contrib.gis, Django's app for geometry, if that app is
+    # installed: it also knows geometry columns.
     package = "django.contrib.gis" if apps.is_installed("django.contrib.gis") else "django.core"
     DjangoCommand = import_module(f"{package}.management.commands.inspectdb").Command
 

@@ -1,4 +1,4 @@
-"""``manage.py loaddata``, Django's command, which also loads the rows of sharded models."""
+"""``manage.py loaddata``: Django's command. It also loads the rows of sharded models."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sharded_orm.operations.fixtures import FixtureTransaction
 
 
 class Command(loaddata.Command):
-    """Loads each row of a fixture where the row belongs.
+    """Loads each row of a fixture into the database where the row belongs.
 
     Without ``--database``, rows of sharded models go to the shards of their keys, and all other
-    rows to the default database. With the alias of a group, only the rows of that group are loaded.
-    With any other alias, only the rows of that database are loaded, as by Django.
+    rows to the default database. With the alias of a shard group, only the rows of that group are
+    loaded. With any other alias, only the rows of that database are loaded, as Django does.
     """
 
     help = (
@@ -51,7 +51,8 @@ class Command(loaddata.Command):
         self._shard = topology.resolve(alias) if alias is not None else None
         self._alias = alias or DEFAULT_DB_ALIAS
         self._transaction = FixtureTransaction(self._alias)
-        #: The number of rows that were not loaded because they belong elsewhere, by model.
+        #: The number of rows that were not loaded because they belong to another database, keyed by
+        #: the label of the model.
         self._left_out: Counter[str] = Counter()
         #: The names of the sequences of ticket servers from which ids in the fixture come.
         self._sequences: set[str] = set()
@@ -79,14 +80,15 @@ class Command(loaddata.Command):
     # -- Loading ---------------------------------------------------------------
 
     def load_label(self, fixture_label: str) -> None:
-        # Django looks up natural keys in the database self.using. With None, each look-up goes to
-        # the database that has the rows of the model. But the names of fixture files may contain
-        # the alias, so find the files first. Django remembers the result.
+        # Django looks up natural keys in the database self.using. If self.using is None, each
+        # look-up goes to the database that has the rows of the model. But names of fixture files
+        # may contain the alias, so find the files before self.using is set to None; Django caches
+        # the found files.
         self.find_fixtures(fixture_label)
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)
         routed = self._alias in own or self._group is not None or shard is not None
-        self.using = None if routed else self._alias  # type: ignore[assignment]  # Django passes it on
+        self.using = None if routed else self._alias  # type: ignore[assignment]  # Django passes None on to the router
         try:
             with scoped(shard.alias) if shard is not None else nullcontext():
                 super().load_label(fixture_label)
@@ -96,7 +98,7 @@ class Command(loaddata.Command):
     def save_obj(self, obj: DeserializedObject) -> bool:
         model = type(obj.object)
         if model in self.excluded_models or model._meta.app_config in self.excluded_apps:
-            # Return early, so that no shard is chosen for the key of a row that is left out.
+            # The row is left out. Return here, before a shard would be chosen for the row's key.
             return False
         options = shard_options(model)
         if not self._selects(options):
@@ -121,7 +123,10 @@ class Command(loaddata.Command):
             raise
 
     def _selects(self, options: ShardOptions | None) -> bool:
-        """Whether rows of a model are to be loaded, given the alias in ``--database``."""
+        """Whether rows of the model of ``options`` are to be loaded, given the alias in ``--database``.
+
+        ``options`` is None for a model that is not sharded.
+        """
         group = self._shard.group if self._shard is not None else self._group
         if options is None:
             return group is None
@@ -130,7 +135,8 @@ class Command(loaddata.Command):
     def _save_sharded(
         self, obj: DeserializedObject, alias: str, stored: set[type[models.Model]]
     ) -> bool:
-        # Store the relations of the row only after all rows, because related rows may come later.
+        # Set the relations of the row aside, and store them after all rows of the fixture, because
+        # related rows may come later in the fixture.
         relations, obj.m2m_data = obj.m2m_data, None
         deferred, obj.deferred_fields = obj.deferred_fields, {}
         with self._on(alias, stored):
@@ -139,12 +145,12 @@ class Command(loaddata.Command):
             self._transaction.note(obj.object, alias)
         obj.deferred_fields = deferred
         if relations or deferred:
-            self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))  # type: ignore[arg-type]  # Django only calls save_deferred_fields()
+            self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))  # type: ignore[arg-type]  # of each item, Django only calls save_deferred_fields()
         return saved
 
     @contextmanager
     def _on(self, alias: str, stored: set[type[models.Model]]) -> Iterator[None]:
-        """Within the block, let Django's code save rows on ``alias``.
+        """Within the ``with`` block, let Django's code save rows on ``alias``.
 
         :param stored: the set to which Django adds the models of the rows.
         """
@@ -162,7 +168,8 @@ class Command(loaddata.Command):
             self._transaction.check_constraints()
             self._transaction.check_keys()
         except (IntegrityError, CrossKeyRelation) as exc:
-            exc.args = (f"Problem installing fixtures: {exc}",)  # As Django says it.
+            # Django's command begins its messages with the same words.
+            exc.args = (f"Problem installing fixtures: {exc}",)
             raise
         super().reset_sequences(connection, models)
 
@@ -181,8 +188,8 @@ class Command(loaddata.Command):
             f"{self._left_out.total()} object(s) of {labels!r} were not loaded, because they do not"
             f" belong on {self._alias!r}. {remedy}"
         )
-        # In tests, do not complain: Django's test cases load each fixture once for each alias, and
-        # no row of the fixture may belong to the alias.
+        # In test runs, it is no error if no row was loaded: Django's test cases load each fixture
+        # once for each alias, and perhaps no row of the fixture belongs to the alias.
         if not self.loaded_object_count and not test_databases:
             raise CommandError(message)
         if self.verbosity >= 1:
@@ -199,9 +206,10 @@ class Command(loaddata.Command):
 
 
 class _LaterRelations:
-    """The relations of a row, which are stored after all rows of the fixtures.
+    """The relations of one row, which are stored after all rows of the fixtures.
 
-    An instance is an item of Django's list of rows with deferred fields, in place of a row.
+    Django keeps a list of rows with deferred fields (values that are stored later). An instance of
+    this class takes the place of a row in this list.
     """
 
     def __init__(

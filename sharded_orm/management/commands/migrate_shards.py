@@ -80,7 +80,7 @@ class Command(BaseCommand):
             type=int,
             metavar="N",
             default=default.parallel,
-            help="Shards of one node at a time. Default: %(default)s",
+            help="Migrate N shards of each node at the same time. Default: %(default)s",
         )
         waves.add_argument(
             "--wave-size", type=int, metavar="N", help="Number of shards in a wave. Default: all."
@@ -96,7 +96,7 @@ class Command(BaseCommand):
             "--max-failures",
             type=int,
             metavar="N",
-            help="Begin no more shards after more than N failures. Default: no limit.",
+            help="After more than N failures, begin with no further shard. Default: no limit.",
         )
 
         modes = parser.add_argument_group("instead of migrating").add_mutually_exclusive_group()
@@ -116,7 +116,7 @@ class Command(BaseCommand):
         modes.add_argument(
             "--settle",
             metavar="ALIAS=done|undone",
-            help="Say whether the unclear, interrupted operation of a shard took effect.",
+            help="Declare whether an interrupted operation on a shard, whose outcome is unknown, took effect.",
         )
         refused = parser.add_argument_group("not here")
         for name, reason in _REFUSED.items():
@@ -282,7 +282,7 @@ class Command(BaseCommand):
         for alias, error in status.unreachable.items():
             self.stdout.write(self.style.ERROR(f"{alias}: unreachable: {error}"))
 
-    # ##### Settle an interrupted operation whose outcome is not known #####
+    # ##### Declare the outcome of an interrupted operation #####
 
     def _settle(self, text: str, *, as_json: bool) -> None:
         alias, _, answer = text.partition("=")

@@ -1,5 +1,5 @@
-"""``manage.py remove_stale_contenttypes``, Django's command, which refuses aliases without content
-types.
+"""``manage.py remove_stale_contenttypes``: Django's command. It refuses the aliases of groups and
+shards, which have no content types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``manage.py showmigrations``, Django's command, which refuses the alias of a group."""
+"""``manage.py showmigrations``: Django's command. It refuses the alias of a shard group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py sqlflush``, Django's command, which refuses the alias of a group."""
+"""``manage.py sqlflush``: Django's command. It refuses the alias of a shard group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py testserver``, Django's command, with test databases for shards as well."""
+"""``manage.py testserver``: Django's command. It also creates test databases for shards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sharded_orm import runtime
 
 
 class Command(testserver.Command):
-    """Creates test databases for all aliases.
+    """Creates test databases for all aliases, including shards.
 
-    Django's command creates one for ``default`` only, and the server would then read and write the
-    real rows of shards.
+    Django's command creates a test database only for ``default``. With that command, the server
+    would read and write the real rows of shards.
     """
 
     def handle(self, *fixture_labels: str, **options: Any) -> None:

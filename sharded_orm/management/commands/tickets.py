@@ -49,8 +49,8 @@ class Command(BaseCommand):
         create.add_argument(
             "--form",
             choices=["update", "replace", "sequence"],
-            help="How the sequence counts. By default as on the other servers, else the database's"
-            " usual form.",
+            help="How the sequence makes its next number. By default as on the other servers or, if none"
+            " has the sequence, in the usual way of the database.",
         )
         _check(create, "Do not look for existing ids; needs --start.")
 
@@ -60,7 +60,11 @@ class Command(BaseCommand):
         next_ids = add("next", "Take ids and print them, one per line.")
         next_ids.add_argument("name", metavar="NAME", help="The sequence.")
         next_ids.add_argument(
-            "--count", type=int, default=1, metavar="N", help="How many. Default: %(default)s"
+            "--count",
+            type=int,
+            default=1,
+            metavar="N",
+            help="How many ids to take. Default: %(default)s",
         )
 
         advance = add(
@@ -76,7 +80,8 @@ class Command(BaseCommand):
             type=int,
             default=MARGIN,
             metavar="N",
-            help="How far above, for ids that are in no row. Default: %(default)s",
+            help="How far to move above the highest known id, because ids that are in no row are unknown."
+            " Default: %(default)s",
         )
         target.add_argument("--to", type=int, metavar="N", help="Move to N, without a margin.")
         _check(advance, "Do not look for existing ids; needs --to.")
@@ -207,9 +212,10 @@ class Command(BaseCommand):
             self.stdout.write(self.style.WARNING(text))
 
     def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table.
+        """Print a table with one line for each of ``rows``.
 
-        If consecutive rows are about the same sequence, only the first row shows its name.
+        If consecutive rows are about the same sequence, only the first of these rows shows the
+        sequence's name.
         """
         lines, last = [], ""
         for name, *cells in rows:

@@ -186,8 +186,8 @@ class Pull(Action):
             # Let only the owner read the file, because the topology may contain passwords.
             descriptor = os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w") as file:
-                # The file may have existed before with other permissions. If it is a device or a
-                # pipe, leave its permissions as they are.
+                # Restrict also the permissions of a file that existed before. But if it is a device
+                # or a pipe, leave its permissions as they are.
                 if document.credentials() and stat.S_ISREG(os.fstat(descriptor).st_mode):
                     os.fchmod(descriptor, 0o600)
                 file.write(text)

@@ -1,4 +1,6 @@
-"""``manage.py transactions``: the prepared branches of transactions in two phases."""
+"""``manage.py transactions``: end prepared branches, which are the parts on single shards of
+transactions in two phases.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,12 @@ class Recover(Action):
             type=_seconds,
             default=recovery.GRACE,
             metavar="SECONDS",
-            help="Leave branches alone that were prepared more recently. Default: %(default)s",
+            help="End only branches that were prepared longer ago than this. Default: %(default)s",
         )
         parser.add_argument(
             "--keep-decisions",
             action="store_true",
-            help="Delete no old decisions, which takes a statement for each shard.",
+            help="Do not delete old decisions: deleting takes a statement for each shard.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
@@ -75,9 +77,11 @@ class Command(CommandOfActions):
 
 
 def _groups(name: str | None) -> Iterator[ShardGroup]:
-    """Yield the groups whose branches are to be ended.
+    """Yield the shard groups whose prepared branches are to be ended: the group ``name``, or every
+    group that can commit in two phases if ``name`` is None.
 
-    :raises TwoPhaseUnavailable: no group can have any.
+    :raises TwoPhaseUnavailable: the site does not use commits in two phases, or group ``name``
+        cannot commit in this way.
     """
     if not is_enabled():
         raise TwoPhaseUnavailable(

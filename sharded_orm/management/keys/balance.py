@@ -1,4 +1,4 @@
-"""The action ``balance`` of ``manage.py keys``: which keys to move to which shard."""
+"""The action ``balance`` of ``manage.py keys``: print which keys to move to which shard."""
 
 from __future__ import annotations
 

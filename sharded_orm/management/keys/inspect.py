@@ -1,4 +1,6 @@
-"""The actions ``status`` and ``verify`` of ``manage.py keys``."""
+"""The actions ``status`` and ``verify`` of ``manage.py keys``: show moves of keys, and check the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from sharded_orm.operations.moves import status
 
 class Status(Action):
     name = "status"
-    help = "Show moves of keys: those under way, those with something left, and the last others."
+    help = "Show moves of keys: moves under way, moves that have left something behind, and the latest others."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("group", metavar="GROUP", help="A group with a directory.")

@@ -1,4 +1,6 @@
-"""The actions ``move``, ``abort`` and ``repair`` of ``manage.py keys``."""
+"""The actions ``move``, ``abort`` and ``repair`` of ``manage.py keys``: move keys, and end
+interrupted moves.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,9 @@ ACTIONS: tuple[type[Action], ...] = (MoveKeys, Abort, Repair)
 
 
 def add_move_options(parser: CommandParser) -> None:
-    """Add the options that say how keys are moved."""
+    """Add the options that say how fast keys are moved, how long writes may wait, and how long old
+    rows are kept.
+    """
     parser.add_argument(
         "--max-pause",
         type=positive,
@@ -186,7 +190,7 @@ def add_move_options(parser: CommandParser) -> None:
 
 
 def move_options(options: dict[str, Any]) -> moves.MoveOptions:
-    """Return the parsed options of :func:`add_move_options`."""
+    """Return the values of the options that :func:`add_move_options` has added."""
     return moves.MoveOptions(
         max_pause=options["max_pause"] / 1000,
         rate=options["rate"],
@@ -202,9 +206,11 @@ def show_report(
     as_json: bool,
     moves_keys: bool = True,
 ) -> None:
-    """Print what became of a command.
+    """Print the outcome of a command that moves keys or ends interrupted moves.
 
-    :param moves_keys: whether it was to move keys, and not only to end moves.
+    :param as_json: whether to print the report as JSON instead of sentences.
+    :param moves_keys: True if the command was to move keys; False if it was only to end interrupted
+        moves.
     """
     if as_json:
         command.stdout.write(json.dumps(report.to_json(), indent=2))

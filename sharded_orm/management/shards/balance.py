@@ -1,4 +1,6 @@
-"""The action ``balance`` of ``manage.py shards``: which shards to move to which node."""
+"""The action ``balance`` of ``manage.py shards``: print which shards to move to which node, or move
+them.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,10 @@ class Balance(Action):
 
 
 def step_command(balance: ShardBalance) -> Callable[[BalanceStep], str]:
-    """Return a function that returns the command for a step, without ``manage.py``."""
+    """Return a function that takes a step of ``balance`` and returns the command that makes this step.
+
+    The command is text such as ``shards move photos 0-7 --to db2``, without ``manage.py``.
+    """
 
     def text(step: BalanceStep) -> str:
         shards = sorted(
@@ -119,7 +124,8 @@ def _apply(command: BaseCommand, balance: ShardBalance, options: dict[str, Any])
                     stopping=stopping,
                     tell=tell,
                 )
-            except MoveRefused as exc:  # The steps before this one were made.
+            except MoveRefused as exc:
+                # This step was refused, so report its shards as failed. The steps before it stay done.
                 failures = dict.fromkeys(numbers, "; ".join(exc.problems))
                 report = shard_moves.ShardMoveReport(step.group, failures=failures)
             reports.append(report)

@@ -1,4 +1,6 @@
-"""The actions ``grow``, ``open``, ``close`` and ``weight`` of ``manage.py shards``."""
+"""The actions ``grow``, ``open``, ``close`` and ``weight`` of ``manage.py shards``: add shards to a
+group, and change which shards get new keys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The action ``import`` of ``manage.py shards``."""
+"""The action ``import`` of ``manage.py shards``: copy the rows of tables of one database to the shards."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options that are common to all commands which bring shards to another node."""
+    """Add the options of all commands that switch shards to another node."""
     parser.add_argument(
         "--patience",
         type=positive,
@@ -173,7 +173,7 @@ def add_switch_options(parser: CommandParser) -> None:
 
 
 def move_options(options: dict[str, Any]) -> shard_moves.ShardMoveOptions:
-    """Return the parsed options of :func:`add_rate` and :func:`add_switch_options`."""
+    """Return the values of the options that :func:`add_rate` and :func:`add_switch_options` have added."""
     return shard_moves.ShardMoveOptions(
         patience=options["patience"], rate=options.get("rate"), keep=options["keep"]
     )
@@ -182,7 +182,8 @@ def move_options(options: dict[str, Any]) -> shard_moves.ShardMoveOptions:
 def raise_failures(reports: Iterable[shard_moves.ShardMoveReport], status: int) -> None:
     """Raise an error that lists the shards that were not moved; do nothing if there are none.
 
-    :param status: the exit status of the process.
+    :param reports: the results of the moves.
+    :param status: the exit status of the process if the error is raised.
     """
     failures = [
         failure
@@ -199,6 +200,9 @@ def raise_failures(reports: Iterable[shard_moves.ShardMoveReport], status: int) 
 
 
 def pauses_text(reports: Iterable[shard_moves.ShardMoveReport]) -> str:
-    """Return for how long statements waited, as the end of a sentence; "" if nothing has moved."""
+    """Return a text about the longest wait of a statement, as the end of a sentence.
+
+    For example ``; statements waited for 120 ms at most``. An empty text if nothing has moved.
+    """
     longest = max((pause for report in reports for pause in report.pauses), default=None)
     return "" if longest is None else f"; statements waited for {longest * 1000:.0f} ms at most"

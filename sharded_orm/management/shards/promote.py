@@ -95,8 +95,8 @@ class Promote(Action):
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
         except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
-            # Errors of these types are raised before the promotion changes anything. After that,
-            # only the errors in the next "except" are raised.
+            # Errors of these types are raised only before the promotion changes anything. Later
+            # errors are caught by the next "except".
             _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
             raise
         except (PromotionFailed, LeaseLost, Error) as exc:

@@ -1,4 +1,6 @@
-"""The actions ``create``, ``sql`` and ``run`` of ``manage.py shards``."""
+"""The actions ``create``, ``sql`` and ``run`` of ``manage.py shards``: create schemas, open an SQL
+shell on a shard, and run commands on shards.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Create(Action):
         shards = [shard for part in selection_of(options) for shard in part.shards]
 
         progress = ShardProgress(command, options["verbosity"])
-        lock = threading.Lock()  # Needed, because create() calls report() in several threads.
+        # create() calls report() in several threads, so report() needs a lock.
+        lock = threading.Lock()
 
         def report(shard: Shard, is_new: bool) -> None:
             with lock:

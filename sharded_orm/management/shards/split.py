@@ -1,4 +1,4 @@
-"""The action ``split`` of ``manage.py shards``: give a part of a server's shards to another server."""
+"""The action ``split`` of ``manage.py shards``: move a part of a server's shards to another server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Split(Action):
             nargs="+",
             type=_of_group,
             metavar="GROUP:SHARDS",
-            help="The shards that go, such as photos:256-511 albums:32-63.",
+            help="The shards that move to the other server, such as photos:256-511 albums:32-63.",
         )
         parser.add_argument(
             "--replica", metavar="NODE", help="The replica that these shards have afterwards."

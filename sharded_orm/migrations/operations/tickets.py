@@ -24,10 +24,11 @@ class CreateSequence(Operation):
     Backwards, the operation does nothing: ids that were handed out are never taken back.
 
     :param name: the sequence's name.
-    :param start: the smallest possible first id; by default the first id is above all existing ones.
+    :param start: the smallest possible first id; by default the first id is above all existing
+        ones.
     :param form: the kind of SQL statement that makes the next id: ``update``, ``replace`` or
-        ``sequence``. By default, the form that the sequence has on the other servers. If they do
-        not have the sequence, the first form that the database supports.
+        ``sequence``. By default, it is the form that the sequence has on the other servers. If they
+        do not have the sequence, it is the first form that the database supports.
     """
 
     # makemigrations writes this import path into migrations. It is the path of the package, so the
@@ -85,7 +86,8 @@ def _refuse_locked_file(connection: Any) -> None:
 
     :raises NotSupportedError: ``connection`` is in such a transaction.
     """
-    mode = getattr(connection, "transaction_mode", None)  # Only SQLite's connections have it.
+    # Only connections to SQLite have the attribute transaction_mode.
+    mode = getattr(connection, "transaction_mode", None)
     if mode in (None, "DEFERRED"):
         return
     if connection.in_atomic_block:

@@ -16,9 +16,10 @@ from sharded_orm.topology.schema_names import SchemaNames, shared_number
 class FleetSnapshot:
     """The shards of all groups at one moment, with their sizes.
 
-    :param topology: the topology, with the capacities of nodes and the pins of shards.
-    :param sizes: by the alias of the shard, its bytes, rows, keys or load, whichever is balanced. A
-        shard that is missing counts as 0.
+    :param topology: the topology. It has the capacities of nodes, and says which shards are pinned,
+        so that they must not move.
+    :param sizes: the size of each shard, by the shard's alias: bytes, rows, keys or load, whichever
+        is to be balanced. A shard that is missing counts as 0.
     :param recent: aliases of shards that have moved a short time ago, so they must not move again.
     """
 
@@ -32,14 +33,15 @@ def balance_problem(
 ) -> BalanceProblem:
     """Return the problem of balancing the shards of ``groups``.
 
-    Its items are shards, its bins nodes.
+    The items of the problem are shards, and its bins are nodes.
 
     The nodes are the primaries of ranges, and all nodes that have a ``CAPACITY``. A shard may move
     to a primary of its own group, and to any node with a ``CAPACITY`` above 0. A shard must stay if
     its range is pinned, if it has moved a short time ago, or if it belongs to another group. The
     sizes of shards that stay count, too. A pure function.
 
-    :param threshold: see :class:`BalanceProblem`. The same for ``goal``.
+    :param threshold: as in :class:`BalanceProblem`.
+    :param goal: as in :class:`BalanceProblem`.
     :raises BalanceRefused: the topology does not say which server has which shards.
     """
     topology = snapshot.topology
@@ -85,9 +87,10 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
 
 
 def _replication(topology: Topology) -> dict[str, frozenset[str]]:
-    """Return, for each node, the nodes that replicate it, and those that it replicates.
+    """Return a dict from the name of each node to the names of its replicas and of its primaries.
 
-    Other nodes on the same servers are included.
+    A replica repeats the writes of its primary. All nodes on the same servers as these are
+    included.
     """
     servers: dict[object, set[str]] = {}
     for name, node in topology.nodes.items():

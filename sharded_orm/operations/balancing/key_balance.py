@@ -32,10 +32,11 @@ _LOOK_UPS: Final = 500
 
 @dataclass(frozen=True)
 class KeyBalance:
-    """A plan for keys.
+    """A plan to move keys between the shards of a group.
 
-    :param keys: the keys that move, by the names that they have as items of the plan. The bins of
-        the plan have the aliases of shards as names.
+    The bins of ``plan`` have the aliases of the shards as names.
+
+    :param keys: the keys that move, each by the name of its item in ``plan``.
     :param notes: sentences for an operator.
     """
 
@@ -98,7 +99,7 @@ def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
     )
 
 
-#: The sizes of keys, first by the number of the shard, then by the key.
+#: For each shard number, a dict from the shard's keys to their sizes.
 _KeySizes = dict[int, dict[Any, float]]
 
 
@@ -110,7 +111,7 @@ def _problem(
     recent: frozenset[str],
     options: BalanceOptions,
 ) -> tuple[BalanceProblem, dict[str, Any]]:
-    """Return the problem of balancing keys, and each key by the name of its item."""
+    """Return the problem of balancing keys, and a dict from the name of each item to its key."""
     open_shards = frozenset(
         group.shard(number).alias
         for part in group.open_ranges
@@ -158,7 +159,7 @@ def _sums(sizes: _KeySizes) -> dict[int, float]:
 def _shards_above(
     group: ShardGroup, totals: Mapping[int, float], threshold: float
 ) -> Iterator[int]:
-    """Yield the numbers of shards that have more than their share, so that keys may have to move."""
+    """Yield the numbers of shards that exceed their share by more than ``threshold``, a fraction."""
     weights = {n: group.range_of(n).weight or 1.0 for n in range(group.count)}
     mean = sum(totals.values()) / sum(weights.values())
     return (n for n, total in totals.items() if total > (1 + threshold) * mean * weights[n])
@@ -178,10 +179,10 @@ def _models(group: str) -> list[Any]:
 
 
 def _keys_on(keys: GroupKeys, number: int, *, by_rows: bool) -> dict[Any, float]:
-    """Return the keys that have rows on a shard, with the number of their rows, or with 1 if not
-    ``by_rows``.
+    """Return a dict of the shard keys that have rows on a shard.
 
-    Keys that the directory places on another shard are left out.
+    The values are the numbers of rows, or 1 if ``by_rows`` is false. Keys that the directory places
+    on another shard are left out.
     """
     shard = runtime.shard(keys.group, number)
     counts: dict[Any, float] = {}
@@ -215,7 +216,7 @@ def _largest(sizes: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
-    """Return the loads of keys from the file that the operator has given."""
+    """Read the loads of keys from the operator's file. Return them by shard number and key."""
     loads = measure.read_load(options.load or "")
     try:
         values = {name: keys.value(name) for name in loads}

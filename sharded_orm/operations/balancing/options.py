@@ -1,4 +1,4 @@
-"""The options with which an operator asks for a plan."""
+"""The options that an operator sets for a plan of balancing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from sharded_orm.exceptions import BalanceRefused
 from sharded_orm.operations.balancing import measure
 
-#: Default time for which a shard or key that has moved must not move again.
+#: The default time during which a shard or key that has moved must not move again.
 COOL_DOWN = timedelta(days=1)
 THRESHOLD = 0.1
 
@@ -18,10 +18,11 @@ class BalanceOptions:
     """The options of a plan: what is balanced, and how evenly.
 
     :param by: "bytes", "rows", "keys" or "load".
-    :param threshold: a node or shard gives something away if it exceeds its share by more than this
-        fraction, such as 0.1.
-    :param goal: the fraction by which it may exceed its share afterwards; None for ``threshold``.
-    :param cool_down: time for which a shard or key that has moved must not move again.
+    :param threshold: a node gives shards away (or a shard gives keys away) if its size exceeds its
+        share by more than this fraction, such as 0.1.
+    :param goal: the fraction by which such a node or shard may exceed its share afterwards; None
+        means the same fraction as ``threshold``.
+    :param cool_down: the time during which a shard or key that has moved must not move again.
     :param load: path of a JSON file with loads, for ``by="load"``.
     """
 

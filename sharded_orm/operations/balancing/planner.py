@@ -1,4 +1,7 @@
-"""The planner: a pure function from items in bins to moves in their order, with reasons."""
+"""The planner: a pure function that computes which items to move between bins, and in which order.
+
+An item is a shard on a node, or a key on a shard. The node or the shard is the bin.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,17 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: A move that does not bring the source to its goal must lower the fullness of the fuller of the
-#: two bins by at least this fraction.
+#: A move that does not bring its source bin down to the goal must be worth its cost: the load of
+#: the fuller of the two bins, relative to its capacity, must fall by at least this fraction.
 _LEAST_GAIN: Final = 0.01
-#: A bin that is to be emptied has the capacity 0. It counts as this capacity, to divide by it.
+#: A bin that is to be emptied has the capacity 0. The planner divides by capacities, so it uses
+#: this small number instead of 0.
 _NO_CAPACITY: Final = 1e-9
-#: The largest number of items of a bin that are considered at once: its largest ones.
+#: The largest number of items of one bin that are considered at once. These are the largest items.
 _CANDIDATES: Final = 1000
-#: The number of bins that are considered as the target of a single item: the emptiest ones.
+#: The largest number of bins that are considered as the target of an item. These are the emptiest.
 _TARGETS: Final = 16
-#: With at most this many items, more plans are tried if the first one does not reach the goal.
+#: If there are at most this many items and the first plan misses the goal, more plans are tried.
 _FEW: Final = 100
 _ATTEMPTS: Final = 50
 
@@ -58,11 +62,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
 
 def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
-    """Balance bins between which items can move.
+    """Balance ``bins``, and return the pool of bins with its moves.
 
-    With few items, also try other orders of the moves.
-
-    With few and large items, the first moves decide whether the later ones can reach the goal.
+    Items cannot move between these bins and other bins. If there are few and large items, the first
+    moves decide whether later moves can reach the goal. So, if there are few items, plans with
+    other orders of moves are tried, too.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -113,8 +117,10 @@ class _BinState:
 
     :param fixed: the size of everything that must stay in the bin.
     :param load: the size of everything in the bin.
-    :param share: the size that the bin shall have: ``part``, or what it must keep if that is more.
-    :param part: what the bin gets if the whole is divided by the capacities of the bins.
+    :param share: the size that the bin is to have: ``part``, or the size that the bin must keep if
+        that is larger.
+    :param part: the size that the bin gets if the sum of all sizes is divided in proportion to the
+        capacities of the bins.
     :param is_aside: whether the bin must keep more than ``part``, so that it gets no items.
     :param is_emptied: whether all items leave the bin, even one that is too large for every other
         bin.
@@ -142,7 +148,7 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the load that exceeds the share of the bin by the fraction ``excess`` of ``part``."""
+        """Return the load at which the bin exceeds its share by ``excess``, a fraction of ``part``."""
         return self.share + excess * self.part
 
     @property
@@ -183,11 +189,11 @@ class _Pool:
         self.before = {name: one.load for name, one in self.bins.items()}
         capacity = sum(one.capacity for one in self.bins.values())
         self._mean = sum(self.before.values()) / capacity
-        #: The load that a bin of the capacity 1 shall have. Below the mean if some bin must keep
-        #: more.
+        #: The load that a bin of the capacity 1 is to have. It is below the mean load if some bin
+        #: must keep more than its part of the whole.
         self._level = self._mean
-        #: A heap of bins, the emptiest first. A bin that changes gets a new entry; old ones are
-        #: skipped.
+        #: A heap of bins, with the emptiest first. If the load of a bin changes, a new entry is
+        #: added, and the old entry is skipped when it is reached.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
         #: Lists of moves out of one bin. The moves of one list may be made in any order.
@@ -195,9 +201,10 @@ class _Pool:
         self.least = 0.0
 
     def balance(self, dice: random.Random | None = None) -> None:
-        """Move items until no move improves.
+        """Move items between the bins until no move is an improvement.
 
-        :param dice: if given, first make random moves, so that another plan comes out.
+        :param dice: a source of random numbers. If it is given, random moves are made first, so
+            that the plan differs from others.
         """
         self._set_shares()
         giving = self._giving()
@@ -207,7 +214,7 @@ class _Pool:
             self._set_shares()
             giving = self._giving()
         while giving and self._relieve(giving):
-            # A large item that has moved may change the shares of the bins.
+            # A large item may have moved, which can change the shares of the bins.
             self._set_shares()
             giving = self._giving()
 
@@ -219,7 +226,7 @@ class _Pool:
     # ##### Shares #####
 
     def _set_shares(self) -> None:
-        """Compute the share of each bin: what it shall have.
+        """Compute the share of each bin, which is the load that the bin is to have.
 
         A bin may have to keep more than its part of the whole, because of items that stay, or of an
         item that is too large for every bin. Such a bin is set aside, and the other bins share the
@@ -245,9 +252,10 @@ class _Pool:
             one.share = kept.get(one.name, one.part)
 
     def _least_load(self, one: _BinState) -> float:
-        """Return the size of what the bin must keep.
+        """Return the load that the bin must keep.
 
-        This is the size of everything that stays, and of an item that is too large for every bin.
+        This is the size of everything that stays in the bin, and of an item that is too large for
+        every bin.
         """
         largest = one.largest
         if largest is None or one.is_emptied or not self._is_too_large(largest, one):
@@ -255,8 +263,8 @@ class _Pool:
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Whether ``item`` alone exceeds the goals of its bin and of every bin to which it may
-        move.
+        """Return whether ``item`` alone exceeds the goals of its bin and of every bin to which it
+        may move.
         """
         limit = (1 + self._goal) * self._level
         return all(
@@ -268,7 +276,7 @@ class _Pool:
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
         """Move items out of the bins ``giving`` until these are at the goal.
 
-        Return whether any was moved.
+        Return whether an item was moved.
         """
         count = len(self._batches)
         for one in giving:
@@ -278,11 +286,10 @@ class _Pool:
         return len(self._batches) > count
 
     def _reach_goal(self, source: _BinState) -> bool:
-        """Move items away from ``source`` until it is at the goal.
+        """Move items away from ``source`` until it is at the goal. Return whether an item was
+        moved.
 
-        The other bins stay below the goal.
-
-        Moves as little as possible. Returns whether an item was moved.
+        As little as possible is moved, and the other bins stay below the goal.
         """
         rooms = {
             targets: max(
@@ -323,7 +330,9 @@ class _Pool:
             entry = heapq.heappop(self._heap)
             one = self.bins[entry[1]]
             if entry[0] != one.fullness:
-                continue  # The bin has changed since, so it has a newer entry.
+                # Skip this entry. The load of the bin has changed since, so the heap has a newer
+                # entry for it.
+                continue
             visited.append(entry)
             if one is not source and one.name in item.targets and item.size <= self._room(one):
                 target = one
@@ -332,11 +341,10 @@ class _Pool:
         return target
 
     def _move_one(self, source: _BinState) -> bool:
-        """Make the best move of one item out of ``source``, if there is one.
+        """Make the best move of one item out of ``source``, if a move is an improvement.
 
-        Return whether there was.
-
-        The best move is the one after which the fuller of the two bins is least full.
+        Return whether an item was moved. The best move is the one after which the fuller of the two
+        bins is least full.
         """
         best = min(self._improving_moves(source), key=lambda move: move[3], default=None)
         if best is not None:
@@ -375,7 +383,10 @@ class _Pool:
 
     @property
     def may_be_better(self) -> bool:
-        """Whether another plan might do better: a bin is too full, though none must keep too much."""
+        """Return whether another plan might be better.
+
+        This is so if a bin is too full, although no bin must keep more than its part.
+        """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 
     @property

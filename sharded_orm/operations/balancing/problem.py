@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Larger ratios are not written as numbers. They occur because a bin to be emptied has hardly a
-#: share.
+#: A larger ratio is shown as words, not as a percentage. Such ratios occur if a bin is to be
+#: emptied, because the share of such a bin is nearly 0.
 _MOST: Final = 1000
 
 
@@ -19,9 +19,9 @@ _MOST: Final = 1000
 class Bin:
     """A node that has shards, or a shard that has keys.
 
-    :param capacity: how much the bin shall have, relative to the other bins. A bin with the
+    :param capacity: how large the share of this bin is, relative to the other bins. A bin with the
         capacity 0 is emptied.
-    :param other: the size of what else is in the bin. It is no item of the problem, so it stays
+    :param other: the size of everything in the bin that is not an item of the problem, and so stays
         there.
     """
 
@@ -62,9 +62,12 @@ class BalanceProblem:
 
 @dataclass(frozen=True, slots=True)
 class BalanceMove:
-    """A move of an item. The fuller of the two bins is then less full than the source was before.
+    """The move of one item from the bin ``source`` to the bin ``target``.
 
-    :param source_before: how full the source is before the move: 1.0 means that it has its share.
+    After the move, the fuller of the two bins is less full than the source was before.
+
+    :param source_before: how full the source is before the move. 1.0 is the mean of all bins, in
+        proportion to their capacities.
     """
 
     item: str
@@ -95,8 +98,8 @@ class BalancePlan:
 
     :param before: the load of each bin now, by the name of the bin.
     :param after: the load of each bin after all moves.
-    :param shares: the load that each bin shall have.
-    :param obstacles: one for each bin that stays too full.
+    :param shares: the load that each bin is to have.
+    :param obstacles: one entry for each bin that stays too full.
     :param least: a lower bound for the sum of the sizes that any plan must move to reach the goal.
     :param parts: independent parts of the problem, as names of bins. No item can move from one part
         to another.

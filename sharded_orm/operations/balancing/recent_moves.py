@@ -24,8 +24,9 @@ _Nodes = tuple[Any, Any]
 def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> frozenset[str]:
     """Return the aliases of shards that have moved to another node in the last ``cool_down``.
 
-    The history of the topology has every move, whoever made it. A promotion is not a move. Costs
-    one round trip to the source of the topology, and one for each version in that time.
+    The history of the topology contains every move, by any process. A promotion, in which a replica
+    takes over, is not a move. Costs one round trip to the source of the topology, and one for each
+    version of the topology from that time.
 
     :raises BalanceRefused: the history does not reach back so far.
     :raises TopologyError: the source does not answer.
@@ -45,15 +46,18 @@ def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> fro
         places = [_nodes(document, name) for document in documents]
         for after, before in pairwise(places):
             for number, (new, old) in enumerate(zip(after, before, strict=False)):
-                # After a promotion, the node is the one that was the replica before. That is not a
-                # move.
+                # If the new primary is the former replica, the shard was not moved but its replica
+                # was promoted.
                 if new[0] != old[0] and new[0] != old[1] and number in group:
                     moved.add(group.shard(number).alias)
     return frozenset(moved)
 
 
 def _revisions(since: datetime) -> list[Revision]:
-    """Return the version that was in use at ``since`` and all later ones, the newest first."""
+    """Return the versions of the topology from ``since`` on, the newest first.
+
+    The last one is the version that was in use at ``since``.
+    """
     source = runtime.source()
     limit = _FIRST
     while True:

@@ -20,7 +20,7 @@ from sharded_orm.topology.model import Shard, Topology
 
 @dataclass(frozen=True)
 class ShardBalance:
-    """A plan for shards.
+    """A plan to move shards between nodes.
 
     :param bytes: the bytes of each shard, by alias.
     :param recent: aliases of shards that stay because they have moved a short time ago.
@@ -42,11 +42,12 @@ def plan_shards(group: str | None = None, options: BalanceOptions | None = None)
     :raises UnknownShard: there is no such group.
     :raises TopologyError: the source of the topology does not answer.
 
-    Costs one query per node. If keys are balanced, costs one query of the directory, too. The
-    cool-down costs one round trip to the source of the topology for each version of that time.
+    Costs one query per node. If the size of a shard is its number of keys, one query of the
+    directory is added. The check of recent moves costs one round trip to the source of the topology
+    for each version of the topology within the cool-down.
     """
     options = options or BalanceOptions()
-    # Otherwise this process might use an outdated copy of the topology, from its disk.
+    # Refresh first, because this process might use an outdated copy of the topology, from its disk.
     runtime.refresh()
     topology = runtime.topology()
     groups = [runtime.group(group).name] if group is not None else list(topology.groups)

@@ -11,7 +11,10 @@ from sharded_orm.operations.balancing.problem import BalanceMove, percent
 
 @dataclass(frozen=True)
 class BalanceStep:
-    """Consecutive moves of one group between the same two nodes, or between the same two shards."""
+    """Consecutive moves of one group with the same source and the same target.
+
+    The source and the target are nodes if shards move, and shards if keys move.
+    """
 
     group: str
     source: str
@@ -20,7 +23,9 @@ class BalanceStep:
 
     @property
     def reason(self) -> str:
-        """Why the step is made: ``db1 has 131% of the mean, then 109%; db2 has 70%, then 92%``."""
+        """The reason for the step, such as ``db1 has 131% of the mean, then 109%; db2 has 70%, then
+        92%``.
+        """
         first, last = self.moves[0], self.moves[-1]
         return (
             f"{self.source} has {percent(first.source_before)} of the mean, then"
@@ -36,7 +41,7 @@ def steps_of(
 
     Consecutive moves between the same two bins are one step.
 
-    :param group_of: returns the name of the group of a move.
+    :param group_of: a function that returns the name of a move's group.
     """
 
     def place(move: BalanceMove) -> tuple[str, str, str]:
@@ -53,6 +58,6 @@ def apply_steps(
 
     Each single step is an improvement, so it is safe to stop after any step.
 
-    :param apply: makes a step, and returns whether all of it was made.
+    :param apply: a function that makes a step, and returns whether the whole step was made.
     """
     return list(takewhile(apply, steps))

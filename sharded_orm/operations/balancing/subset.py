@@ -1,4 +1,4 @@
-"""Choosing items with a sum just above a limit. A variant of the subset-sum problem."""
+"""Choosing items whose sizes have a sum just above a limit, a variant of the subset-sum problem."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
 
 
 def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list[int]:
-    """Return ``choice`` without items that are not needed to reach ``limit``, the largest first."""
+    """Return ``choice`` without the items that are not needed to reach ``limit``.
+
+    Items are tried in the order of ``choice``, so the largest ones are left out first.
+    """
     needed = list(choice)
     total = sum(sizes[index] for index in choice)
     for index in choice:
@@ -47,7 +50,10 @@ def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list
 
 
 def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]:
-    """Yield choices whose rounded sums are near ``limit``. The last choice certainly reaches it."""
+    """Yield choices of items whose rounded sizes have a sum near ``limit``.
+
+    The last choice certainly reaches the limit.
+    """
     small = [index for index, size in enumerate(sizes) if size < limit][::-1]
     steps = {index: int(sizes[index] / limit * _STEPS) for index in small}
     # Each number in ``possible`` is a set of bits. In the number with index i, bit n says whether
@@ -68,7 +74,7 @@ def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]
 def _choice(
     small: Sequence[int], steps: Mapping[int, int], possible: Sequence[int], total: int
 ) -> list[int]:
-    """Return items whose rounded sum is ``total``, the largest first."""
+    """Return items whose rounded sizes have the sum ``total``, the largest item first."""
     choice = []
     for count in range(len(small), 0, -1):
         index = small[count - 1]

@@ -78,7 +78,8 @@ def keys_above(new: NewRange) -> list[str]:
     """
     group: ShardGroup = runtime.group(new.group)
     if "BOUNDS" not in group.strategy_options or new.first == 0:
-        return []  # A group with SIZE has refused the keys beyond its last shard.
+        # A group with SIZE has always refused keys beyond its last shard, so none is in use.
+        return []
     shard = group.shard(new.first - 1)
     scan = RowScan(sample=None)
     with node_connection(shard.node) as wrapper:

@@ -189,9 +189,11 @@ class GrowthRun:
     # ##### Bounds #####
 
     def _refuse_keys_above(self, document: Document) -> None:
-        """Check that no key of an existing row would belong to the new shards, which lack the row.
+        """Check that no existing row has a key that would belong to the new shards.
 
-        :raises GrowthRefused: there is such a key.
+        Such a row is on an older shard, so queries would look for it in the wrong place.
+
+        :raises GrowthRefused: there is such a row.
         """
         if self.kind is not KeyRouting.RANGES:
             return

@@ -1,4 +1,7 @@
-"""Applying the recorded changes of an import's source to the shards."""
+"""Applying the changes that an import's source has recorded to the shards.
+
+The source is the database from which rows are imported.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,20 @@ from sharded_orm.operations.imports.source_journal import SourceJournal
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
 from sharded_orm.operations.relations import batched
 
-# For each table and each primary key: the anchors that the row had. The anchor is the value by
-# which the owner of a row is known (:attr:`SourceTable.anchor_field`).
+# For each table, a dict from the primary key of a changed row to the anchors that the row had. An
+# anchor is the shard key of a row, or the foreign key from which the row gets its shard key
+# (:attr:`SourceTable.anchor_field`).
 _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 
 class ChangeApplication:
-    """Applies changes that the source's journal has recorded to the shards.
+    """Applies changes that the journal of an import's source has recorded to the shards.
 
-    Changes may be applied again, also if only a part of them was applied before.
+    The same changes may be applied again, even if only a part of them was applied before.
 
-    :param tables: a table comes after those to which it refers.
-    :param check: called before each shard. Raises an error if this process must not continue.
+    :param tables: the imported tables. Each table comes after the tables to which it refers.
+    :param check: called before work on each shard. It raises an error if this process must not
+        continue.
     """
 
     def __init__(
@@ -39,14 +44,15 @@ class ChangeApplication:
         self._check = check
 
     def apply(self, changes: Iterable[Change], *, afresh: bool = False) -> None:
-        """Give the changed rows on the shards the state that they have on the source now.
+        """Store the changed rows on the shards as they are on the source now.
 
-        If the shard key of a row changed, the rows that have their key from that row move with it.
-        Costs two queries for each shard, table and 500 rows, and those that write.
+        If the shard key of a row changed, the rows that get their key from this row move, too.
+        Costs two queries for each shard, table and 500 rows, in addition to the statements that
+        write.
 
         :param changes: entries of the source's journal.
-        :param afresh: whether to delete and insert rows again that exist on both sides. This helps
-            if rows have exchanged unique values.
+        :param afresh: whether rows that exist on both sides are deleted from the shard and inserted
+            again. This helps if rows have exchanged unique values.
         :raises ImportConflict: a shard has another row with the same primary key.
         :raises IntegrityError: a constraint of a shard refuses a row, perhaps because another row
             has changed as well.
@@ -76,9 +82,9 @@ class ChangeApplication:
         return changed
 
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
-        """Return the changed rows of ``table`` as they are on the source now.
+        """Return the changed rows of ``table`` as they are on the source now, by primary key.
 
-        Also add the rows that have their shard key from these rows to ``changed``.
+        Rows of other tables that get their shard key from these rows are added to ``changed``.
         """
         rows: dict[Any, SourceRow] = {}
         for batch in batched(changed[table], LOOK_UPS):
@@ -89,7 +95,7 @@ class ChangeApplication:
         return rows
 
     def _dependents(self, table: SourceTable) -> list[SourceTable]:
-        """Return the tables whose rows have their shard key from a row of ``table``."""
+        """Return the tables whose rows get their shard key from a row of ``table``."""
         return [
             other
             for other in self._tables
@@ -106,8 +112,9 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # If no key is found, the shard has no such row. Or the row that had the key is
-                # gone, and this row is deleted together with that row.
+                # Skip a row whose shard key is not found. Either the shards have no such row, or
+                # its parent row with the key is gone, too, and this row is deleted together with
+                # the parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )
@@ -124,7 +131,11 @@ class ChangeApplication:
         return [*dependents, *(far for near in dependents for far in self._tables_behind(near))]
 
     def _keys(self, table: SourceTable, anchors: set[Any]) -> dict[Any, Any]:
-        """Return the shard keys that belong to ``anchors``. Anchors without a key are left out."""
+        """Return a dict from each of ``anchors`` to its shard key.
+
+        The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key
+        to the parent row with the key. Anchors for which the source has no key are left out.
+        """
         anchors = anchors - {None}
         link = table.key_link
         if link is None:
@@ -151,7 +162,14 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the primary keys and anchors in ``changed`` that no row in ``rows`` has any more."""
+    """Return the anchors that rows no longer have, by primary key.
+
+    The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key to
+    the parent row with the key.
+
+    :param changed: by primary key, the anchors that a row had before.
+    :param rows: by primary key, the rows as they are now.
+    """
     names = [column.name for column in table.columns]
     place = names.index(table.anchor_field.attname)
     gone = {}
@@ -164,7 +182,10 @@ def _gone(
 
 
 class _Shard:
-    """A context manager for work on one shard. Closes the connection to the shard at the end."""
+    """A context manager for work on one shard, which closes the shard's connection at the end.
+
+    :param check: called first. It raises an error if this process must not continue.
+    """
 
     def __init__(self, alias: str, check: Callable[[], None]) -> None:
         self._alias = alias

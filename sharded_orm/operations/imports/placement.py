@@ -11,9 +11,9 @@ from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 
 
 def rows_by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, list[SourceRow]]:
-    """Return ``rows`` by the alias of the shard to which their shard key belongs.
+    """Return lists of ``rows`` by the alias of the shard to which their shard key belongs.
 
-    A key without a shard gets one.
+    A key that has no shard yet is placed on one, and this is recorded.
     """
     for row in rows:
         if row.key is None:

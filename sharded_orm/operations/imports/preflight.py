@@ -28,8 +28,9 @@ from sharded_orm.topology.model import Shard
 class ImportPlan:
     """What an import would do.
 
-    :param tables: label and number of rows of each table, in the order in which they are copied.
-    :param problems: sentences about why the import would be refused. Empty if it would not.
+    :param tables: the label and the number of rows of each table, in the order in which the tables
+        are copied.
+    :param problems: sentences about why the import would be refused; empty if it would be accepted.
     :param left_out: labels of sharded models of the group that have a table on the source but are
         not imported.
     """
@@ -44,7 +45,8 @@ def plan_import(request: ImportRequest) -> ImportPlan:
 
     Reads the source and the shards; changes nothing.
 
-    Cost: each table of the source is read several times, mostly by the database server alone.
+    Each table of the source is read several times. Most of these queries return only a count or a
+    few examples.
     """
     problems = list(_problems(request))
     tables: list[tuple[str, int]] = []
@@ -61,7 +63,7 @@ def plan_import(request: ImportRequest) -> ImportPlan:
 
 
 def check_import(request: ImportRequest) -> None:
-    """Make sure that the rows of the request can be imported.
+    """Check that the rows of the request can be imported.
 
     :raises ImportRefused: some rows cannot be imported. The error lists every reason.
     """
@@ -71,7 +73,7 @@ def check_import(request: ImportRequest) -> None:
 
 
 def check_source(request: ImportRequest) -> None:
-    """Make sure that the tables of the request can be read on the source, and on all shards.
+    """Check that the tables of the request can be read on the source, and on all shards.
 
     :raises ImportRefused: a table cannot be read. The error lists every reason.
     """
@@ -143,8 +145,9 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
         if column.plain_field is None:
             yield f"values of {table.label}.{column.field.name} cannot be copied: its type is unknown"
     for field in table.pk_fields:
-        # Rows are copied with the stored form of the primary key, but looked up by the form that
-        # the field gives to Python. With ``from_db_value()``, the two may differ.
+        # Refuse such a field. Rows are copied with the stored form of the primary key, but looked
+        # up by the form that the field returns to Python, and ``from_db_value()`` may make the two
+        # differ.
         if hasattr(target_field(field), "from_db_value"):
             yield (
                 f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"
@@ -187,7 +190,10 @@ def _target_problems(request: ImportRequest) -> Iterator[str]:
 
 
 def _privilege_problems(shards: Sequence[Shard]) -> Iterator[str]:
-    """Yield the nodes on which rows cannot be stored before the rows to which they refer."""
+    """Yield a sentence for each node that cannot switch off the check of foreign keys.
+
+    On such a node, a row cannot be stored before the rows to which it refers.
+    """
     for shard in {shard.node: shard for shard in shards}.values():
         connection = connections[shard.alias]
         statement = features_of(connection).foreign_keys_off

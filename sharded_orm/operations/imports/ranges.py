@@ -10,7 +10,10 @@ from sharded_orm.operations.runs.farm import FarmReport, PlannedUnit
 
 
 def report_of(report: FarmReport) -> ImportReport:
-    """Return the report on an import or a comparison, from the report on its shared work."""
+    """Convert the report on the shared work of several processes to a report on an import.
+
+    A comparison of rows has the same kind of report.
+    """
     summary = report.summary
     problems = [*report.failures, *summary.get("problems", ())]
     if report.finished and not summary:
@@ -30,7 +33,7 @@ def report_of(report: FarmReport) -> ImportReport:
 
 
 def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterator[PlannedUnit]:
-    """Yield the units of work of a round: one for each range of ``rows`` rows of each table."""
+    """Yield the units of work of one round: ranges of ``rows`` rows, for each table."""
     for index, table in enumerate(tables):
         for count, (first, last) in enumerate(table.ranges(rows)):
             content = {

@@ -21,7 +21,7 @@ ROWS = 10_000
 class ImportRequest:
     """The tables to import, all of one group.
 
-    :param tables: a table comes after those to which it refers.
+    :param tables: the tables. Each comes after the tables to which it refers.
     :param group: the name of the group.
     :param source: the alias of the database with the rows.
     :param update: whether a row of a shard that differs from its row on the source is overwritten.
@@ -68,7 +68,7 @@ class ImportRequest:
 
 
 def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
-    """Return ``models`` in an order in which each comes after those to which it has foreign keys.
+    """Return ``models`` in an order in which foreign keys refer to earlier models only.
 
     Models that refer to one another in a circle keep the order of ``models``.
     """
@@ -94,7 +94,7 @@ class ImportReport:
     """The outcome of an import or a comparison.
 
     :param run: the id of the run in the journal.
-    :param finished: whether this process, or another one, has finished the run.
+    :param finished: whether the run is finished, by this process or by another one.
     :param tables: numbers of rows, such as ``{"photos.Photo": {"copied": 7}}``.
     :param rounds: how many times all tables were gone through.
     :param problems: sentences about what is left to do. Empty if all is well.

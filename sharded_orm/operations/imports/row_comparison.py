@@ -164,7 +164,7 @@ def _alias_of(table: SourceTable, key: Any) -> str | None:
 
 
 class _RowComparison:
-    """Compares rows of a table by the values that the model's own fields give them."""
+    """Compares the rows of a table on the source and on shards, by the values that Django reads."""
 
     def __init__(self, table: SourceTable) -> None:
         self._table = table
@@ -173,9 +173,9 @@ class _RowComparison:
         self._pk_places = [names.index(name) for name in table.pk_names]
 
     def read(self, rows: QuerySet[Any], key_path: str | None) -> dict[Any, tuple[Any, Any]]:
-        """Return the values and the shard key of each of ``rows``, by primary key, in their order."""
+        """Return a dict from the primary key of each row to its values and its shard key."""
         columns: list[Any] = [self._expression(field) for field in self._fields]
-        # Read the key as an extra column, because it may be a column of another table.
+        # The key is read as an extra column, because it may be in another table.
         paths = [] if key_path is None else [F(key_path)]
         by_pk = {}
         for row in rows.values_list(*columns, *paths):
@@ -186,8 +186,8 @@ class _RowComparison:
         return by_pk
 
     def _expression(self, field: Any) -> Any:
-        # A field class that changes the value it reads could hide a difference. So let the database
-        # convert the value to text.
+        # Let the database convert the value to text, because a field class that changes the values
+        # that it reads could hide a difference.
         if hasattr(target_field(field), "from_db_value"):
             return Cast(F(field.attname), TextField())
         return F(field.attname)
@@ -195,9 +195,10 @@ class _RowComparison:
     def compare(
         self, alias: str | None, rows: Mapping[Any, Any], differences: _Differences
     ) -> None:
-        """Compare ``rows`` of the source with those on the shard ``alias``.
+        """Compare ``rows`` of the source with those on the shard ``alias``, and note the
+        differences.
 
-        None means that the key of the rows has no shard.
+        ``alias`` is None if the key of the rows has no shard.
         """
         label = self._table.label
         there: dict[Any, tuple[Any, Any]] = {}
@@ -213,8 +214,8 @@ class _RowComparison:
                 differences.add("missing", f"{label}(pk={pk!r}) is missing on {where}")
                 continue
             stored = there[pk][0]
-            # Name the columns, not the values: the values may be personal data, and the journal
-            # keeps the text.
+            # The text names the columns but not their values, because the journal stores the text,
+            # and the values may be personal data.
             columns = [
                 repr(field.attname)
                 for field, before, after in zip(self._fields, values, stored, strict=True)
@@ -228,7 +229,8 @@ class _RowComparison:
 def _plain_json(text: str) -> str:
     """Return the JSON ``text`` in a form that is the same for equal values.
 
-    In Python, ``True`` equals ``1``. In JSON they differ, so compare the texts.
+    The caller compares texts, because Python takes ``True`` and ``1`` for equal, but in JSON they
+    differ.
     """
     return json.dumps(json.loads(text), sort_keys=True)
 
@@ -243,7 +245,8 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
             return _plain_json(before) == _plain_json(after)
         except ValueError:
             return False
-    return bool(before != before and after != after)  # "Not a number" differs from itself.
+    # NaN differs even from itself in Python, but here two NaN values count as equal.
+    return bool(before != before and after != after)
 
 
 # ##### From the shards to the source #####

@@ -23,7 +23,7 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# The numbers of rows in a report which show that a round has found something to do.
+# A round has made progress if one of these numbers of rows in its report is above 0.
 _NEWS = ("copied", "updated")
 
 
@@ -70,7 +70,8 @@ class _CopyJob(Job):
         last = table.from_json(unit.content["last"])
         stored, read = Stored(), 0
         while True:
-            # The last range has no upper limit, so it may have more rows than when it was planned.
+            # Read the range in batches. The last range has no upper limit, so it may have more rows
+            # than when it was planned.
             rows = table.read(table.between(after, last)[: self._request.rows])
             read += len(rows)
             self._store(table, rows, stored, unit, stopping)
@@ -88,9 +89,10 @@ class _CopyJob(Job):
     ) -> None:
         conflicts: list[str] = []
         written: list[str] = []
-        # A worker that was killed may have inserted rows without invalidating the cache, in this
-        # run or in an earlier one. Only if no such worker can have had this unit is it certain what
-        # was written.
+        # Decide whether the cache needs invalidation even if this call writes nothing. A worker
+        # that was killed, in this run or in an earlier one, may have inserted rows of this unit
+        # without invalidating the cache. That is impossible only after the first round, in a unit
+        # that no other worker had.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
@@ -112,7 +114,7 @@ class _CopyJob(Job):
         finally:
             cached = cached_model(table.model)
             if cached is not None and written:
-                # The cache may remember that an inserted row does not exist.
+                # Invalidate the cache, because it may remember that an inserted row does not exist.
                 void_shards(cached, written)
         if conflicts:
             raise ImportConflict(" ".join(conflicts[:EXAMPLES]))
@@ -128,7 +130,7 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # Rows that refer to missing rows of another table may find these in the next round. But if
+        # In the next round, rows may be stored that refer to rows which were missing so far. But if
         # this round has copied no row, a further round would copy none either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds

@@ -1,4 +1,7 @@
-"""Storing rows of a source on one shard. Two workers may store the same rows, also at once."""
+"""Storing the rows of an import's source on one shard.
+
+Two workers may store the same rows, even at the same time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, So
 from sharded_orm.operations.imports.stored_columns import differing_names
 from sharded_orm.operations.relations import batched
 
-#: The largest number of rows in one INSERT, and the largest sum of their characters and bytes.
+#: The largest number of rows in one INSERT, and the largest sum of the lengths of their texts and
+#: binary values.
 _INSERT_ROWS, _INSERT_SIZE = 500, 1 << 20
 #: The largest number of rows of a shard that one message names.
 EXAMPLES = 3
@@ -28,7 +32,7 @@ class Stored:
     """The outcome of storing the rows of a range, as numbers of rows.
 
     :param copied: rows that were inserted.
-    :param equal: rows that the shard had already.
+    :param equal: rows that the shard had already, with the same values.
     :param updated: rows of the shard that were overwritten with the values of the source.
     :param differing: rows that have other values on the shard, and were left as they are.
     :param waiting: rows that refer to a row which their shard does not have yet.
@@ -64,7 +68,8 @@ class ShardTable:
         self._connection: Any = connections[alias]
 
     def store(self, rows: Sequence[SourceRow], stored: Stored) -> None:
-        """Insert those of ``rows`` that the shard does not have, and compare the others.
+        """Insert the ``rows`` that the shard does not have, and compare the other rows with the
+        shard's.
 
         :raises ImportConflict: the shard has another row with the same primary key.
         :raises IntegrityError: a constraint of the table refuses a row.
@@ -75,7 +80,8 @@ class ShardTable:
             try:
                 self._insert(missing)
             except IntegrityError:
-                # Another worker may have inserted some of these rows meanwhile.
+                # Another worker may have inserted some of these rows meanwhile, so look which rows
+                # exist now.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
                 # If none of the rows is there, nobody has inserted them, and the error has another
                 # cause: for example, the shard has the key "a", and the collation of the column
@@ -87,7 +93,9 @@ class ShardTable:
             stored.copied += len(missing)
 
     def _compare(self, rows: Sequence[SourceRow], stored: Stored) -> list[SourceRow]:
-        """Compare ``rows`` with the rows of the shard. Return those that the shard does not have."""
+        """Compare ``rows`` with the rows of the shard. Return the rows that the shard does not
+        have.
+        """
         there = self._table.stored(self._alias, [row.pk for row in rows])
         missing, differing = [], []
         for row in rows:
@@ -113,10 +121,13 @@ class ShardTable:
     def _refuse_other_row(
         self, row: SourceRow, values: Sequence[Any], names: Sequence[str]
     ) -> None:
-        """Raise an error if the row on the shard is another row with the same primary key."""
+        """Raise an error if ``row`` and the shard's row with the same primary key are different
+        rows.
+        """
         table = self._table
-        # It is another row if the shard key differs. A row of an automatic many-to-many table has
-        # no key of its own; it is another row if it connects other rows.
+        # The two rows are different if their shard keys differ. A row of an automatic many-to-many
+        # table has no shard key of its own, so two such rows are different if they connect
+        # different rows.
         own = [table.key_field.attname] if table.owner is None else names
         for name, before, there in zip(
             [column.name for column in table.columns], row.values, values, strict=True
@@ -129,10 +140,11 @@ class ShardTable:
                 )
 
     def _refuse_rows_of_others(self, rows: Sequence[SourceRow]) -> None:
-        """Raise an error if a row would get the owner of another row on the shard.
+        """Raise an error if a row would be attached to the wrong parent on the shard.
 
-        A row may have its shard key from the row to which a foreign key refers. On the shard, the
-        primary key of that row may belong to a row with another key. One query for 500 rows.
+        A row may get its shard key from its parent, to which a foreign key refers. On the shard,
+        another row with another shard key may have the primary key of that parent. Costs one query
+        for each 500 rows.
         """
         table, link = self._table, self._table.key_link
         if link is None:
@@ -156,15 +168,16 @@ class ShardTable:
     # ##### Removing #####
 
     def remove(self, anchors: Mapping[Any, set[Any]], dependents: Sequence[SourceTable]) -> int:
-        """Delete rows of this shard, and rows of ``dependents`` that have their shard key from
+        """Delete rows of this shard, and the rows of ``dependents`` that get their shard key from
         them.
 
-        All of it is one transaction.
+        All deletes are in one transaction.
 
-        :param anchors: by primary key, the anchors (:attr:`SourceTable.anchor_field`) with which a
-            row is deleted. A row that has another anchor belongs to another owner, and stays.
-        :param dependents: tables that may have their shard key from this table, directly or through
-            others.
+        :param anchors: by primary key, the anchors that the row had. An anchor
+            (:attr:`SourceTable.anchor_field`) is the shard key of a row, or its foreign key to the
+            parent row with the key. A row that has another anchor now is not deleted.
+        :param dependents: tables that may get their shard key from this table, directly or through
+            other tables.
         :returns: the number of deleted rows, including those of ``dependents``.
         """
         removed = 0
@@ -192,8 +205,8 @@ class ShardTable:
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A context manager for a transaction that does not check foreign keys. Gives a cursor."""
-        # Outside of the transaction, because SQLite cannot switch off the check inside.
+        """A context manager for a transaction that does not check foreign keys. Yields a cursor."""
+        # Switch off the check before the transaction begins, because SQLite cannot do so inside.
         with self._connection.constraint_checks_disabled():
             with transaction.atomic(using=self._alias), self._connection.cursor() as cursor:
                 if statement := features_of(self._connection).foreign_keys_off:
@@ -207,7 +220,8 @@ class ShardTable:
             for batch in self._batches([row for row in rows if row not in zero]):
                 self._insert_batch(cursor, batch)
             for row in zero:
-                # MySQL would replace a 0 in an INSERT by a new number. An UPDATE stores 0.
+                # Insert the row with a free primary key, and then set the key to 0 by an UPDATE. In
+                # an INSERT, MySQL would replace the 0 by a new number.
                 column = table.columns[self._pk_place]
                 free = self._lowest_pk(cursor) - 1
                 values = list(row.values)
@@ -245,16 +259,16 @@ class ShardTable:
             yield batch
 
     def _overwrite(self, rows: Sequence[SourceRow]) -> int:
-        """Give rows of the shard the values that the source has now.
+        """Overwrite rows of the shard with the values that the source has now.
 
-        Return how many rows were changed.
+        Return the number of changed rows.
         """
         table, updated = self._table, 0
         with self._transaction() as cursor:
             for batch in batched(rows, LOOK_UPS):
                 # Lock the rows of the shard before reading the source again. If two workers do so
-                # at once, the second then reads the source later, so it does not overwrite newer
-                # values with older ones.
+                # at once, the second worker then reads the source later, so it does not overwrite
+                # newer values with older ones.
                 self._lock(cursor, [row.pk for row in batch])
                 pks = [row.pk for row in batch]
                 there = table.stored(self._alias, pks)
@@ -306,7 +320,7 @@ class ShardTable:
         return names.index(self._table.pk_names[0])
 
     def _is_counted_zero(self, row: SourceRow) -> bool:
-        """Whether the database might replace the primary key 0 of the row by a new number."""
+        """Return whether the database might replace the row's primary key 0 by a new number."""
         return (
             type(row.pk) is int and row.pk == 0 and not self._connection.features.allows_auto_pk_0
         )
@@ -330,7 +344,7 @@ class ShardTable:
     def note_waiting(self, rows: Iterable[SourceRow], stored: Stored) -> None:
         """Count the rows that refer to a row which this shard does not have.
 
-        Sends one query for each foreign key inside the group and 500 values.
+        Costs one query for each foreign key inside the group and each 500 values.
         """
         rows = list(rows)
         for place, column in enumerate(self._table.columns):

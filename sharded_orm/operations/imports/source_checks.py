@@ -37,7 +37,7 @@ _CHUNK = 2000
 def row_problems(request: ImportRequest) -> Iterator[str]:
     """Yield sentences about rows of the source that cannot be imported.
 
-    To be called only if the tables exist on the source, with the columns of their models.
+    Call this only if the tables exist on the source and have the columns of their models.
     """
     for table in request.tables:
         yield from _null_problems(table)
@@ -70,7 +70,7 @@ def _null_problems(table: SourceTable) -> Iterator[str]:
     nullable = {column.name for column in description if column.null_ok}
     key = table.key_field if table.owner is None else None
     for column in table.columns:
-        # Also check the key's column if it is in the model's own table.
+        # Check the shard key, and each column that may be NULL on the source but not in the model.
         if column.field is not key and (column.field.null or column.column not in nullable):
             continue
         name = column.name
@@ -123,7 +123,11 @@ def _reference_problems(table: SourceTable, request: ImportRequest) -> Iterator[
 def _dangling(
     table: SourceTable, reference: Any, related: type[Model], group: str | None
 ) -> tuple[int, str]:
-    """Return how many rows refer by ``reference`` to a row that does not exist, and some values."""
+    """Return how many rows of ``table`` refer to a row that does not exist, and a text with
+    examples.
+
+    :param reference: the foreign key of ``table`` that is checked.
+    """
     name, target = reference.attname, reference.target_field.attname
     rows = table.query().filter(**{f"{name}__isnull": False})
     alias = table.alias if group is not None else router.db_for_write(related)
@@ -164,9 +168,9 @@ def _cross_key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _exact(path: str, key: Any) -> Any:
-    """Return an expression for a shard key in which texts are equal only if all characters are.
+    """Return an expression that compares texts as shard keys character by character.
 
-    The source may treat "Ada" and "ada" as equal, but for the shards they are two keys.
+    The source may treat "Ada" and "ada" as equal, but on the shards they are two different keys.
     """
     if target_field(key).get_internal_type() in ("CharField", "TextField", "SlugField"):
         return Cast(F(path), BinaryField())

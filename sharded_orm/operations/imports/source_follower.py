@@ -1,4 +1,7 @@
-"""Following the changes of a source until writes go to the shards, and then closing the source."""
+"""Following an import's source: applying its later changes to the shards.
+
+At the end, the source is closed: it refuses writes, and the project writes to the shards.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,14 @@ KIND: Final = "import follow"
 BATCH: Final = 1000
 #: Seconds between two looks at an empty journal.
 INTERVAL: Final = 0.3
-#: The source is closed once the journal has at most this many changes.
+#: The source is closed, so that it refuses writes, once the journal has at most this many changes.
 FEW_CHANGES: Final = 100
 #: Default number of seconds to wait for transactions that are open when the source is closed.
 PATIENCE: Final = 10.0
-# How often the rows are copied, if the shard key of a row changes during the copy.
+# The largest number of attempts to copy the rows. A copy fails if the shard key of a row changes
+# meanwhile.
 _COPIES = 3
-# How often it is tried to apply changes that a constraint of a shard refuses.
+# The largest number of attempts to apply changes that a constraint of a shard refuses.
 _ATTEMPTS = 5
 
 Tell = Callable[[str], None]
@@ -202,7 +206,7 @@ def _follower(request: ImportRequest, stopping: Stopping, tell: Tell) -> Iterato
 
 
 class _Follower:
-    """A process that follows the source. Used by one thread."""
+    """Follows the source of one import in this process. Used by one thread."""
 
     def __init__(
         self,
@@ -221,7 +225,10 @@ class _Follower:
         self.report = FollowReport(run.id)
 
     def begin(self, threads: int, progress: FarmProgress) -> None:
-        """Have the source record its changes, and copy its rows unless an earlier call has done so."""
+        """Make the source record its changes, and copy its rows.
+
+        If an earlier call has copied the rows, they are not copied again.
+        """
         if self._run.arguments.get("copied"):
             if self.journal.is_installed():
                 return
@@ -258,7 +265,7 @@ class _Follower:
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
             # If the shard key of a row changed after the row was copied, the copy reports a
-            # conflict. To apply the journal resolves the conflict.
+            # conflict. This call resolves the conflict, because it applies the recorded changes.
             self.follow(until_current=True, few=FEW_CHANGES)
             report = copy_rows(request, threads, progress, self._stopping)
             progress.end()
@@ -298,9 +305,9 @@ class _Follower:
                 self._application.apply(changes, afresh=attempt > 0)
                 break
             except IntegrityError:
-                # Two rows may have exchanged unique values, or a key may have changed while the row
-                # was read. The changes of the other rows may be further on in the journal, so read
-                # more of it.
+                # The shard may refuse the change because two rows have exchanged unique values, or
+                # because a key changed while the row was read. The changes of the other rows may
+                # come later in the journal, so read more entries and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)
@@ -310,7 +317,7 @@ class _Follower:
         return len(changes)
 
     def switch(self, patience: float) -> None:
-        """Close the source, apply what is left, and count the rows."""
+        """Close the source, apply the remaining changes, and count the rows on both sides."""
         began = time.monotonic()
         try:
             self.journal.close(patience)

@@ -27,7 +27,7 @@ from sharded_orm.models.sharding.options import target_field
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable
 
-#: Seconds to wait for transactions when triggers are created or dropped.
+#: The largest number of seconds to wait for open transactions when triggers are created or dropped.
 TRIGGER_PATIENCE: Final = 30.0
 # The classes that create triggers through Django's own backends, by vendor of the database.
 _CAPTURES = {
@@ -40,9 +40,10 @@ _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.U
 
 
 class SourceJournal:
-    """The journal and the fence for the tables of an import. Used by one thread.
+    """The journal of changes and the fence, which refuses writes, for the tables of an import.
 
-    All tables of a group have one fence. A context manager, which closes the session at the end.
+    All tables of a group have one fence. Used by one thread, as a context manager, which closes the
+    session at the end.
 
     :raises ImportRefused: the library cannot create triggers with the backend of the source.
     """
@@ -52,7 +53,8 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # Every process must compute the same number for the group, because no number is stored.
+        # The number of the group is not stored, but computed from the group's name, so that every
+        # process uses the same number.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 
@@ -63,9 +65,9 @@ class SourceJournal:
         self._capture.__exit__(*exc_info)
 
     def check(self) -> None:
-        """Make sure that the changes of the source can be recorded. Leaves nothing behind.
+        """Check that the changes of the source can be recorded. Changes nothing on the source.
 
-        :raises ImportRefused: they cannot be recorded. The error lists every reason.
+        :raises ImportRefused: the changes cannot be recorded. The error lists every reason.
         """
         problems = list(self._problems())
         try:
@@ -92,7 +94,8 @@ class SourceJournal:
             )
 
     def install(self) -> None:
-        """Create the journal, the fence and the triggers. Can be repeated.
+        """Create the journal of changes, its triggers, and the fence that can refuse writes. Can be
+        repeated.
 
         Each change of the tables that is committed after this call is in the journal.
 
@@ -105,20 +108,22 @@ class SourceJournal:
             self._capture.install(list(self._captured()), TRIGGER_PATIENCE)
 
     def is_installed(self) -> bool:
-        """Whether the journal, the fence and all triggers exist."""
+        """Return whether the journal of changes, the fence and all triggers exist."""
         if not self._capture.is_prepared() or self._number not in self._capture.fences():
             return False
         names = {trigger_name(table, event) for table in self._tables for event in EVENTS}
         return names <= self._capture.triggers()
 
     def remove(self) -> bool:
-        """Remove the fence, and the triggers and the journal unless another group needs them.
+        """Remove the fence, which refuses writes to the imported tables of the group.
+
+        The triggers and the journal are removed, too, unless another group needs them.
 
         :returns: whether the triggers and the journal were removed.
         """
         if not self._capture.is_prepared():
             return True
-        self._capture.prepare()  # A table of the journal may be missing.
+        self._capture.prepare()  # Create tables of the journal that are missing.
         self._capture.unwatch(self._number)
         return self._capture.uninstall(TRIGGER_PATIENCE)
 
@@ -132,7 +137,7 @@ class SourceJournal:
         self._capture.close(self._number, patience)
 
     def is_closed(self) -> bool:
-        """Whether the tables refuse writes."""
+        """Return whether the tables refuse writes."""
         return self._capture.is_prepared() and self._capture.fences().get(self._number) == "closed"
 
     def changes(self, limit: int) -> list[Change]:
@@ -142,15 +147,17 @@ class SourceJournal:
         self._capture.forget(changes)
 
     def table_of(self, change: Change) -> SourceTable | None:
-        """Return the table in which an entry of the journal reports a change.
+        """Return the imported table to which a change in the journal belongs.
 
-        None if rows of that table are not imported.
+        None if the rows of the changed table are not imported.
         """
         return self._tables.get(change.table)
 
     def row_of(self, table: SourceTable, change: Change) -> tuple[Any, Any]:
-        """Return the primary key of the row that ``change`` reports, and the anchor that the row
-        had.
+        """Return the primary key of the row that ``change`` reports, and the row's former anchor.
+
+        The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or its foreign key to
+        the parent row with the key.
         """
         size = len(table.pk_fields)
         values: list[Any] = [
@@ -190,7 +197,9 @@ def _open_capture(alias: str) -> ChangeCapture:
 
 
 def _parsed(field: Field[Any, Any], text: str) -> Any:
-    """Return the value that a trigger has recorded as ``text``; None if ``field`` cannot have it."""
+    """Convert the ``text`` that a trigger has recorded to a value; None if ``field`` cannot have
+    it.
+    """
     try:
         return target_field(field).to_python(text)
     except ValidationError:

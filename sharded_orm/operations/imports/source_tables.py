@@ -23,7 +23,7 @@ class SourceRow:
 
     :param pk: the primary key.
     :param values: the values of the table's columns, in the order of the columns.
-    :param key: the shard key, in the form that the directory and the routing strategies take.
+    :param key: the shard key, in the form that the directory and the routing strategies accept.
     """
 
     pk: Any
@@ -73,7 +73,10 @@ class SourceTable:
 
     @cached_property
     def options(self) -> ShardOptions:
-        """The shard options of the model that has the shard key."""
+        """The shard options of the model that has the shard key of the rows.
+
+        For an automatic many-to-many table, this is the model that declares the relation.
+        """
         return required_options(self.model if self.owner is None else self.owner.related_model)
 
     @property
@@ -93,14 +96,17 @@ class SourceTable:
 
     @property
     def anchor_field(self) -> Any:
-        """The field whose value tells the owner of a row: the shard key, or else the key link."""
+        """The *anchor* of a row: the field that determines to which shard key the row belongs.
+
+        This is the shard key, or the foreign key from which the row gets it (:attr:`key_link`).
+        """
         return self.key_field if self.key_link is None else self.key_link
 
     @property
     def key_path(self) -> str:
-        """The name of the shard key in queries of this table.
+        """The path of the shard key in Django queries of this table.
 
-        The key may be a column of a related table.
+        The path may lead to a column of a related table.
         """
         name: str = self.key_field.attname
         return name if self.owner is None else f"{self.owner.name}__{name}"
@@ -112,8 +118,8 @@ class SourceTable:
 
         :param alias: the alias of the database; by default that of the source.
         """
-        # Drop the model's default order. It may join another table, and so leave out rows whose
-        # related row is not there yet.
+        # Drop the model's default order. It might join another table, and so leave out rows whose
+        # related row does not exist yet.
         return QuerySet(self.model, using=alias or self.alias).order_by()
 
     def between(self, first: Any, last: Any) -> QuerySet[Any]:
@@ -138,7 +144,10 @@ class SourceTable:
         return read
 
     def stored(self, alias: str, pks: Iterable[Any]) -> dict[Any, tuple[Any, ...]]:
-        """Return the values of rows on a shard, by primary key. Missing rows are left out."""
+        """Return the stored values of rows on the shard ``alias``, by primary key.
+
+        Rows that do not exist are left out.
+        """
         expressions = [column.expression() for column in self.columns]
         rows = {}
         for batch in batched(pks, LOOK_UPS):
@@ -148,7 +157,11 @@ class SourceTable:
         return rows
 
     def anchors(self, alias: str, pks: Iterable[Any]) -> dict[Any, Any]:
-        """Return the anchors of rows in a database, by primary key. Missing rows are left out."""
+        """Return the anchors of rows in the database ``alias``, by primary key.
+
+        The anchor of a row is its value of :attr:`anchor_field`. Rows that do not exist are left
+        out.
+        """
         anchors = {}
         names = (*self.pk_names, self.anchor_field.attname)
         for batch in batched(pks, LOOK_UPS):
@@ -158,10 +171,11 @@ class SourceTable:
         return anchors
 
     def linked_pks(self, alias: str, table: SourceTable, pks: Iterable[Any]) -> list[Any]:
-        """Return the primary keys of the rows that get their shard key from rows of ``table``.
+        """Return the primary keys of those rows of this table that get their shard key from
+        ``table``.
 
         :param alias: the alias of the database.
-        :param pks: the primary keys of the rows of ``table``.
+        :param pks: the primary keys of the rows of ``table`` from which the shard keys come.
         """
         link = self.key_link
         found: list[Any] = []
@@ -200,7 +214,7 @@ class SourceTable:
             last = bound
 
     def to_json(self, pk: Any) -> list[Any] | None:
-        """Return ``pk`` as a list of values that JSON can store."""
+        """Return the primary key ``pk`` as a list of values that JSON can store; None for None."""
         if pk is None:
             return None
         values = pk if len(self.pk_names) > 1 else (pk,)

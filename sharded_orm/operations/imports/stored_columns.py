@@ -70,9 +70,9 @@ class StoredColumn:
 
     @cached_property
     def plain_field(self) -> Field[Any, Any] | None:
-        """A field of Django that can read and write the values of the column.
+        """A built-in field of Django that can read and write the values of the column.
 
-        None if Django has none for this type.
+        None if Django has no field for the type of the column.
         """
         target: Any = target_field(self.field)
         kind = target.get_internal_type()
@@ -108,15 +108,15 @@ class StoredColumn:
         return "%s"
 
     def from_database(self, value: Any) -> Any:
-        """Convert a value that :meth:`expression` has read, so that Python sees equal values as
-        equal.
+        """Convert a value that :meth:`expression` has read, so that equal values are equal in
+        Python.
         """
         if value is not None and isinstance(self._own, BinaryField):
             return bytes(value)
         return value
 
     def is_same(self, one: Any, other: Any) -> bool:
-        """Whether two values of the column are the same. NULL is the same as NULL only."""
+        """Return whether two values of the column are the same. NULL is the same as NULL only."""
         if one == other or one is None or other is None:
             return bool(one == other)
         if target_field(self.field).get_internal_type() == "JSONField":
@@ -125,13 +125,14 @@ class StoredColumn:
                 return _plain_json(one) == _plain_json(other)
             except ValueError:
                 return False
-        return bool(one != one and other != other)  # Both are "not a number".
+        return bool(one != one and other != other)  # Two NaN values are the same.
 
 
 def _plain_json(text: str) -> str:
     """Return the JSON ``text`` in a form that is the same for equal values.
 
-    In Python, ``True`` equals ``1``. In JSON they differ, so compare the texts.
+    The caller compares texts, because Python takes ``True`` and ``1`` for equal, but in JSON they
+    differ.
     """
     return json.dumps(json.loads(text), sort_keys=True)
 
@@ -148,7 +149,7 @@ def stored_columns(model: type[Model]) -> list[StoredColumn]:
 def differing_names(
     columns: Sequence[StoredColumn], one: Sequence[Any], other: Sequence[Any]
 ) -> list[str]:
-    """Return the names of the columns in which two rows differ."""
+    """Return the names of those of ``columns`` in which the rows ``one`` and ``other`` differ."""
     return [
         column.name
         for column, a, b in zip(columns, one, other, strict=True)

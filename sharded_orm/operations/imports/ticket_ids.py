@@ -13,7 +13,7 @@ from sharded_orm.operations.imports.source_tables import SourceTable
 def advance_tickets(tables: Sequence[SourceTable]) -> tuple[list[str], list[str]]:
     """Make the ticket servers continue with ids above those of the rows in ``tables``.
 
-    Return sentences about what was done, and sentences about problems.
+    Return two lists: sentences about what was done, and sentences about problems.
     """
     fields = (column.field for table in tables for column in table.columns)
     names = sorted({f.sequence_name for f in fields if isinstance(f, TicketField)})

@@ -59,7 +59,7 @@ def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     plans: dict[str, MigrationPlan] = {}
     for members in nodes.values():
         for shard, digest in _digests(members, state):
-            digest_key = digest or ""  # The digest is None if the shard does not exist.
+            digest_key = digest or ""  # If the shard does not exist, its digest is None.
             if digest_key not in plans:
                 plan = _plan(planner, shard, digest_key, state)
                 if plan is None:

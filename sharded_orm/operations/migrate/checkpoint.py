@@ -46,7 +46,7 @@ class Checkpoint:
 
     :param what: the kind of step.
     :param run: id of the journal run that stores ``script``. A later run may continue from here.
-    :param serial: how many marker names were given out so far.
+    :param serial: the number of marker names that this shard has used so far in the run.
     :param migration: app label and name; None for a step that belongs to no single migration.
     :param operation: index of the operation in its migration. For recorded statements: index of the
         first operation that their script does not run.

@@ -114,7 +114,8 @@ class ScriptExecutor:
                 statements = enumerate(script.statements)
                 self._run_statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
-                    # The unit's tables existed: the script only records the unit (--fake-initial).
+                    # The tables existed (--fake-initial), so the script only recorded the
+                    # migration.
                     return
                 self._compare(script, key, self._session.step.run.id, unit, before)
                 self._schema = script.promise
@@ -160,7 +161,7 @@ class ScriptExecutor:
         self.counters = compare(self._session, script, checkpoint, before).counters
 
     def _is_atomic(self, unit: Unit) -> bool:
-        """Whether the whole migration runs in one transaction."""
+        """Return whether the whole migration runs in one transaction."""
         # Use the same condition as BaseDatabaseSchemaEditor.__init__().
         return unit.migration.atomic and self._session.connection.features.can_rollback_ddl
 
@@ -318,7 +319,8 @@ class ScriptExecutor:
             done = self._recovery_check().statements(checkpoint, script)
             return self._continue_script(script, checkpoint, checkpoint.index + done)
         if checkpoint.raised or checkpoint.settled or not script.statements[end - 1].records:
-            return 0, 0  # Another command has recorded the migration, such as "migrate --fake".
+            # Another command, such as "migrate --fake", has recorded the migration.
+            return 0, 0
         return self._continue_script(script, checkpoint, end)
 
     def _begins_with(self, checkpoint: Checkpoint) -> bool:
@@ -328,10 +330,7 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the checkpoint's migration took effect.
-
-        Such a migration need not be finished.
-        """
+        """Whether no part of the checkpoint's migration took effect, so it need not be finished."""
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (

@@ -86,8 +86,8 @@ class Records:
                 self._markers.delete()
 
     def _insert(self, keys: Sequence[Key]) -> None:
-        # Use plain SQL: the ORM takes longer to compile this statement than the server to run it, and a
-        # new shard may need the statement once for each migration.
+        # Use plain SQL, because the ORM takes longer to compile this statement than the server
+        # takes to run it. A new shard may need the statement once for each migration.
         connection = connections[self._alias]
         quote = connection.ops.quote_name
         columns = ", ".join(quote(column) for column in ("app", "name", "applied"))
@@ -104,6 +104,7 @@ def marker_name(run: int, number: int) -> str:
     """Return the name of a marker, which is a row that proves a commit.
 
     :param run: the id of the journal run.
-    :param number: the number of the marker. Each marker of a run on one shard has another number.
+    :param number: the number of the marker. Within one run, no two markers on a shard have the same
+        number.
     """
     return f"{MARKER_PREFIX}{run} step {number}"

@@ -166,7 +166,7 @@ def _finish_broken_off(group: str) -> None:
     if last is None or last.state != "broken off":
         return
     if not set(last.by_state()) <= {journal.DONE, journal.CARRIED}:
-        return  # The run has unfinished shards, which are not selected now.
+        return  # Do not finish the run, because it has unfinished shards that are not selected now.
     with suppress(OperationHeld), journal.hold_run(KIND, group, last.arguments) as run:
         run.finish()
 
@@ -256,7 +256,9 @@ class _Worker:
         try:
             self._migrate(shard, step)
         except LeaseLost:
-            raise  # The shard has not failed, but this process may not touch anything any more.
+            # The shard has not failed. But this process has lost the run, so it must not change
+            # anything more.
+            raise
         except OperationStopped:
             step.mark_stopped()
             return True
@@ -279,8 +281,8 @@ class _Worker:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
-                # The shard has no database, so what earlier runs did there is lost. Forget the position
-                # that earlier runs have recorded.
+                # The shard has no database, so everything that earlier runs did there is lost.
+                # Delete the checkpoint of those runs from the shard's step in the journal.
                 step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)

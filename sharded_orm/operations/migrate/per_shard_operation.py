@@ -79,7 +79,8 @@ class PerShardOperation:
         sql = statements[checkpoint.index][0]
         effect = self._effect(sql)
         done = effect is not Effect.NOTHING and check.raw(checkpoint, self.label, sql, effect)
-        self.schema = check.schema  # The check may have dropped an unfinished index.
+        # Take the schema from the check, which may have dropped an unfinished index.
+        self.schema = check.schema
         self._run_raw(checkpoint.index + done)
 
     @property

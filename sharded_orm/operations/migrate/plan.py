@@ -32,8 +32,9 @@ Key = tuple[str, str]
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
-# Likewise operations of django.contrib.postgres, which is not imported here. CreateExtension is none of
-# them: what it sends depends on the extensions of the database, which no snapshot of a shard shows.
+# Operations of django.contrib.postgres that send SQL in the same way. They are named as text,
+# because the module is not imported here. CreateExtension is not among them, because its SQL
+# depends on the extensions of the database, which the copy of a shard's schema does not show.
 _POSTGRESQL = "django.contrib.postgres.operations"
 _POSTGRESQL_OPERATIONS = frozenset(
     {

@@ -220,7 +220,7 @@ def _encode(value: Any) -> Any:
             if isinstance(value, bytes):
                 return {name: value.hex()}
             return {name: value.isoformat() if hasattr(value, "isoformat") else str(value)}
-    # An instance of a subclass, such as SafeString or an enumeration.
+    # Store an instance of a subclass, such as SafeString or an enumeration, as its plain value.
     if isinstance(value, (str, int)):
         return str(value) if isinstance(value, str) else int(value)
     raise RehearsalFailed(

@@ -288,7 +288,8 @@ class Rehearsals:
 def _remedy(segment: Segment, alias: str) -> str:
     """Return what to do about foreign keys to tables that are not on shards; "" if there are none.
 
-    Migrations from the time before a table was sharded may contain such keys, and most databases refuse them.
+    A migration that was written before its table was sharded may create such a foreign key, and
+    most databases refuse it.
     """
     plan, names = segment.plan, {}
     if plan.backwards:

@@ -53,7 +53,8 @@ class ShardSession:
         return self.shard.alias
 
     def check(self) -> None:
-        """Make sure that the next step may begin, and that this session has locked the shard.
+        """Check that the next step may begin, and lock the shard if this session has not locked it
+        yet.
 
         :raises OperationStopped: ``stopping`` says to stop.
         :raises LeaseLost: another process may have taken over the journal's run.
@@ -173,10 +174,10 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        If the block is interrupted or fails, a later process must send ``post_migrate`` again. The
-        shard's checkpoint in the journal must tell that process so. If the present checkpoint does
-        not, a checkpoint of the kind END is written before the block. If the block raises an error,
-        a checkpoint of the kind END is always written.
+        If the block is interrupted or fails, a later process must send ``post_migrate`` again, so
+        the shard's checkpoint in the journal must show this. If the present checkpoint does not
+        show it, a checkpoint of the kind END is written before the block. If the block raises an
+        error, a checkpoint of the kind END is always written.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

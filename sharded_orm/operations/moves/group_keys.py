@@ -1,4 +1,4 @@
-"""Conversion of a group's shard keys.
+"""Conversion of the shard keys of a group between the forms in which they occur.
 
 Operators type keys as text. The directory stores a text for each key, and the shards store the
 value of a column.
@@ -31,7 +31,7 @@ class GroupKeys:
 
     def __init__(self, group: str) -> None:
         self.group = group
-        #: The shard keys of all models of the group, by the label of the model.
+        #: The field of the shard key in each model of the group, by the label of the model.
         self.fields: dict[str, Any] = {}
         for model in apps.get_models():
             options = shard_options(model)
@@ -42,9 +42,9 @@ class GroupKeys:
         self._field = next(iter(self.fields.values()))
 
     def value(self, key: Any) -> Any:
-        """Return the key as its field gives it to the database.
+        """Return the value that the key's field sends to the database.
 
-        :param key: the key, or text that means it.
+        :param key: the key, as a value, as text, or as the model instance to which it belongs.
         :raises InvalidShardKey: no row can have this key.
         """
         if isinstance(key, models.Model):
@@ -65,12 +65,12 @@ class GroupKeys:
         return strategy.entry(value)
 
     def stored(self, value: Any) -> Any:
-        """Return the key as the shards store it."""
+        """Convert ``value``, a result of :meth:`value`, to the form in which the shards store it."""
         connection = connections[runtime.group(self.group).shard(0).alias]
         return self._field.get_db_prep_value(value, connection, prepared=True)
 
     def problems(self) -> list[str]:
-        """Return why keys of these types cannot be moved."""
+        """Return sentences about keys that cannot be moved because of the types of their fields."""
         return [
             f"the shard key {field.attname!r} of {label} is a {type(target_field(field)).__name__}:"
             " keys are moved that are integers, text or UUIDs"

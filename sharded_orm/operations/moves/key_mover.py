@@ -1,8 +1,10 @@
 """The move of one shard key from its shard, the source, to another shard, the target.
 
-The mover copies the key's rows, and then copies again the rows that the site changes meanwhile. The
-switch lets the target own the key. After the switch, the mover puts the old rows aside.
-docs/decisions/0031-mover-of-keys.md says why each step is where it is.
+The mover first copies the key's rows into side tables on the target, and repeats this for the rows
+that the site changes meanwhile. Then the *switch* publishes the rows in the real tables of the
+target, and records that the target owns the key. After the switch, the mover sets the old rows
+aside, in side tables on the source. docs/decisions/0031-mover-of-keys.md explains the order of the
+steps.
 """
 
 from __future__ import annotations
@@ -29,30 +31,32 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: Rows that are read and written at once.
+#: The number of rows that are read and written at once.
 BATCH = 500
-#: The copy counts as current if the journal has at most this many changes.
+#: The copy counts as current if the journal, the table of changed rows on the source, has at most
+#: this many entries.
 FEW_CHANGES = 50
-#: The mover gives up if the backlog has not become smaller after this many reads of the journal,
-#: because the source then changes faster than the mover copies.
+#: The mover gives up if, after this many reads of the journal, the number of changes to copy has
+#: not become smaller. The source then changes faster than the mover copies.
 MOST_ROUNDS = 100
-#: How often the switch is tried, before the move is given up.
+#: The largest number of attempts to switch before the move is given up.
 ATTEMPTS = 10
-#: More changes than a journal ever has.
+#: The largest number of changes to read, if all are to be read. A journal never has so many.
 ALL_CHANGES = 10**9
-#: Seconds that one attempt to create triggers may take for all tables.
+#: The largest number of seconds that one attempt to create triggers may take, for all tables.
 TRIGGER_PATIENCE = 30.0
 
 
 class _TooLong(Exception):
-    """Writes of the key would have waited for longer than is allowed."""
+    """An attempt to switch would make writes of the key wait longer than the options allow."""
 
 
 class KeyMover:
     """Moves single keys of a group. Used by one thread.
 
-    :param tables: all tables of the group, in the order of their relations.
-    :param check: called before each step. Raises an error if this process must not go on.
+    :param tables: all tables of the group, in the order of
+        :func:`~sharded_orm.operations.moves.tables.tables_of_group`.
+    :param check: called before each step. It raises an error if this process must not continue.
     """
 
     def __init__(
@@ -71,13 +75,14 @@ class KeyMover:
         self._check = check
         #: The number of rows of the last move, and the seconds for which its writes waited.
         self.rows, self.pause = 0, 0.0
-        # When writes of the last move began to wait; None if they do not wait any more.
+        # The moment at which writes of the last move's key began to wait; None if they are not
+        # waiting.
         self._closed_at: float | None = None
 
     # ##### Before the switch #####
 
     def prepare(self, move: MoveRecord) -> None:
-        """Copy the key's rows to the target, and then those that the site changes meanwhile.
+        """Copy the key's rows to the target, and copy rows again that the site changes meanwhile.
 
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: the target has rows of the key already, the source changes faster than
@@ -88,8 +93,9 @@ class KeyMover:
         # The target must refuse writes of the key until the target owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # On MariaDB, a prepared branch whose session has ended holds up no trigger. It wrote before the
-        # trigger was there, so the journal would miss its rows.
+        # Refuse the move if a transaction in two phases is prepared on one of the shards. On
+        # MariaDB, such a transaction does not delay the creation of a trigger if its session has
+        # ended. It wrote before the trigger existed, so the journal would miss its rows.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)
@@ -101,7 +107,9 @@ class KeyMover:
         self.catch_up(move)
 
     def _require_no_rows(self, move: MoveRecord) -> None:
-        """Check that the target has no rows of the key, which an undo would delete as copies."""
+        """Check that the target has no rows of the key. An undo of the move would delete them as
+        copies.
+        """
         copy = self._sessions.copy(move.target)
         for table in self._tables:
             count = copy.key_digests(table, move.value).count
@@ -113,11 +121,12 @@ class KeyMover:
                 )
 
     def catch_up(self, move: MoveRecord, published: Sequence[CapturedTable] = ()) -> None:
-        """Copy the rows that have changed since, until few changes are left.
+        """Copy again the rows that have changed since they were copied, until few changes are left.
 
-        Goes on as long as the backlog becomes smaller, whatever its size is.
+        The mover gives up if the number of changes to copy no longer becomes smaller.
 
-        :param published: the tables whose rows the target has in its real tables already.
+        :param published: the tables whose copied rows were already moved from side tables of the
+            target into its real tables.
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: as :meth:`prepare`.
         """
@@ -141,9 +150,9 @@ class KeyMover:
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
             # Another process may abort this move. It records the abort first, and then takes this
-            # lock to remove the fences. If the abort is recorded by now, move.check() raises an
-            # error before a fence is made. Otherwise the other process gets the lock after this
-            # block, and removes this fence.
+            # lock to remove the fences, the triggers that refuse writes. If the abort is recorded
+            # by now, move.check() raises an error before a fence is made. Otherwise, the other
+            # process gets the lock after this block, and removes this fence.
             move.check()
             self._check()
             capture.prepare()
@@ -166,7 +175,7 @@ class KeyMover:
                 self._stopping.wait(len(rows) / rate - (time.monotonic() - began))
 
     def _follow(self, move: MoveRecord, published: Sequence[CapturedTable]) -> int:
-        """Copy the rows that have changed since. Return the number of changes."""
+        """Copy the rows that have changed since they were copied. Return the number of changes."""
         changes = self._sessions.capture(move.source).changes(move.number)
         if changes:
             target, there = self._sessions.copy(move.target), []
@@ -182,7 +191,7 @@ class KeyMover:
         return len(changes)
 
     def _read_again(self, move: MoveRecord, changes: Sequence[Change]) -> list[ChangedRows]:
-        """Read the rows that were changed, as they are now."""
+        """Read the rows that ``changes`` name, in their present state, from the source."""
         source = self._sessions.copy(move.source)
         pks: dict[str, dict[tuple[object, ...], None]] = {}
         for change in changes:
@@ -196,10 +205,13 @@ class KeyMover:
     # ##### The switch #####
 
     def switch(self, move: MoveRecord) -> None:
-        """Let the target own the key. No process remembers its shard any more.
+        """Make the target the owner of the key.
+
+        Call this only when no process relies on its memory of the key's shard any more.
 
         :raises MoveFailed: the copy differs, the target refuses a row, or writes would have waited
-            for too long. The source owns the key, and its fence may be closed.
+            for too long. The source still owns the key, and its fence may be closed, so that it
+            refuses writes.
         :raises LeaseLost: another process may move keys now. The key can be written.
         """
         self.rows, self.pause = 0, 0.0
@@ -209,8 +221,9 @@ class KeyMover:
         self.catch_up(move)
         published = self._publish_early(move, cascading)
         for attempt in range(ATTEMPTS):
-            # If rows have exchanged unique values, the target may refuse them until all are read at
-            # the same moment: when the fence is closed. Other writers of the target may cause a deadlock.
+            # The target may refuse rows that have exchanged unique values, until all rows are read
+            # at the same moment, while writes wait. Other writers of the target may cause a
+            # deadlock. In both cases, continue, because the attempt below reads the rows again.
             try:
                 self.catch_up(move, published)
                 self._follow(move, published)
@@ -236,7 +249,10 @@ class KeyMover:
         )
 
     def _open_sessions(self, move: MoveRecord) -> None:
-        """Open all sessions, and read the columns of all tables, before writes begin to wait."""
+        """Open all sessions, and read the columns of all tables.
+
+        This is done early, so that writes of the key do not wait for it.
+        """
         for shard in (move.source, move.target):
             self._sessions.capture(shard)
             copy = self._sessions.copy(shard)
@@ -244,13 +260,17 @@ class KeyMover:
                 copy.columns(table)
 
     def _publish_early(self, move: MoveRecord, cascading: Collection[str]) -> list[CapturedTable]:
-        """Publish what can be published before writes begin to wait. Return these tables.
+        """Publish the tables that can be published before writes begin to wait. Return these
+        tables.
 
-        Nobody sees the rows: the source owns the key, and statements for several shards hide the rows
-        of a target. They hide them by the shard key. So tables that find it by a foreign key come later,
-        together with the rows to which they refer; and those that cascades change, which no trigger
-        sees. Tables with other unique values come later, too: until the switch, another key on the target
-        may need a value that this key has given up on the source.
+        To publish is to move copied rows from side tables of the target into its real tables.
+        Nobody sees these rows yet: the source owns the key, and queries of several shards leave out
+        rows whose key is on its way to the shard.
+
+        Three kinds of tables are published later. First, tables without the shard key, because
+        queries cannot leave out their rows. Second, tables that cascades of the database change,
+        because no trigger records such changes. Third, tables with other unique values, because
+        another key on the target may need a value that this key has given up on the source since.
         """
         target = self._sessions.copy(move.target)
         tables = [
@@ -266,23 +286,25 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # The rows were read at different moments, and may have exchanged a unique value meanwhile.
-            # If the target has such a value, the publication of all tables finds it.
+            # The rows were read at different moments, so two of them may have exchanged a unique
+            # value. If another key on the target really has that value, publishing all tables fails
+            # later.
             return []
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
-        """Open the fence on the source after this process has lost the lease.
+        """Reopen the fence on the source, so that it accepts writes, after this process has lost
+        the lease.
 
-        First abort the move, so that nobody can switch the key any more. Only the fence with this
-        move's number is opened. If another process has removed that fence, or a later move has
-        taken it over, then no fence has the number, and nothing is opened.
+        The move is aborted first, so that no process can switch the key any more. Only the fence
+        with this move's number is reopened. If another process has removed that fence, or a later
+        move has taken it over, then no fence has the number, and nothing is reopened.
         """
         try:
             if move.abort(one_line(cause)):
                 self._sessions.capture(move.source).reopen(move.number)
         except MoveFailed:
-            pass  # The process that has the lease was faster.
+            pass  # The process that now has the lease has already ended the move.
         except Error as exc:
             logger.warning("the %s was broken off, and its fence stays closed: %s", move, exc)
 
@@ -300,7 +322,8 @@ class KeyMover:
         except MoveFailed:
             raise
         except OperationalError as exc:
-            raise _TooLong from exc  # A transaction on the key is open.
+            # The fence could not be closed in time, because a transaction on the key is open.
+            raise _TooLong from exc
         changes = self._read_again(move, source.changes(move.number, ALL_CHANGES))
         for name in cascading:
             copy.discard([self._by_name[name]], move.number)
@@ -320,7 +343,8 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # Only in the pause may the target have rows of these tables. The next attempt publishes them.
+            # The target may have rows of these tables only while writes wait, so take the rows out
+            # again. The next attempt publishes them.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(
@@ -343,19 +367,22 @@ class KeyMover:
     # ##### After the switch #####
 
     def settle(self, move: MoveRecord) -> None:
-        """Open the target, and put the old rows aside. Can be repeated after the switch.
+        """Let the target accept writes of the key, and set the old rows aside in side tables of the
+        source.
 
-        The triggers stay: :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers` drops them
-        when no fence is left.
+        Can be repeated after the switch. The triggers stay:
+        :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers` drops them when no fence is
+        left.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        self._end_pause()  # If the switch has failed after the commit point, writes have waited till now.
+        # If an error came after the commit of the switch, writes have waited until now.
+        self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
-        # Discard the copy before the move is recorded as settled. Afterwards, only 'keys repair'
-        # would find it.
+        # Discard the side tables on the target before the move is recorded as settled. Afterwards,
+        # only 'keys repair' would find them.
         self._sessions.copy(move.target).discard_everywhere(move.number)
         move.settle(sessions)
 
@@ -365,15 +392,16 @@ class KeyMover:
         Can be repeated.
 
         :param why: the cause, for the record of the move.
-        :return: False if the move was switched before, so nothing was removed.
+        :return: whether the move is undone. False means that it was switched before, so nothing was
+            removed.
         """
         if not move.abort(why):
             return False
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # The source owns the key, so its fence goes first and writes pass again. A paused mover
-        # that was making a fence has left the lock by now. One that takes the lock later finds the
-        # move aborted.
+        # Remove the fence of the source first, so that writes are accepted again, because the
+        # source owns the key. A paused mover that was making a fence has released the lock by now.
+        # A mover that takes the lock later notices that the move is aborted.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()
@@ -381,8 +409,9 @@ class KeyMover:
                 source.unwatch(move.number)
         copy = self._sessions.copy(move.target)
         published = self._tables if move.may_be_published else ()
-        # A paused mover may have an open transaction that publishes rows. This call waits for its
-        # end. A later transaction finds no fence, so it publishes nothing.
+        # A paused mover may have an open transaction that publishes rows. This call waits until
+        # that transaction ends. A later transaction of the mover finds no fence, so it publishes
+        # nothing.
         copy.withdraw(published, move.number, move.value, move.former_fence())
         copy.discard_everywhere(move.number)
         move.finish_abort()

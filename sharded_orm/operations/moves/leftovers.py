@@ -1,8 +1,8 @@
-"""The removal of what moves of keys have left on shards.
+"""The removal of leftovers of moves of keys from shards.
 
-A fence stays as long as an old session may need it, and old rows are kept for a while. A process
-may also have left copies, fences and triggers, because it was killed or paused, or because a lock
-was in its way.
+A *fence*, the triggers that refuse writes of a moved key, stays on the old shard as long as an old
+session may need it. Old rows are kept for a while. A process may also have left copies, fences and
+triggers because it was killed or paused, or because another session held a lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: If the database cannot list its open sessions, a fence stays for this long after the switch.
+#: If the database cannot list its open sessions, the fence on the old shard stays for this long
+#: after the switch.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
@@ -36,9 +37,9 @@ _LOOK_UPS = 500
 class CleanupReport:
     """What was removed, and what has to stay.
 
-    :param fences: number of fences that were removed.
+    :param fences: number of fences (triggers that refuse writes of a moved key) that were removed.
     :param copies: number of keys whose old rows were deleted.
-    :param notes: sentences about what is left.
+    :param notes: sentences about leftovers that could not be removed.
     """
 
     fences: int = 0
@@ -49,9 +50,10 @@ class CleanupReport:
 def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -> CleanupReport:
     """Remove fences that no old session needs, and old rows that were kept for long enough.
 
-    On ``shards``, also remove copies and fences that were left by moves that have ended, and the
-    triggers if no fence is left. Can be repeated. The report has a note about what could not be
-    removed. That is no error, because such leftovers do not disturb the application.
+    A fence refuses writes of a moved key on its old shard. On ``shards``, copies and fences of
+    moves that have ended are removed, too, and the triggers if no fence is left. Can be repeated.
+    If something cannot be removed, the report has a note and no error is raised, because such
+    leftovers do not disturb the application.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.
@@ -105,7 +107,10 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Clean the sources of ``rows``, which are on one node. Return how many fences have to stay."""
+    """Remove expired old rows and fences of ``rows``, the records of moves from shards of one node.
+
+    Return how many fences have to stay.
+    """
     needed: set[int] | None = None
     for shard, of_shard in groupby(rows.order_by("source", "pk"), key=attrgetter("source")):
         try:
@@ -115,7 +120,8 @@ def _clean_node(
                 _clean(row, row.pk in needed, sessions, report)
         except Error as exc:
             unreachable[runtime.shard(group, shard).alias] = one_line(exc)
-        sessions.close()  # Do not hold a session on each shard.
+        # Close the session to this shard, so that not all shards have one at the same time.
+        sessions.close()
     return len(needed or ())
 
 
@@ -141,7 +147,7 @@ def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: Cle
 
 
 def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
-    """Return the numbers of the moves whose fences must stay.
+    """Return the numbers of the moves whose fences, which refuse writes of a moved key, must stay.
 
     A fence must stay while a session from before the switch may still write to the old shard.
 
@@ -154,7 +160,7 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
         elif row.switched_at is None or row.switched_at + FENCE_KEPT > timezone.now():
             needed.add(row.pk)
     if unknown:
-        # Ask the server once for the sessions of all these moves, because each question costs a
+        # Send one query for the sessions of all these moves, because each query makes the server
         # wait.
         counts = sessions.capture(rows[0].source).sessions_left(list(unknown.values()))
         needed |= {number for number, count in zip(unknown, counts, strict=True) if count}
@@ -162,13 +168,15 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
 
 
 def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
-    """Remove what ended moves have left on ``shard``, and the triggers if no fence is left.
+    """Remove copies and fences that ended moves have left on ``shard``.
 
-    A copy or a fence stays if the record of its move says that it is still needed.
+    If no fence is left then, the triggers are removed, too. A copy or a fence stays if the record
+    of its move says that it is still needed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
-    # Read the shard before the records. So each move that has left something here has a record by
-    # now. If the move has just begun, the record says that it is in flight, and it is left alone.
+    # Read the shard before the records, so that each move which has left something here has a
+    # record by now. If such a move has just begun, its record says that it is unfinished, so
+    # nothing of it is removed.
     copies = copy.copies()
     is_prepared = capture.is_prepared()
     fences = set(capture.fences()) if is_prepared else set()

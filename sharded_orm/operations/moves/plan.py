@@ -16,17 +16,17 @@ from sharded_orm.operations.moves.tables import tables_of_group
 from sharded_orm.operations.relations import batched
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: If the target is ``auto``, open shards are drawn at random. If this many draws give only the
-#: key's own shard, no other shard counts as open.
+#: If the target is ``auto``, open shards are drawn at random. If this many draws return only the
+#: key's own shard, the plan assumes that there is no other open shard.
 _DRAWS = 100
 _LOOK_UPS = 500
 
 
 @dataclass
 class MovePlan:
-    """The keys that move, and what an operator should know before.
+    """The keys that move, and notes that an operator should read before the move.
 
-    :param already: keys that are on their target now, as text.
+    :param already: the texts of keys that are on their target now.
     :param notes: sentences, such as those about tables without a model.
     """
 
@@ -39,12 +39,12 @@ class MovePlan:
 def plan_moves(group: str, keys: Iterable[Any], to: int | str) -> MovePlan:
     """Check that ``keys`` can move, and return the plan of their moves. Changes nothing.
 
-    :param keys: shard keys, or text that means them.
+    :param keys: shard keys, as values or as text.
     :param to: the number of a shard, or ``"auto"``.
     :raises MoveRefused: the keys cannot be moved. Every reason is listed.
     :raises InvalidShardKey: no row can have one of the keys.
 
-    Costs one query per 500 keys, some per shard, and two per table and key.
+    Costs one query per 500 keys, some queries per shard, and two per table and key.
     """
     group_keys = preflight.check_group(group)
     values = {group_keys.text(value): value for value in map(group_keys.value, keys)}
@@ -124,7 +124,7 @@ def _draw(strategy: DirectoryStrategy, source: int) -> int | None:
 
 
 def shards_of(keys: Sequence[KeyToMove]) -> dict[tuple[int, int], int]:
-    """Return how many keys move from one shard to another."""
+    """Return the number of keys that move, by the numbers of the source and the target shard."""
     counts: dict[tuple[int, int], int] = {}
     for key in keys:
         counts[key.source, key.target] = counts.get((key.source, key.target), 0) + 1

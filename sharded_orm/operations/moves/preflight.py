@@ -26,9 +26,10 @@ from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.transitions import KeyRouting
 from sharded_orm.two_phase.recovery import refuse_prepared
 
-#: Tables on a shard that have no sharded model but belong to Django, SQLite or this library. No note names them.
+#: Tables on a shard that have no sharded model but belong to Django, SQLite or this library. They
+#: are left out of the notes about unknown tables.
 _KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence", DECISIONS})
-#: The ids of this many rows are looked for on the target at once.
+#: The number of rows whose ids are looked up on the target at once.
 _BATCH = 500
 _ROUTES = {
     KeyRouting.COMPUTED: (
@@ -41,7 +42,7 @@ _ROUTES = {
 def check_group(group: str) -> GroupKeys:
     """Check that the configuration and the models of ``group`` allow moves of its keys.
 
-    Asks no shard.
+    Sends no query to a shard.
 
     :raises MoveRefused: keys of the group cannot move. Every reason is listed.
     :raises UnknownShard: there is no such group.
@@ -94,7 +95,8 @@ def _group_problems(group: str) -> Iterator[str]:
 def check_shards(
     group: str, numbers: Iterable[int], tables: Sequence[CapturedTable], sessions: ShardSessions
 ) -> list[str]:
-    """Make sure that the shards have equal schemas, and that the mover may work there.
+    """Check that the shards have equal schemas, and that the mover has the privileges that it
+    needs.
 
     Return notes for the operator. Costs some statements per shard.
 
@@ -150,8 +152,10 @@ def _tables_without_model(
 
 
 def _tables_of_shards() -> set[str]:
-    """Return the tables that each shard has for itself: those of apps with ``tables_on_shards``, and
-    copies of global rows."""
+    """Return the names of tables on shards whose rows do not belong to a shard key.
+
+    These are the tables of apps with ``tables_on_shards``, and copies of global rows.
+    """
     return {
         model._meta.db_table
         for config in apps.get_app_configs()
@@ -163,7 +167,7 @@ def _tables_of_shards() -> set[str]:
 def taken_on_target(
     key: KeyToMove, stored: Any, tables: Sequence[CapturedTable], sessions: ShardSessions
 ) -> list[str]:
-    """Return which ids and unique values of the key's rows exist on the target already.
+    """Return sentences about ids and unique values of the key's rows that the target has already.
 
     Costs two statements per table and 500 rows of the key.
     """

@@ -1,7 +1,7 @@
-"""The record of a key's move: a row of the table of key moves. Its phase only goes forward.
+"""The record of a key's move: a row of the table of key moves. Its phase never goes back.
 
 A process changes the phase only if the row still has the phase that the process knows. So if a
-process is paused, and another process ends its move meanwhile, the paused process cannot go on.
+process is paused, and another process ends its move meanwhile, the paused process cannot continue.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SWITCHING: Final = "switching"
 SWITCHED: Final = "switched"
 SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
-#: The phase of one row that is no move. Processes that announce moves lock this row, one after the
-#: other.
+#: The phase of one row that records no move. Before processes announce moves, they lock this row,
+#: so that announcements come one after the other.
 QUEUE: Final = "queue"
-# The entry of a position that says for how many seconds old rows are kept.
+# The key in a move's ``position`` whose value is the number of seconds for which old rows are kept.
 _KEPT_FOR: Final = "kept_for"
-#: The phases in which the source still owns the key.
+#: The phases of a move in which the source still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
 
 
@@ -62,9 +62,9 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
     Either all moves are announced, or none.
 
-    :param keep: for how long the old rows are kept. The record says so, because another process may
-        end the move.
-    :raises MoveRefused: one of the keys is in flight already.
+    :param keep: the time for which the old rows are kept. It is stored in the record, because
+        another process may end the move.
+    :raises MoveRefused: an unfinished move of one of the keys exists already.
     """
     moves = [
         KeyMove(
@@ -83,9 +83,9 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
     try:
         _create_queue_row()
         with transaction.atomic(using=alias):
-            # This write locks the queue row. So announcements of all groups come one after the
-            # other, and moves become visible in the order of their numbers. On SQLite, only a
-            # transaction that begins with a write waits for others.
+            # This write locks the queue row, so that announcements of all groups come one after the
+            # other. Then moves become visible in the order of their numbers. On SQLite, a
+            # transaction waits for others only if it begins with a write.
             _queue_row().update(phase=QUEUE)
             rows().bulk_create(moves)
     except IntegrityError as exc:
@@ -104,25 +104,30 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
 
 def _queue_row() -> QuerySet[KeyMove]:
-    """Return the row that processes lock to announce moves one after the other. The row is no move."""
+    """Return the row that processes lock to announce moves one after the other. It records no move."""
     return rows().filter(group="", key="", in_flight=False)
 
 
 def _create_queue_row() -> None:
-    """Make sure that :func:`_queue_row` exists, before the first announcement of all."""
+    """Create the row of :func:`_queue_row` if it does not exist."""
     if not _queue_row().exists():
         row = KeyMove(group="", key="", source=0, target=0, phase=QUEUE, in_flight=False)
-        # Another process may do the same at this time: the unique constraint lets one succeed.
+        # Another process may create the row at the same time. Then the unique constraint lets only
+        # one insert succeed, and the other is ignored.
         rows().bulk_create([row], ignore_conflicts=True)
 
 
 def _with_number(move: KeyMove, number: int) -> KeyMove:
-    move.pk = number  # bulk_create() does not set the primary key on every database.
+    # Set the primary key, because bulk_create() does not set it on every database.
+    move.pk = number
     return move
 
 
 def moves_in_flight(group: str) -> list[MoveRecord]:
-    """Return the moves of :func:`in_flight`. The caller must set the value of each. One query."""
+    """Return the unfinished moves of ``group``. One query.
+
+    The caller must set the attribute ``value`` of each.
+    """
     return [MoveRecord(row, None) for row in in_flight(group)]
 
 
@@ -130,7 +135,7 @@ class MoveRecord:
     """The record of one move. For one thread at a time.
 
     :param row: the row of the table of key moves.
-    :param value: the key, as its field gives it to the database.
+    :param value: the key, as the value that its field sends to the database.
     """
 
     def __init__(self, row: KeyMove, value: Any) -> None:
@@ -148,9 +153,9 @@ class MoveRecord:
         return f"move {self.number} of {self.text!r} from shard {self.source} to {self.target}"
 
     def enter(self, phase: str, **changes: Any) -> None:
-        """Go on to ``phase``, from the phase that this process knows.
+        """Change the phase from the one that this process knows to ``phase``.
 
-        :param changes: values of other columns.
+        :param changes: new values of other columns.
         :raises MoveFailed: another process has ended or aborted the move.
         """
         if not self._row().update(phase=phase, **changes):
@@ -158,7 +163,7 @@ class MoveRecord:
         self.phase = phase
 
     def check(self) -> None:
-        """Make sure that the move is still in the phase that this process knows. One query.
+        """Check that the move is still in the phase that this process knows. One query.
 
         :raises MoveFailed: another process has ended or aborted the move.
         """
@@ -166,10 +171,11 @@ class MoveRecord:
             raise self._lost()
 
     def switch(self) -> None:
-        """Let the target own the key: the one commit point of the move. One transaction.
+        """Record that the target owns the key. One transaction, whose commit is the moment of the
+        switch.
 
-        :raises MoveFailed: another process has ended or aborted the move, or the placement of the
-            key is another one. Nothing was changed.
+        :raises MoveFailed: another process has ended or aborted the move, or the directory no
+            longer places the key on the source. Nothing was changed.
         :raises django.db.Error: it is unknown whether the transaction was committed.
         """
         with transaction.atomic(using=runtime.config().directory):
@@ -190,10 +196,11 @@ class MoveRecord:
             raise self._lost()
 
     def settle(self, sessions: Any) -> None:
-        """Record the end of the move: the old rows are put aside. The key is no longer in flight.
+        """Record that the old rows are set aside, so the move is finished.
 
-        :param sessions: a marker of the sessions of the source that may still send writes from
-            before the switch. None if the database cannot list its sessions.
+        :param sessions: a value that identifies the sessions on the source that were open at the
+            switch, and may still send writes to the source. None if the database cannot list its
+            sessions.
         """
         keep = timedelta(seconds=self.position[_KEPT_FOR])
         position = {
@@ -206,7 +213,7 @@ class MoveRecord:
         self.position = position
 
     def was_settled(self) -> bool:
-        """Whether another process has settled the move. One query."""
+        """Return whether another process has completed the move. One query."""
         if not rows().filter(pk=self.number, phase=SETTLED).exists():
             return False
         self.phase = SETTLED
@@ -215,7 +222,7 @@ class MoveRecord:
     def abort(self, why: str) -> bool:
         """Abort the move, unless it was switched before. Return whether it is aborted.
 
-        A move that was switched must be brought to its end.
+        A move that was switched cannot be aborted, and must be completed.
 
         :param why: the cause, for the record.
         """
@@ -230,11 +237,11 @@ class MoveRecord:
 
     @property
     def may_be_published(self) -> bool:
-        """Whether the target may have rows of an aborted move in its real tables."""
+        """Whether the real tables of the target may have rows of an aborted move."""
         return bool(self.position["aborted_in"] == SWITCHING)
 
     def finish_abort(self) -> None:
-        """Record that nothing of an aborted move is left on the shards."""
+        """Record that an aborted move has left nothing on the shards."""
         rows().filter(pk=self.number, phase=ABORTED).update(
             in_flight=None, finished_at=timezone.now()
         )
@@ -242,7 +249,7 @@ class MoveRecord:
     def former_fence(self) -> int | None:
         """Return the number of the fence that an earlier move of this key has left on the target.
 
-        None if there is none. One query.
+        That fence refuses writes of the key there. None if there is no such fence. One query.
         """
         earlier = rows().filter(
             group=self.group, key=self.key, source=self.target, phase=SETTLED, pk__lt=self.number

@@ -14,14 +14,14 @@ AUTO = "auto"
 class MoveOptions:
     """How keys are moved.
 
-    :param max_pause: seconds for which writes of a key may wait until its copy is complete. If they
-        are over, the switch is tried again later. Storing the last changes and comparing the rows come
-        in addition.
-    :param rate: the most rows per second that a worker copies; None for no limit.
+    :param max_pause: the number of seconds for which writes of a key may wait before its last
+        changes are stored. If this time is over, the writes continue, and the switch is tried again
+        later. Storing the last changes and comparing the rows take additional time.
+    :param rate: the largest number of rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.
-    :param keep: for how long the old rows are kept, in tables of their own on the former shard.
-    :param kill: whether to end the database sessions of a process that has begun a move, was paused or
-        hangs, and holds locks.
+    :param keep: the time for which the old rows are kept, in side tables on the former shard.
+    :param kill: whether to end the database sessions of an earlier process that has begun a move,
+        then was paused or hung, and so holds locks.
     """
 
     max_pause: float = 1.0
@@ -35,7 +35,7 @@ class MoveOptions:
 class KeyToMove:
     """A key that is to be moved.
 
-    :param value: the key, as its field gives it to the database.
+    :param value: the key, as the value that its field sends to the database.
     :param text: the text under which the directory stores the key.
     """
 
@@ -47,18 +47,19 @@ class KeyToMove:
 
 @dataclass
 class MoveReport:
-    """What :func:`~sharded_orm.operations.moves.runner.move_keys`, ``repair`` and ``abort`` return.
+    """The report of :func:`~sharded_orm.operations.moves.runner.move_keys`, ``repair`` or
+    ``abort``.
 
     :param run: the id of the run in the journal; None if there was nothing to do.
-    :param moved: the shard on which each moved key is now, by key.
+    :param moved: for each moved key, the number of the shard on which it is now.
     :param aborted: keys whose moves this call has aborted for an operator.
     :param already: keys that were on their target before.
-    :param failures: why keys were not moved, by key. Their rows are where they were.
-    :param unsettled: what is left to be done for keys that were moved, by key. Their old rows are
-        still beside the new ones, or their new shard still refuses writes.
+    :param failures: for each key that was not moved, the reason. Its rows are where they were.
+    :param unsettled: for each moved key whose move is incomplete, what is left to be done. Its old
+        rows still exist on the old shard, or its new shard still refuses writes.
     :param notes: further sentences for the operator, such as those about tables without a model.
-    :param recovered: the shards on which keys are now whose moves an earlier process had left
-        unfinished. This call has ended these moves first.
+    :param recovered: for each key whose move an earlier process had left unfinished, the number of
+        the shard on which the key is now. This call has ended these moves first.
     :param stopped: why the work was stopped early; "" if it was not.
     :param left: number of keys whose moves were not begun.
     """
@@ -78,7 +79,7 @@ class MoveReport:
     left: int = 0
 
     def problems(self) -> list[str]:
-        """Return a sentence for each key about which an operator has to do something."""
+        """Return a sentence for each key that needs the attention of an operator."""
         return [f"{key}: {why}" for key, why in (self.failures | self.unsettled).items()]
 
     @property
@@ -105,7 +106,7 @@ class MoveReport:
 
 
 class MoveProgress(Protocol):
-    """Receives reports of the keys that are moved. Called by one thread at a time."""
+    """Receives reports on the keys that are moved. Its methods are called by one thread at a time."""
 
     def begin(self, group: str, total: int) -> None: ...
     def done(self, alias: str, what: str = ...) -> None: ...
@@ -123,6 +124,8 @@ class NoProgress:
 
 
 def keys_text(keys: Sequence[str], most: int = 10) -> str:
-    """Return keys for a message: at most ``most`` of them, and the number of the others."""
+    """Return a text for messages that names at most ``most`` keys, and the number of the other
+    keys.
+    """
     shown = ", ".join(map(repr, keys[:most]))
     return shown if len(keys) <= most else f"{shown} and {len(keys) - most} more"

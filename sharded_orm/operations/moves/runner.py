@@ -1,7 +1,7 @@
-"""The functions that an operator's commands call: move keys, abort moves, and repair what was left.
+"""The functions that an operator's commands call: move keys, abort moves, and repair broken moves.
 
-One process at a time moves keys of a group: it holds a run in the journal. The table of key moves
-says how far each move is, so another process can end what a killed process has begun.
+One process at a time moves keys of a group, because it holds a run in the journal. The table of key
+moves has the phase of each move, so another process can end a move that a killed process has begun.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ from sharded_orm.routing.placement_lease import now
 logger = logging.getLogger("sharded_orm.operations")
 
 KIND: Final = "move keys"
-#: Other processes may remember where a key is until their lease ends. A move waits this many
-#: seconds longer, because the clocks of two machines run at slightly different speeds.
+#: The number of seconds by which a move waits longer than the lease. Until the lease ends, other
+#: processes may remember the old shard of a key. The margin is needed because the clocks of two
+#: machines run at slightly different speeds.
 MARGIN: Final = 1.0
-#: While a move waits for the end of the lease, it copies changed rows each time this many seconds
-#: have passed. Each time it also notices if it was aborted.
+#: While a move waits for the end of the lease, it copies changed rows at this interval, in seconds.
+#: Each time, it also checks whether it was aborted.
 FOLLOWED_EVERY: Final = 1.0
-#: So many moves are announced at once. Until an announced key has moved, each use of the key costs
-#: a look-up.
+#: The number of moves that are announced at once. Until an announced key has moved, processes do
+#: not remember its shard, so each use of the key costs a look-up in the directory.
 ANNOUNCED_AT_ONCE: Final = 100
 
 
@@ -70,12 +71,12 @@ def move_keys(
 ) -> MoveReport:
     """Move all rows of keys to another shard, while the site reads and writes them (Yupoo, Y4).
 
-    At every moment one shard owns a key. If this process is killed, call the function again. It
-    first ends what was left: a key is on its old shard or on its new one, never between. Keys that
-    are on the target already are skipped.
+    At every moment, one shard owns a key. If this process is killed, call the function again. It
+    first ends the unfinished moves, so that all rows of a key are on its old shard or on its new
+    shard, never on both. Keys that are on the target already are skipped.
 
-    :param keys: shard keys of ``group``, or text that means them.
-    :param to: the number of the target, or ``"auto"`` for an open shard that is drawn for each key.
+    :param keys: shard keys of ``group``, as values or as text.
+    :param to: the number of the target, or ``"auto"``, which draws an open shard for each key.
     :raises MoveRefused: the keys cannot be moved. Every reason is listed, and nothing was changed.
     :raises OperationHeld: another process moves keys of the group.
     :raises InvalidShardKey: no row can have one of the keys.
@@ -102,10 +103,10 @@ def move_keys(
 def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None = None) -> int:
     """Move all rows of one key to another shard, as :func:`move_keys` does. Return the new shard.
 
-    :param key: the shard key, its model instance, or text that means it.
+    :param key: the shard key, as a value, as text, or as the model instance to which it belongs.
     :raises MoveFailed: the key was not moved. The message says why.
 
-    If the key has moved, and old rows or fences could not be removed, that is logged as a warning.
+    If the key was moved, but old rows or fences could not be removed, a warning is logged.
     """
     name = str(preflight.check_group(group).value(key))
     report = move_keys(group, [name], to, options=options)
@@ -117,12 +118,13 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
 
 
 def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
-    """Bring every move of ``group`` that was broken off to its end, and remove what has expired.
+    """End every unfinished move of ``group``, and remove old rows and fences that are not needed
+    any more.
 
-    A key that was not switched stays on its old shard. A key that was switched stays on its new one.
-    Of the options, only ``kill`` matters.
+    A key that was not switched stays on its old shard, and a switched key stays on its new shard.
+    Of the options, only ``kill`` has an effect.
 
-    :raises OperationHeld: a process moves keys of the group at this time.
+    :raises OperationHeld: another process moves keys of the group now.
     """
     mover = _Run(group, options or MoveOptions(), NoProgress(), Stopping())
     preflight.check_group(group)
@@ -140,8 +142,8 @@ def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
     removes what it has copied. Otherwise this call removes the copied rows. Moves that are switched
     are not changed.
 
-    :param keys: shard keys, or text that means them; by default all that are in flight.
-    :raises OperationHeld: another operation is under way on the group, so what was copied cannot be
+    :param keys: shard keys, as values or as text; by default all keys with an unfinished move.
+    :raises OperationHeld: another operation is under way on the group, so the copied rows cannot be
         removed. Nothing was changed.
     """
     group_keys = preflight.check_group(group)
@@ -164,7 +166,7 @@ def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
 
 
 class _Run:
-    """The work of one process that holds the run of a group."""
+    """The work of one process that holds the run of a group in the journal."""
 
     def __init__(
         self, group: str, options: MoveOptions, progress: MoveProgress, stopping: Stopping
@@ -184,23 +186,23 @@ class _Run:
     def hold(self, run: journal.JournalRun) -> None:
         """Work under ``run`` from now on.
 
-        :raises OperationHeld: an operation is under way beside which no keys may be moved.
+        :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
         self._run, self.report.run = run, run.id
         refuse_conflicts(run)
 
     def begin(self, run: journal.JournalRun) -> None:
-        """Begin to work under ``run``, and first clear up the unfinished moves of an earlier process.
+        """Begin to work under ``run``, and first end the unfinished moves of an earlier process.
 
-        :raises OperationHeld: an operation is under way beside which no keys may be moved.
+        :raises OperationHeld: an operation is under way that must not overlap with moves of keys.
         """
         self.hold(run)
         self.recover(record.moves_in_flight(self._group))
 
     def mark_aborted(self, keys: set[str]) -> list[MoveRecord]:
-        """Abort those moves in flight that are not switched. Return them.
+        """Abort the unfinished moves that were not switched, and return them.
 
-        :param keys: the keys' text in the directory; empty for all.
+        :param keys: the keys' texts in the directory; if empty, all moves are aborted.
         """
         aborted = [
             move
@@ -225,7 +227,10 @@ class _Run:
         self._in_threads(moves, self._recover, self._not_recovered)
 
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
-        """End the sessions of the process that has left ``moves``. That process has lost the run."""
+        """End the database sessions of the process that has left ``moves`` unfinished.
+
+        That process has lost the run.
+        """
         ended = 0
         with ShardSessions(self._group) as sessions:
             for move in moves:
@@ -257,19 +262,20 @@ class _Run:
         self.report.left = sum(str(key.value) not in ended for key in plan.keys)
 
     def sweep(self, shards: Iterable[int]) -> None:
-        """Let :meth:`finish` look for leftovers on ``shards`` as well."""
+        """Make :meth:`finish` look for leftovers on ``shards``, too."""
         self._shards.update(shards)
 
     def finish(self) -> None:
-        """Remove leftovers of moves.
+        """Remove leftovers of moves, and then finish the run.
 
-        Then finish the run, unless a move of the group is still in flight.
+        The run is not finished if the group still has an unfinished move.
         """
         left = remove_leftovers(self._group, self._shards, kill=self._options.kill)
         self.report.notes += left.notes
         failures = self.report.failures
         if record.in_flight(self._group).exists():
-            return  # The run stays unfinished, so that no migration begins beside a closed fence.
+            # Leave the run unfinished, so that no migration begins while a fence refuses writes.
+            return
         if failures:
             self._run.finish("failed", f"{len(failures)} keys were not moved")
         else:
@@ -284,7 +290,8 @@ class _Run:
             return
         announced_at = now()
         copied = self._in_threads(moves, self._prepare)
-        # Now every process knows that the keys are in flight, or its lease is over.
+        # Other processes may remember the old shards of the keys until their leases end. Wait for
+        # the end of the last lease.
         lease = runtime.config().placement_lease
         assert lease is not None
         while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():
@@ -315,7 +322,8 @@ class _Run:
             if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
                 mover.settle(move)
         except MoveFailed:
-            # The process that has begun the move may have been paused, and may have ended it now.
+            # The process that began the move may have been paused, and may have completed it
+            # meanwhile.
             if not move.was_settled():
                 raise
         with self._lock:
@@ -337,7 +345,8 @@ class _Run:
     ) -> list[MoveRecord]:
         """Call ``work`` for each move, in several threads. Return the moves for which it succeeded.
 
-        :param on_error: called if it has failed; by default the move is undone, or brought to its end.
+        :param on_error: called for a move whose ``work`` raised an error. By default, the move is
+            undone, or completed if it was switched.
         """
         queue, succeeded = deque(moves), list[MoveRecord]()
 
@@ -367,7 +376,8 @@ class _Run:
         with ThreadPoolExecutor(count, thread_name_prefix="sharded_orm mover") as threads:
             futures = [threads.submit(worker) for _ in range(count)]
             for future in futures:
-                future.exception()  # Wait for every thread before the error of one is raised.
+                # Wait until every thread has ended, before the error of one thread is raised.
+                future.exception()
         for future in futures:
             future.result()
         return succeeded
@@ -386,7 +396,8 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            # A broken connection may be the cause. Close all, so that ``on_error`` gets new ones.
+            # A broken connection may be the cause. Close all connections, so that ``on_error`` gets
+            # new ones.
             sessions.close()
             connections[runtime.config().directory].close_if_unusable_or_obsolete()
             on_error(mover, move, exc)
@@ -394,7 +405,7 @@ class _Run:
         return True
 
     def _end(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
-        """Undo a move that has failed; or bring it to its end, if it was switched before."""
+        """Undo a move that has failed, or complete it if it was switched before."""
         why = journal.one_line(cause).rstrip(".")
         try:
             if mover.undo(move, why):

@@ -1,4 +1,4 @@
-"""The sessions with which a mover works on shards."""
+"""The database sessions with which a mover works on shards."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sharded_orm.database_settings import operator_settings
 
 
 class ShardSessions:
-    """The sessions of one thread on the shards of a group, opened at their first use.
+    """The sessions of one thread on the shards of a group. Each is opened at its first use.
 
-    They belong to the node's account ``OPERATOR``, if it has one. As a context manager, the object
-    closes them at the end of the block.
+    The sessions use the account ``OPERATOR`` of the node, if there is one. As a context manager,
+    the object closes the sessions at the end of the block.
     """
 
     def __init__(self, group: str) -> None:
@@ -26,7 +26,9 @@ class ShardSessions:
         self._copies: dict[int, RowCopy] = {}
 
     def capture(self, shard: int) -> ChangeCapture:
-        """Return the session for the fences, the journal and the triggers of a shard."""
+        """Return the session for the journal of changes on a shard, its triggers, and the fence,
+        which refuses writes.
+        """
         if shard not in self._captures:
             wrapper, account = self._open(shard)
             self._captures[shard] = wrapper.change_capture(account)

@@ -1,4 +1,4 @@
-"""Reports for an operator: the moves of a group, and the shards on which the rows of a key are."""
+"""Reports for an operator: the moves of a group, and the shards that have rows of a key."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class MoveStatus:
 
     :param phase: "announced", "copying", "switching" (the source owns the key), "switched",
         "settled" (the target owns it) or "aborted".
-    :param fenced: whether the source still refuses writes of the key.
-    :param kept_until: how long the old rows are kept; None if there are none.
+    :param fenced: whether triggers of the source still refuse writes of the key.
+    :param kept_until: the time until which the old rows are kept; None if there are none.
     """
 
     number: int
@@ -45,9 +45,8 @@ class MoveStatus:
 
 
 def moves_of(group: str, last: int) -> list[MoveStatus]:
-    """Return the unfinished moves of ``group`` and the last finished ones, newest first.
-
-    Two queries.
+    """Return the unfinished moves of ``group`` and the last finished ones, newest first. Two
+    queries.
 
     A move is finished if it has ended and has left nothing on a shard.
 
@@ -77,12 +76,13 @@ def _status(row: KeyMove) -> MoveStatus:
 
 @dataclass(frozen=True)
 class KeyRows:
-    """Where the rows of a key are.
+    """The numbers of rows of a key on the shards of its group.
 
-    :param shard: the shard on which the directory places the key.
-    :param rows: number of rows there.
+    :param shard: the number of the shard on which the directory places the key.
+    :param rows: number of rows on that shard.
     :param elsewhere: number of rows on other shards of the group, by the number of the shard.
-    :param examples: some of these rows, as table and primary key, by the number of the shard.
+    :param examples: some of the rows on other shards, as table and primary key, by the number of
+        the shard.
     """
 
     key: str
@@ -97,7 +97,7 @@ def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
 
     Costs one statement per key, table and shard, so name few keys.
 
-    :raises MoveRefused: a key is in flight or has no shard, so there is nothing to compare.
+    :raises MoveRefused: a key is being moved or has no shard, so there is nothing to compare.
     """
     group_keys: GroupKeys = preflight.check_group(group)
     tables = tables_of_group(group)
@@ -131,7 +131,8 @@ def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
                         if digest.count
                         for name in row_names(copy.key_rows(table, stored))
                     ][:NAMED]
-            sessions.close()  # Do not hold a session on each shard.
+            # Close the session to this shard, so that not all shards have one at the same time.
+            sessions.close()
     return [
         KeyRows(
             str(value),

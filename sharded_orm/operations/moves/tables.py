@@ -1,4 +1,4 @@
-"""The tables of a group with the rows of a shard key, in the order of their relations."""
+"""The tables of a group that have rows of a shard key, in an order that respects foreign keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from sharded_orm.models.sharding.rows_of_keys import way_to_key
 def tables_of_group(group: str) -> list[CapturedTable]:
     """Return all tables of the models of ``group``.
 
-    They include automatic many-to-many tables, tables of child models, and those of unmanaged models.
-    A table without the shard key comes after the tables to which its links lead. No query.
+    These include automatic many-to-many tables, tables of child models, and tables of unmanaged
+    models. A table without the shard key comes after the tables to which its foreign keys refer. No
+    query.
     """
     models: dict[str, type[Model]] = {}
     for model in apps.get_models(include_auto_created=True):
@@ -45,7 +46,7 @@ def _link(reference: Any) -> KeyLink:
 
 
 def _gets_fresh_ids(model: type[Model]) -> bool:
-    """Whether each shard counts the ids of the rows itself, and nothing refers to them."""
+    """Return whether the rows get new ids on each shard, and no other row refers to these ids."""
     is_referred_to = any(
         field.auto_created and not field.concrete
         for field in model._meta.get_fields(include_hidden=True)

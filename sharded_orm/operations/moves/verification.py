@@ -1,7 +1,7 @@
-"""The comparison of a key's rows on two shards. It shares nothing with the copier.
+"""The comparison of a key's rows on two shards. It shares no code with the copying of rows.
 
-The servers digest the rows of each table, byte by byte. If the digests differ, the servers digest
-each row, to name those that differ.
+The database servers compute a digest of the rows of each table, byte by byte. If two digests
+differ, the servers compute a digest of each row, so that the differing rows can be named.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowDigests
 from sharded_orm.backends.row_copy import RowCopy
 
-#: The most rows per table that a message names.
+#: The largest number of rows per table that a message names.
 NAMED = 5
 
 
@@ -23,8 +23,8 @@ def differences(
 ) -> tuple[int, list[str]]:
     """Compare the rows of a key in the real tables of two shards.
 
-    Return their number, and a sentence for each table that differs. Costs one statement per table
-    and shard. Both shards digest at the same time, because writes of the key are waiting.
+    Return the number of rows, and a sentence for each table that differs. Costs one statement per
+    table and shard. The two shards work at the same time, because writes of the key are waiting.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="sharded_orm comparison") as thread:
         target_digests = thread.submit(_digests, target, tables, key)
@@ -42,7 +42,10 @@ def _digests(copy: RowCopy, tables: Sequence[CapturedTable], key: Any) -> list[R
 
 
 def row_names(pks: Collection[Row]) -> list[str]:
-    """Return the names of some rows, by their primary keys as :meth:`RowCopy.key_rows` returns them."""
+    """Return the names of at most :data:`NAMED` rows, made of their primary keys.
+
+    :param pks: primary keys, as :meth:`RowCopy.key_rows` returns them.
+    """
     names = [", ".join(map(_text, pk)) for pk in pks]
     return sorted(names, key=lambda name: (len(name), name))[:NAMED]
 

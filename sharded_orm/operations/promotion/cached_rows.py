@@ -9,17 +9,17 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: The most seconds to wait until all processes use the new map (the topology document). After that
-#: time, the cache is invalidated in any case.
+#: The largest number of seconds to wait until all processes use the new map, which is the topology
+#: document. After that time, the cache is invalidated in any case.
 READERS_PATIENCE: Final = 10.0
 
 
 def invalidate(record: PromotionRecord) -> None:
     """Wait until every process reads from the new primary, then invalidate the cache.
 
-    The invalidation has two reasons. The cache may have rows that a forced promotion has lost. And
-    as long as a process does not know the new map (topology document), it may read a row from the
-    old primary and put it into the shared cache, after the row has changed on the new primary.
+    There are two reasons. First, the cache may have rows that a forced promotion has lost. Second,
+    a process that does not know the new map (topology document) yet may read a row from the old
+    primary, and store it in the shared cache, after the row has changed on the new primary.
 
     If a process still uses the old map after :data:`READERS_PATIENCE` seconds, or the cache does
     not answer, the report gets a warning. Does nothing if the project has no cache.

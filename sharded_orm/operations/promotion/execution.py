@@ -26,13 +26,13 @@ class Promotion:
         self._undo = PromotionUndo(self._record)
 
     def run_to_end(self) -> PromotionReport:
-        """Execute all phases of the promotion that are left. Return the report.
+        """Execute all remaining phases of the promotion. Return the report.
 
         If a phase fails before the new map (the topology document) is published, undo everything.
 
         :raises PromotionFailed: a phase failed; the message says whether everything was undone.
         :raises PromotionRefused: a condition does not hold any more, and nothing was touched.
-        :raises LeaseLost: another process has taken the run over.
+        :raises LeaseLost: another process has taken over the run.
         """
         record = self._record
         if record.phase == "switching" and not record.rule_out():
@@ -107,7 +107,8 @@ class Promotion:
         except (LeaseLost, PromotionFailed):
             raise
         except Exception as exc:
-            if record.phase == "switching":  # The journal does not answer, so nothing was undone.
+            # The undo failed, for example because the journal does not answer.
+            if record.phase == "switching":
                 why = f"{text}; {journal.one_line(exc)}"
                 raise publication.unsettled_error(plan, why, forced=forced) from cause
             if self._undo.is_restored:
@@ -126,7 +127,9 @@ class Promotion:
                 settled=False,
             ) from cause
         if is_published:
-            return  # The promotion cannot be undone any more; the caller finishes it.
+            # The new map turned out to be published, so the promotion cannot be undone. The caller
+            # finishes it.
+            return
         if not isinstance(cause, Exception):
             raise cause  # Such as KeyboardInterrupt.
         if isinstance(cause, PromotionRefused) and not is_touched:

@@ -2,7 +2,7 @@
 
 The times are in the journal, by the clock of the global database. So the clocks of the operators'
 hosts need not agree, even if a promotion is resumed on another host. The result is wrong only if
-the database's clock is set during the promotion.
+somebody changes the database's clock during the promotion.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """The forward phases of a promotion, from the fence to the published map.
 
-To *fence* a server is to make it refuse writes: by ``read_only`` on MariaDB, by closing its databases
-on PostgreSQL. The *map* is the topology document, which says which node is the primary of each range
-of shards. The *source* is the place where the document is stored.
+To *fence* a server is to make it refuse writes: by ``read_only`` on MariaDB, by closing its
+databases on PostgreSQL. The *map* is the topology document, which says which node is the primary of
+each range of shards. The *source* is the place where the document is stored.
 
-The journal records each phase before it begins. The effects of all phases can be repeated, so a
-resumed promotion begins with the fence again, no matter which phase it had reached. There is one
-exception: if the map may have been published already, the source is asked first. Until the map is
-published, everything can be undone (``undo``).
+The journal records each phase before it begins. All phases can be repeated, so a resumed promotion
+begins with the fence again, no matter which phase it had reached. There is one exception: if the
+map may have been published already, the source is queried first. Until the map is published,
+everything can be undone (``undo``).
 
-A source that does not answer must not leave the old primary fenced for long. So the source is asked
-before the fence, and again before the phase ``switching``, which begins only after an answer.
+If the source does not answer, the old primary must not stay fenced for long. So the source is
+queried before the fence, and again before the phase ``switching``, which begins only after an
+answer.
 
 ============ ==================================================================================
-fencing      The old primary is fenced, after what is under way has ended.
+fencing      The old primary is fenced, after its open statements and transactions have ended.
 waiting      The replica executes everything that is in the old primary's log.
 stopping     The replication on the new primary stops. (MariaDB only)
 unfencing    The new primary accepts writes, but nobody sends any yet. (MariaDB only)
@@ -23,8 +24,8 @@ switched     The new primary takes writes. The cache is invalidated, and the run
 undoing      Both servers get their former roles back.
 ============ ==================================================================================
 
-A server of PostgreSQL that was promoted cannot become a replica again without a copy. So it is promoted
-after the publication: until then, an undo leaves it as it was.
+A PostgreSQL server that was promoted can become a replica again only as a new copy of the primary.
+So it is promoted after the publication: until then, an undo leaves it as it was.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from sharded_orm.operations.promotion import preflight, recovery, switchover
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: Seconds to wait for what is under way on the old primary, which keeps the fence off.
+#: The largest number of seconds to wait for open statements and transactions on the old primary.
+#: The server cannot be fenced (made to refuse writes) before they have ended.
 FENCE_PATIENCE: Final = 5.0
 # Seconds of one wait for the replica. Between two waits, the lease of the journal run and the time
 # limit are checked.
@@ -90,11 +92,11 @@ class ForwardPhases:
     def _come_near(self, old: ReplicationServer) -> None:
         """Wait until the replica has almost caught up, before the old primary is fenced.
 
-        That is, wait until the replica has executed all that the old primary had logged when this
-        method was called. Writes are still accepted meanwhile. Because little is left to catch up,
-        the fence later refuses writes only for a moment.
+        This means that the replica has executed everything that the old primary had logged when
+        this method was called. Writes are accepted during the wait. Afterwards the replica is only
+        a little behind, so the fence refuses writes only for a moment.
 
-        :raises PromotionRefused: the replica did not come near in time.
+        :raises PromotionRefused: the replica did not get so far in time.
         """
         if self._wait_for(old.status().logged):
             raise PromotionRefused(
@@ -113,8 +115,8 @@ class ForwardPhases:
         that the replica has received.
         """
         record = self._record
-        # Ask the source of the topology now, while writes are still accepted. If the source is
-        # down, this shows it before writes are refused in vain.
+        # Query the source of the topology now, while writes are still accepted. If the source is
+        # down, the error comes before writes are refused in vain.
         switchover.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
@@ -131,7 +133,8 @@ class ForwardPhases:
             warnings=record.report.warnings,
         )
         position = self._fence(old).logged
-        # Nothing can be prepared any more. What is prepared could be committed on one server only.
+        # No transaction can be prepared for a two-phase commit any more. A transaction that was
+        # prepared before could be committed on only one of the two servers, so refuse to continue.
         for problem in preflight.branch_problems(self._plan, old):
             raise PromotionFailed(f"{problem[0].upper()}{problem[1:]}.")
         deadline = time.monotonic() + self._timeout
@@ -145,8 +148,8 @@ class ForwardPhases:
             if not old.written_since(position):
                 record.report.position = position
                 return position
-            # Somebody has written in spite of the fence: wait until the replica has executed these
-            # writes, too.
+            # The log has grown although the server is fenced, so somebody has written there. Wait
+            # until the replica has executed these writes, too.
             position = self._fence(old).logged
         raise PromotionFailed(
             f"{old.name!r} is written in spite of the fence ({old.texts.intruder}): stop that."
@@ -155,8 +158,8 @@ class ForwardPhases:
     def _refused_since(self, old: ReplicationServer) -> str:
         """Return the time since which writes are refused.
 
-        This is the present time, unless an earlier process has fenced the old primary and the fence
-        still stands.
+        This is the present time, unless an earlier process has fenced the old primary, and the old
+        primary still refuses writes.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
@@ -190,7 +193,7 @@ class ForwardPhases:
     def _require_position(self, position: str) -> None:
         """Wait until the new primary has executed everything up to ``position``.
 
-        :raises PromotionFailed: the new primary does not get there in time.
+        :raises PromotionFailed: the new primary does not reach the position in time.
         """
         new = self._new
         if not self._record.options.force:
@@ -224,10 +227,10 @@ class ForwardPhases:
     # ##### The map is switched #####
 
     def _verify(self, position: str) -> None:
-        """Check both servers once more before the map is published.
+        """Check both servers once more before the map (topology document) is published.
 
-        :raises PromotionFailed: the new primary does not take writes, or is none of the old one's
-            replicas, or the old primary may have new rows.
+        :raises PromotionFailed: the new primary does not accept writes, or it is not a replica of
+            the old primary, or the old primary may have new rows.
         """
         if not self._new.is_promoted_for_good and self._new.status().read_only:
             raise PromotionFailed(f"{self._new.name!r} {self._new.texts.stays_fenced}.")
@@ -250,8 +253,8 @@ class ForwardPhases:
     def _switch(self) -> bool:
         """Publish the new map (topology document). Return whether the publication was confirmed.
 
-        Return False if the confirmation got lost, and a later question to the source of the
-        topology showed that the map is published. Then the exact time of publication is not known.
+        Return False if the confirmation got lost, and a later query to the source of the topology
+        showed that the map is published. Then the exact time of publication is not known.
         """
         record = self._record
         try:
@@ -268,19 +271,22 @@ class ForwardPhases:
         return True
 
     def _before_publication(self) -> None:
-        """Record the phase ``switching``. To be called between reading the topology and publishing.
+        """Record the phase ``switching``. Call this after the topology is read and before it is
+        published.
 
-        This write to the journal fails if another process has taken the run over. A look at the
-        lease would not be enough, because this process's clock may be wrong.
+        This write to the journal fails if another process has taken over the run. Checking the
+        lease alone would not be enough, because this process's clock may be wrong.
 
         The topology may have been read before such a takeover. This does no harm, because the other
-        process makes sure that a publication which is based on the older topology fails
+        process prevents any publication that is based on the older topology
         (:meth:`PromotionRecord.rule_out`).
 
-        :raises LeaseLost: another process has taken the run over.
+        :raises LeaseLost: another process has taken over the run.
         """
         now = moment(self._run)
-        if self._record.phase == "switching":  # Another publication came first, so this is a retry.
+        # This is a retry, because somebody else has published another change of the topology
+        # meanwhile.
+        if self._record.phase == "switching":
             self._run.note(phase="switching", publishing_at=now)
         else:
             self._record.begin("switching", "publishes the new map", publishing_at=now)
@@ -301,8 +307,8 @@ class ForwardPhases:
 def promote_published(record: PromotionRecord) -> None:
     """Promote the replica, which the published map names as the primary, and let it take writes.
 
-    Can be repeated. The server may have been restarted since the map was published, so it is asked for
-    the position again.
+    Can be repeated. The server may have been restarted since the map was published, so its position
+    is read again.
 
     :raises PromotionFailed: the server does not answer, or does not become a primary.
     """
@@ -315,7 +321,9 @@ def promote_published(record: PromotionRecord) -> None:
                 raise PromotionFailed(f"it did not get to {position}")
             if not new.promote(record.options.timeout):
                 raise PromotionFailed("it does not become a primary")
-            record.run.check()  # A process that has taken the run over may have fenced it since.
+            # Check the lease, because another process may have taken over the run and fenced the
+            # server since.
+            record.run.check()
             new.unfence()
             if new.status().read_only:
                 raise PromotionFailed(f"it {new.texts.stays_fenced}")

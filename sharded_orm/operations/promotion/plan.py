@@ -1,6 +1,6 @@
 """The plan of a promotion: which ranges of shards move from which node to which.
 
-Making the plan needs the topology and asks no server.
+Making the plan reads only the topology, and queries no server.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PromotionPlan:
 
     @property
     def server_class(self) -> type[ReplicationServer]:
-        """The class for both servers."""
+        """The subclass of :class:`ReplicationServer` that represents both servers."""
         return server_class({"ENGINE": self.engine})
 
     @property
@@ -83,7 +83,7 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
     """Return the plan that replaces ``node`` as the primary of all its ranges of shards.
 
     The ranges may belong to several groups, and on PostgreSQL to several databases. A single range
-    cannot be promoted, because the fence, or the promotion itself, is for the whole server.
+    cannot be promoted, because a server refuses writes, and becomes a primary, only as a whole.
 
     :param to: the node that must be the replica of all these ranges; None accepts any node.
     :raises PromotionRefused: the topology does not allow the promotion. The message lists all
@@ -127,7 +127,7 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
 
 
 def databases_of(topology: Topology, names: Iterable[str]) -> list[str]:
-    """Return the databases in which the nodes ``names`` have their shards, if these share databases.
+    """Return the names of the databases in which the nodes ``names`` keep all their shards.
 
     Return an empty list if each shard is a database of its own.
     """

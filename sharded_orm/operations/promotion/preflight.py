@@ -31,13 +31,14 @@ from sharded_orm.two_phase.recovery import left_on
 class Loss:
     """What is known about the writes that a promotion without the old primary loses.
 
-    The lost writes are those after the position ``received``. All positions refer to the old
-    primary's log.
+    The writes after the position ``received`` are lost. All positions refer to the old primary's
+    log.
 
     :param received: the last position that the replica has received.
     :param executed: the last position that the replica has executed. The promotion waits until
         everything that was received is executed.
-    :param idle: seconds since the replica executed its last event; None if the replica does not tell.
+    :param idle: seconds since the replica executed its last event; None if the replica does not
+        report it.
     """
 
     received: str
@@ -57,9 +58,9 @@ class Findings:
     """The results of the checks.
 
     :param problems: the reasons for which the promotion is refused; empty if it is not refused.
-    :param old: the state of the old primary; None if the state was not read, or the server cannot be
-        promoted.
-    :param new: the state of the new primary; None in the same cases.
+    :param old: the state of the old primary; None if the state was not read, or the server cannot
+        be promoted.
+    :param new: the state of the new primary; None in the same cases as for ``old``.
     :param link: the replication connection by which the new primary receives from the old primary;
         None if it was not found.
     :param loss: what a forced promotion loses; None for any other promotion.
@@ -125,7 +126,8 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            return findings  # The next checks need results of the checks above.
+            # Stop here, because the next checks need the results of the checks above.
+            return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)
         else:
@@ -218,7 +220,9 @@ def _check_link(
 
 
 def link_problems(new: ReplicationServer, link: ReplicationLink) -> Iterator[str]:
-    """Yield why ``link`` may not bring everything to ``new``."""
+    """Yield reasons why ``link``, a replication connection of ``new``, may not transfer every
+    write.
+    """
     yield from new.link_problems(link)
     if not link.executes:
         yield f"{new.name!r} does not execute what it receives: {_reason(link, new.texts)}"
@@ -258,7 +262,8 @@ def _check_dead(plan: PromotionPlan, findings: Findings) -> None:
 
 
 def answers(plan: PromotionPlan) -> bool:
-    """Whether the old primary answers. A refusal of the application's account counts as an answer.
+    """Return whether the old primary answers. An error that refuses the account counts as an
+    answer.
 
     The call takes up to five seconds.
     """
@@ -291,7 +296,7 @@ def _check_lost_link(
 
 
 def _leads_to(link: ReplicationLink, node: Mapping[str, Any], default_port: int) -> bool:
-    """Whether ``link``, a replication connection, leads to the address of ``node``.
+    """Return whether ``link``, a replication connection, leads to the address of ``node``.
 
     :param node: the node's entry in ``NODES``.
     """
@@ -314,11 +319,11 @@ def _addresses(host: str) -> set[str]:
 def _check_other_names(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Add problems if the fence would stop too many writes, or too few.
+    """Add problems if fencing the old primary's server would stop too many writes, or too few.
 
-    It would stop too many writes if the server of the old primary were also another primary of the
-    topology, under a different address, or if it were in ``DATABASES``. It would stop too few writes
-    if the application's accounts could write in spite of the fence.
+    It would stop too many writes if the server were also another primary of the topology, under a
+    different address, or if it were in ``DATABASES``. It would stop too few writes if the
+    application's accounts could write although the server is fenced.
     """
     assert findings.old is not None
     identity = findings.old.identity
@@ -332,7 +337,7 @@ def _check_other_names(
         if not is_listed and not is_primary:
             continue
         if is_listed and findings.old.closed:
-            continue  # The fence stands, and nobody gets in.
+            continue  # The server is fenced already, so nobody can log in to be checked.
         account = f"the application's account {node.get('USER')!r}"
         try:
             with type(old)(name, node) as application:
@@ -346,7 +351,7 @@ def _check_other_names(
                     findings.problems += application.application_problems(account)
         except Error as exc:
             # The old primary has answered before. So a server that does not answer now is another
-            # one, and does not matter here.
+            # server, and it does not matter here.
             if is_listed or not old.has_no_answer(exc):
                 findings.problems.append(old.why_no_session(name, account, exc))
     findings.problems += _aliases_on(old, identity)
@@ -355,7 +360,10 @@ def _check_other_names(
 def _check_branches(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Add a problem for each prepared branch on the shards that move and that cannot be ended."""
+    """Add a problem for each prepared branch that cannot be ended on the shards that move.
+
+    A prepared branch is the part on one shard of a transaction that is committed in two phases.
+    """
     problems = list(branch_problems(plan, old))
     if problems and findings.old is not None and not findings.old.closed:
         try:
@@ -372,7 +380,9 @@ def _check_branches(
 def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str]:
     """Yield a problem for each prepared branch on the shards that move. One query.
 
-    None if the site has no blocks in two phases: then another site must care for its branches.
+    A prepared branch is the part on one shard of a transaction that is committed in two phases. If
+    this site does not use two-phase commits, nothing is yielded, because another site must end
+    these branches.
     """
     if not is_enabled():
         return
@@ -392,15 +402,19 @@ def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str
 
 
 def _is_like(server: ReplicationServer, settings: Mapping[str, Any]) -> bool:
-    """Whether the server of ``settings`` is of the same kind. Otherwise it is another server."""
+    """Return whether the server of ``settings`` is of the same kind as ``server``.
+
+    If not, it cannot be the same server.
+    """
     return can_be_promoted(settings) and isinstance(server, server_class(settings))
 
 
 def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
     """Yield problems for the entries of ``DATABASES`` that are on the old primary's server.
 
-    A promotion moves only ranges of shards to the new primary. The entries would stay on the old
-    one, where they are fenced, or lost as soon as it is made a replica.
+    A promotion moves only ranges of shards to the new primary. The databases of these entries would
+    stay on the old primary. There they could not be written any more, and would be lost when the
+    server is made a replica.
     """
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):
@@ -416,7 +430,8 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
                     f"Whether {alias!r} of DATABASES is on the same server is not known, and"
                     f" {old.texts.name} would fence it for good: it gives no session ({exc})"
                 )
-            continue  # The old primary has answered, so the entry is on another server.
+            # A server that does not answer is another server, because the old primary has answered.
+            continue
         yield (
             f"{alias!r} of DATABASES is on the same server: {old.texts.name} would fence it for good."
             " Move it to another server first"
@@ -424,9 +439,10 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
 
 
 def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
-    """Add problems if the application's account does not see the moved shards on the new primary."""
+    """Add problems if the application's account cannot see the moved shards on the new primary."""
     if findings.new is not None and findings.new.closed:
-        # An earlier promotion has fenced the old primary, and replication has brought the fence here.
+        # An earlier promotion has fenced the old primary, and replication has copied the fence to
+        # the new primary. So the account cannot log in there, and its view cannot be checked.
         findings.warnings.append(
             f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
             " its shards there is not known"

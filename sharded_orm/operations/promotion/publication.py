@@ -13,9 +13,10 @@ from sharded_orm.exceptions import PromotionFailed, TopologyError
 from sharded_orm.operations.promotion import recovery, switchover
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
-#: Seconds for which a source of the topology that does not answer is asked again and again.
+#: The number of seconds for which the query is repeated if the source of the topology does not
+#: answer.
 LOOK_UP = 15.0
-# Seconds to wait before a source of the topology that did not answer is asked again.
+# The number of seconds to wait before the query is repeated.
 _INTERVAL = 1.0
 
 
@@ -28,18 +29,17 @@ def was_switched(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Ask the source of the topology whether the new map of ``plan`` is published.
+    """Find out from the source of the topology whether the new map of ``plan`` is published.
 
-    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Each further
-    question is expected to take as long as the one before it. If the question would end too late,
-    it is not asked. Before the second question, the operator is told what the delay means for
-    writers.
+    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. Each
+    query is expected to take as long as the query before it, and is not sent if it would end too
+    late. Before the second query, the operator is told what the delay means for writes.
 
     :param forced: whether the promotion does without the old primary; used in messages.
-    :param check: called before each question; raises an error if this process may not go on.
+    :param check: called before each query; raises an error if this process must not continue.
     :param tell: called with a line for the operator.
-    :raises PromotionFailed: the source did not answer. The caller may neither undo the promotion
-        nor go on with it.
+    :raises PromotionFailed: the source did not answer. The caller must neither undo the promotion
+        nor continue it.
     """
     first_try, is_reported = clock(), False
     while True:
@@ -64,9 +64,9 @@ def was_switched(
 def unsettled_error(plan: PromotionPlan, why: object, *, forced: bool) -> PromotionFailed:
     """Return the error for a promotion that must wait until the source of the topology answers.
 
-    Until then, the promotion can neither go on nor be undone.
+    Until then, the promotion can be neither continued nor undone.
 
-    :param why: the error that was raised when the source was asked, or a text about it.
+    :param why: the error of the query to the source, or a text about it.
     """
     return PromotionFailed(
         f"Whether the new map was published is not known ({why})."

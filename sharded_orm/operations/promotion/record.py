@@ -61,8 +61,8 @@ class PromotionRecord:
         """Record in the journal that ``phase`` begins, then tell the operator.
 
         :param line: a description of the phase for people.
-        :param details: more values to store in the run's arguments.
-        :raises LeaseLost: another process may have taken the run over, so this process must stop.
+        :param details: further values to store in the run's arguments.
+        :raises LeaseLost: another process may have taken over the run, so this process must stop.
         """
         self.run.check()
         self.run.note(phase=phase, **details)
@@ -72,20 +72,20 @@ class PromotionRecord:
         """Whether the promotion's change of the topology is published.
 
         :raises PromotionFailed: the source of the topology does not answer.
-        :raises LeaseLost: another process may have taken the run over.
+        :raises LeaseLost: another process may have taken over the run.
         """
         return publication.was_switched(
             self.plan, forced=self.options.force, check=self.run.check, tell=self.tell
         )
 
     def rule_out(self) -> bool:
-        """Make sure that the promotion's change of the topology will never be published.
+        """Ensure that the promotion's change of the topology will never be published.
 
         This works even if a process has sent the change a moment ago. Return True if the change is
         ruled out, False if it is published already.
 
         :raises PromotionFailed: the source of the topology does not answer.
-        :raises LeaseLost: another process may have taken the run over.
+        :raises LeaseLost: another process may have taken over the run.
         """
         if self.is_published():
             return False
@@ -97,8 +97,9 @@ class PromotionRecord:
     def note_published(self) -> None:
         """Record that an earlier process published the promotion's change of the topology.
 
-        That process did not record the time of publication. So the journal gets a span of time:
-        from the moment at which that process was about to publish until now.
+        That process did not record the time of the publication. So the journal stores two times
+        between which it happened: the time at which that process was about to publish, and the
+        present time.
         """
         if self.plan.server_class.is_promoted_for_good:
             self.note_promoting()
@@ -121,7 +122,8 @@ class PromotionRecord:
     def note_switched(self, span: list[str]) -> None:
         """Record that the new primary takes writes.
 
-        :param span: the earliest and the latest moment at which this can have begun.
+        :param span: the earliest and the latest moment at which the new primary may have begun to
+            accept writes.
         """
         self.begin(
             "switched",

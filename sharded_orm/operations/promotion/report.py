@@ -16,10 +16,11 @@ from sharded_orm.operations.promotion.preflight import Loss
 class PromotionOptions:
     """The options of a promotion.
 
-    :param force: whether to promote without the old primary, which must be dead. The writes that the
-        old primary did not send to the replica are lost.
-    :param timeout: seconds for each of two waits: until the replica is near the old primary; and,
-        after the old primary was fenced, until the replica has executed the rest.
+    :param force: whether to promote without the old primary, which must be dead. The writes that
+        the old primary did not send to the replica are lost.
+    :param timeout: the largest number of seconds for each of two waits. The first wait ends when
+        the replica has almost caught up with the old primary. The second wait begins when the old
+        primary is fenced, and ends when the replica has executed all remaining writes.
     """
 
     force: bool = False

@@ -17,9 +17,9 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 
 KIND: Final = "promote"
-#: The subject of all promotions in the journal. Since it is the same for all, only one promotion
-#: runs at a time. It is not the name of a node, because two node names may stand for the same
-#: server.
+#: The subject under which the journal stores all promotions. Since all have the same subject, only
+#: one promotion can run at a time. The name of a node would not do, because two node names may
+#: stand for the same server.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]
@@ -30,7 +30,8 @@ def check(
 ) -> PromotionReport:
     """Check whether the replica of ``node`` could replace ``node`` now.
 
-    Changes nothing, except that prepared branches whose outcome is decided are ended.
+    Changes nothing, with one exception: prepared parts of two-phase transactions whose outcome is
+    decided are committed or rolled back.
 
     :param to: the node that the replica must be; None accepts any node.
     :raises PromotionRefused: the replica could not replace ``node``, or another promotion is under
@@ -64,18 +65,18 @@ def promote(
 ) -> PromotionReport:
     """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (P13).
 
-    No acknowledged write is lost, unless ``options.force`` is set. The old primary is fenced first.
-    From then on, a process cannot write until it knows the new map (the topology document). Reads are
-    not disturbed on MariaDB; on PostgreSQL they are refused as writes are. A promotion that was broken
-    off is resumed.
+    No acknowledged write is lost, unless ``options.force`` is set. First, the old primary is
+    fenced: it refuses writes. From then on, a process cannot write until it uses the new map (the
+    topology document). On MariaDB, reads are not disturbed. On PostgreSQL, reads are refused for
+    the same time as writes. A promotion that was broken off is resumed.
 
     :param to: the node that the replica must be; None accepts the replica that the ranges name.
-    :param confirm: called before a forced promotion, which loses writes; returns whether to go on.
-        None means to go on without a question.
+    :param confirm: called before a forced promotion, which loses writes; returns whether to
+        continue. None means to continue without a question.
     :param tell: called with a line for the operator in each phase.
     :raises PromotionRefused: the checks failed, and nothing was touched; or another promotion was
         broken off, and must be finished or undone first.
-    :raises PromotionFailed: something went wrong; the message says whether everything was undone.
+    :raises PromotionFailed: a phase failed; the message says whether everything was undone.
     :raises OperationHeld: another promotion is under way.
     """
     options = options or PromotionOptions()
@@ -93,7 +94,7 @@ def promote(
 
 
 def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | None:
-    """Undo the promotion that replaces ``node`` and was broken off. Return the report.
+    """Undo the unfinished promotion that replaces ``node``. Return the report.
 
     Return None if there is no such promotion, or if it has changed nothing yet.
 
@@ -113,7 +114,7 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
 
 
 def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
-    """Whether the promotion may have changed anything.
+    """Return whether the promotion may have changed anything.
 
     This is so if it has begun a phase after the checks.
     """
@@ -121,8 +122,8 @@ def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
 
 
 def _find_plan(node: str, to: str | None) -> PromotionPlan:
-    # Read the topology from its source, because this process may use an outdated one. It may use
-    # the last good copy on disk, or may not have noticed a change that was published just now.
+    # Read the topology from its source, because this process may use an outdated topology. It may
+    # use the last good copy on disk, or may not have noticed a change that was published just now.
     runtime.refresh()
     return find_plan(runtime.topology(), node, to)
 

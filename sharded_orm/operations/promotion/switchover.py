@@ -18,7 +18,7 @@ from sharded_orm.topology.document import Document
 
 
 def is_switched(plan: PromotionPlan, document: Document) -> bool:
-    """Whether ``document`` is the topology document that ``plan`` publishes, or a later one.
+    """Return whether ``document`` is the topology document that ``plan`` publishes, or a later one.
 
     This is so if the new primary is the primary of all shards of the plan. The ranges may differ
     from those of the plan, because a later document may divide the shards differently.
@@ -45,13 +45,12 @@ def switch(
 ) -> Document:
     """Publish the topology document in which the replica is the primary.
 
-    Return the document as soon as this process uses it.
-
     The old primary becomes the replica of its ranges. With ``forced``, these ranges get no replica.
+    Return the document, which this process uses from now on.
 
     :param forced: whether the promotion does without the old primary.
     :param confirm: called each time after the topology was read and before the changed topology is
-        published. It raises an error if nothing may be published any more. If another process calls
+        published. It raises an error if nothing may be published. If another process calls
         :func:`rule_out` after the topology was read, the publication fails.
     :raises PromotionRefused: the ranges on the old primary have changed.
     :raises TopologyError: the document was not published, or the answer got lost.
@@ -99,7 +98,7 @@ def current() -> Document:
 def require_same_ranges(plan: PromotionPlan) -> None:
     """Check that the source of the topology answers, and that the ranges to promote are unchanged.
 
-    To be called before the promotion touches anything.
+    Call this before the promotion changes anything.
 
     :raises TopologyError: the source does not answer.
     :raises PromotionRefused: the ranges on the old primary have changed.
@@ -110,7 +109,7 @@ def require_same_ranges(plan: PromotionPlan) -> None:
 
 
 def was_switched(plan: PromotionPlan) -> bool:
-    """Whether the change of the topology that ``plan`` describes is published.
+    """Return whether the change of the topology that ``plan`` describes is published.
 
     :raises TopologyError: the source of the topology does not answer.
     """
@@ -118,7 +117,7 @@ def was_switched(plan: PromotionPlan) -> bool:
 
 
 def rule_out(plan: PromotionPlan) -> bool:
-    """Make sure that the change of the topology that ``plan`` describes will never be published.
+    """Ensure that the change of the topology that ``plan`` describes will never be published.
 
     :return: True if the change is ruled out, False if it is published already.
     :raises TopologyUnavailable: the source of the topology does not answer.
@@ -129,10 +128,10 @@ def rule_out(plan: PromotionPlan) -> bool:
 
 
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
-    """Check that this source of the topology accepts changes by commands.
+    """Check that the source of the topology accepts changes by commands.
 
-    :raises TopologyReadOnly: commands cannot change it. The message tells the operator what to do
-        instead.
+    :raises TopologyReadOnly: commands cannot change the source. The message tells the operator what
+        to do instead.
     """
     source = runtime.source()
     if source.writable:

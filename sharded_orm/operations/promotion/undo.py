@@ -12,14 +12,15 @@ from sharded_orm.operations.promotion.record import PromotionRecord
 
 
 class PromotionUndo:
-    """Undoes one promotion. This is possible until the new map (topology document) is published."""
+    """Undoes one promotion. This is possible only before the new map (topology document) is
+    published.
+    """
 
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether the undo has put both servers back into their former roles. It is also True if
-        #: this failed for a server and the undo went on. Then the report has a warning about that
-        #: server.
+        #: Whether the undo is over. The undo tries to give both servers their former roles. If this
+        #: fails for a server, the undo continues, and the report has a warning about that server.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
@@ -29,7 +30,7 @@ class PromotionUndo:
 
         :param reason: why the promotion is undone; recorded in the journal.
         :param lenient: what to do if the login to the old primary fails. True adds a warning and
-            goes on, because the server may be dead; False raises the error.
+            continues, because the server may be dead. False raises the error.
         :raises PromotionRefused: the login to the old primary fails, and ``lenient`` is False.
         :raises PromotionFailed: the source of the topology does not answer.
         """
@@ -62,16 +63,16 @@ class PromotionUndo:
                     new.fence(FENCE_PATIENCE)
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
-            # Go on although the new primary keeps its present state. Nobody writes there, because
-            # the map does not name it as a primary, and the old primary must soon accept writes
-            # again.
+            # Continue, although the new primary keeps its present state. Nobody writes there,
+            # because the map does not name it as a primary, and the old primary must soon accept
+            # writes again.
             record.warn(
                 f"{new_name!r} could not be put back ({exc}). When it answers: {texts.to_start}"
                 + (f", and {texts.to_fence}" if was_read_only else "")
             )
 
     def _restore_old(self, *, lenient: bool) -> bool:
-        """Remove the fence of the old primary, unless it was fenced before the promotion.
+        """Let the old primary accept writes again, unless it was fenced before the promotion.
 
         Do nothing after a forced promotion, which has not fenced the old primary.
 
@@ -83,7 +84,9 @@ class PromotionUndo:
         was_fenced = False
         try:
             with preflight.operator(record.plan.node, record.plan) as old:
-                record.run.check()  # The login may have taken longer than the lease lasts.
+                # Check the lease again, because the login may have taken longer than the lease
+                # lasts.
+                record.run.check()
                 was_fenced = old.status().read_only
                 old.unfence()
         except PromotionRefused as exc:

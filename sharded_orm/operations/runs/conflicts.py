@@ -1,6 +1,7 @@
-"""Refusing an operation while another is under way that must not run beside it.
+"""Refusing to start an operation while a conflicting operation is under way.
 
-Each of the two has a run of its own in the journal, so a lease alone does not exclude them.
+Each of the two operations has its own run in the journal. So the lease, which guards a single run,
+does not keep them apart.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sharded_orm.operations.runs.journal import JournalRun
 
 #: The subject that the journal stores for operations on all groups.
 EVERYTHING: Final = "primaries"
-#: For each kind of operation, the command that ends an interrupted run, for messages.
+#: For each kind of operation, the command that ends an interrupted run. It is named in messages.
 _COMMANDS: Final = {
     "migrate": "'manage.py migrate_shards'",
     "promote": "'manage.py shards promote'",
@@ -34,11 +35,11 @@ _EXCLUSIVE: Final = (
 
 
 def refuse_conflicts(run: JournalRun, *, only_held: bool = False) -> None:
-    """Raise an error if an operation is under way that must not run beside ``run``. One query.
+    """Raise an error if an operation that conflicts with ``run`` is under way. One query.
 
     Each operation makes this check after it has taken its own run. So if two operations begin at
-    the same time, at least one sees the other. If ``run`` has just begun, it is finished before the
-    error.
+    the same time, at least one of them notices the other. If ``run`` is new and not resumed, it is
+    finished before the error is raised.
 
     :param only_held: whether to ignore other operations that were interrupted and not finished.
     :raises OperationHeld: there is such an operation.

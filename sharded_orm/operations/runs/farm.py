@@ -2,8 +2,9 @@
 
 The run is a row of the journal. Its work is cut into rounds of units
 (:mod:`~sharded_orm.operations.runs.work_units`). To plan a round or to finish the run, one process
-*leads*: it holds the run for that time. Then all processes take units of the round, until none is
-left. Any process may be killed at any moment: another process takes its units, or leads.
+*leads*: it holds the run for that time. Then all processes take units of the round, until no unit
+is left. If a process is killed at any moment, another process takes its units, or leads in its
+place.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sharded_orm.operations.runs.work_units import Worker, WorkUnit, WorkUnits
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: Seconds after which to look for free units again, while other processes work on all units.
+#: The interval, in seconds, at which a process looks for free units while others work on all units.
 INTERVAL: Final = 0.3
 #: A process takes no more units after this many of its own units have failed.
 MAX_FAILURES: Final = 20
@@ -37,7 +38,7 @@ PlannedUnit = tuple[str, str, Mapping[str, Any]]
 
 
 class Job(ABC):
-    """The work of a run, which several processes share. Subclasses say what the work is.
+    """The work of a run, which several processes share. Each subclass defines one kind of work.
 
     :param kind: the kind of the run in the journal.
     :param subject: the subject of the run in the journal.
@@ -50,7 +51,7 @@ class Job(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make sure that the work may begin. Only the process that begins the run calls this.
+        """Check that the work may begin. Only the process that begins the run calls this.
 
         :raises OperationError: the work must not begin. The run is then finished.
         """
@@ -67,8 +68,8 @@ class Job(ABC):
     def work(self, unit: WorkUnit, stopping: Stopping) -> Mapping[str, Any]:
         """Do the work of a unit, and return the result as JSON values. Called by several threads.
 
-        Must work even if another process does the same unit at the same time, or was killed during
-        it.
+        It must work even if another process does the same unit at the same time, or was killed
+        while it did the unit.
 
         :raises OperationStopped: ``stopping`` was set.
         """
@@ -82,15 +83,17 @@ class Job(ABC):
 
     @abstractmethod
     def summarize(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the outcome of the run as JSON values.
+        """Return the outcome of the run as a dict of JSON values.
 
-        The key ``"problems"`` must be in it, with a list of sentences. Only the process that
+        The value of the key ``"problems"`` must be a list of sentences. Only the process that
         finishes the run calls this.
         """
 
 
 class FarmProgress(Protocol):
-    """Receives reports of the units that this process does. Called by one thread at a time."""
+    """Receives reports on the units of this process. Its methods are called by one thread at a
+    time.
+    """
 
     def begin(self, group: str, total: int) -> None: ...
     def done(self, alias: str, what: str = ...) -> None: ...
@@ -103,7 +106,7 @@ class FarmReport:
     """The outcome of a shared run, or its progress if it is not finished.
 
     :param run: the id of the run in the journal.
-    :param finished: whether this process, or another one, has finished the run.
+    :param finished: whether the run is finished, by this process or by another one.
     :param summary: the job's summary; empty if the run is not finished.
     :param failures: sentences about units that failed, each with the reason.
     :param left: number of units that are not done.
@@ -137,10 +140,11 @@ class Farm:
     def execute(self) -> FarmReport:
         """Work until the run is finished, or until nothing is left to do for this process.
 
-        An earlier run that was interrupted is resumed. Units that failed there are tried again.
+        An earlier run that was interrupted is resumed. Units that failed in that run are tried
+        again.
 
         :raises OperationDiffers: other processes execute the run with other arguments.
-        :raises OperationError: the job must not begin.
+        :raises OperationError: :meth:`Job.prepare` has refused the work.
         """
         with work_units.join(self._job.kind, self._job.subject, self._job.arguments) as worker:
             while True:
@@ -164,7 +168,8 @@ class Farm:
                 threads.submit(self._work_and_close, units, worker) for _ in range(self._threads)
             ]
             for future in futures:
-                future.exception()  # Wait for every thread before the error of one is raised.
+                # Wait until every thread has ended, before the error of one thread is raised.
+                future.exception()
         return True in [future.result() for future in futures]
 
     def _work_and_close(self, units: WorkUnits, worker: Worker) -> bool:
@@ -191,7 +196,8 @@ class Farm:
         except OperationStopped:
             unit.give_back()
         except Exception as exc:
-            # Any exception counts as a failure of this unit. The work on other units goes on.
+            # Any exception counts as a failure of this unit only. The other units are still worked
+            # on.
             logger.info("unit %s was not done", unit.name, exc_info=exc)
             unit.mark_failed(exc)
             with self._lock:
@@ -227,13 +233,15 @@ class Farm:
             with journal.hold_run(self._job.kind, self._job.subject, arguments) as run:
                 return self._lead(run)
         except OperationHeld:
-            return None  # Another process is planning or finishing. Look again soon.
+            # Another process is planning a round, or finishing the run. The caller looks again
+            # soon.
+            return None
 
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
-            # The run in which this process took part was finished a moment ago, so ``run`` is
-            # another one. If ``run`` is new, this process has begun it by mistake. Otherwise,
-            # another process has begun it.
+            # The run of this process was finished a moment ago, so ``run`` is a later run. If
+            # ``run`` is new, this process has begun it by mistake, so delete it. Otherwise, another
+            # process has begun it.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None
@@ -279,8 +287,8 @@ class Farm:
         self._plan(run, 1)
 
     def _plan(self, run: journal.JournalRun, number: int) -> None:
-        # A process may have been killed here, so some units of this round may exist. Since then
-        # tables may have grown, so the units of this process may be others. Delete the old ones.
+        # A process that was killed while it planned may have left some units of this round. Delete
+        # them: tables may have grown since, so this process may divide the work differently.
         units = WorkUnits(run.id)
         units.delete(run)
         total = units.create(run, self._checked(run, self._job.plan(number)))

@@ -113,9 +113,10 @@ class JournalStep:
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
-        # The SQL is compiled once, because the ORM would take a millisecond for each of the several
-        # writes per shard. A separate connection is used, because a function of a migration may
-        # have a transaction open on this thread's connection to the global database.
+        # The SQL is compiled only once, because the ORM would take a millisecond for each write,
+        # and there are several writes per shard. A separate connection is used, because a function
+        # of a migration may have a transaction open on this thread's connection to the global
+        # database.
         connection = _autonomous.get(DEFAULT_DB_ALIAS).connection
         values = [
             field.get_db_prep_save(changes.get(field.name, getattr(self, field.name)), connection)
@@ -166,15 +167,13 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of steps that this process has created and :meth:`step` has not returned yet.
-        # Steps that continue an earlier step are left out. The steps listed here are empty, and no
-        # other process writes them, so :meth:`step` need not read them.
+        # Aliases of steps that this process has created and :meth:`step` has not returned yet. They
+        # do not include steps that continue an earlier step. The steps are empty, and no other
+        # process writes them, so :meth:`step` need not read them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
-        """Make sure that this process still holds the run. To be called before each step.
-
-        Needs no query.
+        """Check that this process still holds the run. Call this before each step. Sends no query.
 
         :raises LeaseLost: another process may hold the run by now.
         """
@@ -183,7 +182,7 @@ class JournalRun:
     def now(self) -> datetime:
         """Return the time by the clock of the global database. One query.
 
-        All processes, also on several hosts, get the time of the same clock. The difference between
+        All processes, even on several hosts, get the time of the same clock. The difference between
         two results is wrong only if somebody has set that clock between the calls.
         """
         row = leases.runs().filter(pk=self.id).annotate(now=DatabaseClock())
@@ -191,7 +190,7 @@ class JournalRun:
         return moment
 
     def note(self, **arguments: Any) -> None:
-        """Add ``arguments`` to those stored in the run.
+        """Add ``arguments`` to the arguments that the run has stored.
 
         A stored argument with the same name is replaced. The other stored arguments stay.
         """
@@ -203,7 +202,7 @@ class JournalRun:
         """Finish the run, so that the next execution begins a new one.
 
         :param state: a word for people, such as "done" or "failed".
-        :param error: why the run did not succeed; "" if it did.
+        :param error: the reason why the run did not succeed; "" if it succeeded.
         """
         # Use one transaction for both writes. Otherwise, if the process were killed between them,
         # the finished run's scripts would stay in the database.
@@ -219,7 +218,7 @@ class JournalRun:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A context manager: a transaction during which no other process can take the run over.
+        """A context manager for a transaction during which no other process can take over the run.
 
         :raises LeaseLost: another process has the run.
         """
@@ -234,8 +233,8 @@ class JournalRun:
     def create_steps(self, aliases: Iterable[str]) -> None:
         """Create a step for each alias that has no step in this run.
 
-        If an earlier run left the step of a shard open, the new step continues the earlier step: it
-        begins with the same state and position.
+        If an earlier run has left the step of a shard unfinished, the new step continues it: the
+        new step begins with the same state and position.
 
         Cost: five statements for each 500 steps.
         """
@@ -274,8 +273,8 @@ class JournalRun:
     def step(self, alias: str) -> JournalStep:
         """Return the step of ``alias``, which :meth:`create_steps` must have created.
 
-        Needs one query. But if this process has created the step, and the step continues no earlier
-        one, the first call needs no query.
+        Needs one query. The first call needs no query if this process has created the step, and the
+        step does not continue a step of an earlier run.
         """
         if alias in self._new_steps:
             self._new_steps.discard(alias)
@@ -286,10 +285,7 @@ class JournalRun:
         return count_by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Yield the steps in the state failed or unclear, ordered by alias.
-
-        Sends one query per 500 steps.
-        """
+        """Yield the failed and unclear steps, ordered by alias. One query per 500 steps."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 
@@ -305,11 +301,12 @@ class JournalRun:
 def hold_run(
     kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
 ) -> Iterator[JournalRun]:
-    """Begin or resume the run of ``kind`` on ``subject``, and hold it inside the block.
+    """A context manager that begins or resumes the run of ``kind`` on ``subject``, and holds the
+    run.
 
-    While this process holds the run, no other process can hold a run of that kind and subject. If the
-    block ends and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if
-    ``arguments`` differ. A background thread gives a sign of life every five seconds.
+    While this process holds the run, no other process can hold a run of that kind and subject. If
+    the block ends before :meth:`JournalRun.finish` was called, the next call resumes the run, even
+    if ``arguments`` differ. A background thread gives a sign of life every five seconds.
 
     :param kind: the kind of operation, such as ``"migrate"``; up to 32 characters.
     :param subject: what the operation works on, such as the name of a group; up to 128 characters.
@@ -373,17 +370,19 @@ def require_journal() -> Iterator[None]:
 
 
 class Scripts:
-    """The store of contents, such as recorded SQL, that many steps of a run share. Thread-safe.
+    """A store for large contents, such as recorded SQL, that the steps of a run share. Thread-safe.
 
     A run stores each content once, under a key. Each read is a query; nothing is kept in memory.
-    The contents are deleted when a run finishes and no step of the same kind and subject is open.
+    The contents are deleted when a run finishes, and no unfinished step of the same kind and
+    subject is left.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
-        """Return the content that ``run`` has stored under ``key``; None if there is none.
+        """Return the content that ``run`` has stored under ``key``; None if there is no such
+        content.
 
-        :param run: the run that has stored the content, or its id. If a step was carried over from
-            an earlier run, the step's position has the id of the run that has stored it.
+        :param run: the run that has stored the content, or its id. A step that continues a step of
+            an earlier run has the id of the run with the content in its position.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -393,7 +392,8 @@ class Scripts:
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Store ``content`` under ``key``, unless the run has stored a content there before.
+        """Store ``content`` under ``key``, unless the run has stored a content under this key
+        before.
 
         Return the content that is now stored under ``key``: the new one or the earlier one.
         """
@@ -432,8 +432,8 @@ class RunStatus:
         self.kind: str = row.kind
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
-        # If several processes share a run, they hold it only now and then. But their workers stay
-        # alive.
+        # If several processes share a run, each of them holds the run only for short times. But
+        # their workers give signs of life all the time, so these are checked, too.
         self.held = leases.is_held(row) or (
             bool(row.unfinished)
             and any(leases.is_held(worker) for worker in leases.workers(row.kind, row.subject))

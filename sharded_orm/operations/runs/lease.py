@@ -1,9 +1,9 @@
 """The lease of a run: it lets only one process at a time work on the run.
 
 A run is one execution of an operation. The process that holds the lease gives signs of life. Each
-lease has a token, which is in the run's row. Invariant: each statement that writes for a run also
-checks the token. A process may be silent for too long (stopped, swapped out, cut off). If another
-process has then taken the run over, the silent process can no longer write for the run.
+lease has a token, which is in the run's row. Each statement that writes for a run also checks the
+token. A process may be silent for too long because it was stopped, swapped out or cut off. If
+another process has then taken over the run, the silent process can no longer write for the run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sharded_orm.models.tables.journal import OperationRun
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: INTERVAL: seconds between two signs of life. EXPIRES: seconds without a sign of life after which
-#: another process may take the run over.
+#: INTERVAL is the number of seconds between two signs of life. If a process has given no sign of
+#: life for EXPIRES seconds, another process may take over the run.
 INTERVAL, EXPIRES = 5.0, 30.0
 
 
@@ -40,7 +40,7 @@ def runs() -> QuerySet[OperationRun]:
 class Lease:
     """The right of this process to work on one run.
 
-    The process keeps the right by regular signs of life, which it writes into the database.
+    To keep the right, the process regularly writes a sign of life into the database.
     """
 
     def __init__(self, run_id: int, token: str) -> None:
@@ -54,11 +54,13 @@ class Lease:
         )
 
     def own_row(self) -> QuerySet[OperationRun]:
-        """Return a query set with the run's row. It is empty if another process has the run now."""
+        """Return a query set with the run's row. The query set is empty if another process has the
+        run now.
+        """
         return runs().filter(pk=self.run_id, token=self.token)
 
     def check(self) -> None:
-        """Make sure that this process still holds the run. Thread-safe; needs no query.
+        """Check that this process still holds the run. Thread-safe. Sends no query.
 
         :raises LeaseLost: another process may hold the run by now.
         """
@@ -87,24 +89,25 @@ class Lease:
                         self._lost = True
                         return
                 except Error as exc:
-                    # Try again at the next interval. check() fails after EXPIRES seconds without
-                    # success.
+                    # Try again after the next interval. If no attempt succeeds for EXPIRES seconds,
+                    # check() raises an error.
                     logger.warning("run %d gives no sign of life: %s", self.run_id, exc)
                     connections[DEFAULT_DB_ALIAS].close()
                 else:
                     self._renewed = sent_at
         finally:
-            # The close() of Django's SQLite backend does not close a database in memory, which
-            # tests use. So call the method of the base class.
+            # Call the method of the base class to close the connection. The close() of Django's
+            # SQLite backend does not close a database in memory, which tests use.
             BaseDatabaseWrapper.close(connections[DEFAULT_DB_ALIAS])
 
     def release(self) -> None:
-        """Give the run up, so that another process can take it at once.
+        """Release the run, so that another process can take it at once.
 
         Never raises. If the database does not answer, the lease expires by itself.
         """
         self._ended.set()
-        self._thread.join(INTERVAL)  # With a limit, because the thread may wait for the database.
+        # The wait has a limit, because the thread itself may be waiting for the database.
+        self._thread.join(INTERVAL)
         try:
             self.own_row().update(token="", alive_at=None)
         except Error as exc:
@@ -114,10 +117,10 @@ class Lease:
 def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, bool]:
     """Take the lease of the unfinished run of ``kind`` on ``subject``, or begin a new run.
 
-    :returns: the lease, and whether the run is an earlier one that is resumed.
-    :raises OperationHeld: the run is held by a process that is alive, or may be.
+    :returns: the lease; and True if an earlier run is resumed, False if a new run was begun.
+    :raises OperationHeld: another process holds the run and is alive, or may be alive.
 
-    Costs two or three statements, each committed on its own.
+    Costs two or three statements. Each is committed by itself.
     """
     for _ in range(10):
         token = secrets.token_hex(16)
@@ -130,7 +133,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
                         kind=kind, subject=subject, arguments=arguments, unfinished=True, **holder
                     )
             except IntegrityError:
-                continue  # Another process has just begun the run.
+                continue  # Another process has begun the run at the same moment.
             return Lease(row.pk, token), False
         if not _is_free(row):
             raise _held_error(row)
@@ -156,7 +159,7 @@ def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
 
 
 def is_held(row: Any) -> bool:
-    """Whether a process holds the run and is alive or may be alive.
+    """Return whether a process holds the run and is alive or may be alive.
 
     :param row: the run's row from :func:`with_silence`.
     """
@@ -164,7 +167,7 @@ def is_held(row: Any) -> bool:
 
 
 def worker_kind(kind: str) -> str:
-    """Return the kind of the runs that serve as leases of workers for operations of ``kind``.
+    """Return the kind of run whose leases show that workers of operation ``kind`` are alive.
 
     The subject of such a run begins with the subject of the operation; see
     :mod:`~sharded_orm.operations.runs.work_units`.
@@ -173,7 +176,7 @@ def worker_kind(kind: str) -> str:
 
 
 def workers(kind: str, subject: str) -> QuerySet[OperationRun]:
-    """Return the runs of all workers for ``kind`` on ``subject``, even of killed ones."""
+    """Return the runs of all workers for operation ``kind`` on ``subject``, even of killed workers."""
     rows = runs().filter(kind=worker_kind(kind), subject__startswith=f"{subject[:100]} ")
     return with_silence(rows)
 
@@ -200,7 +203,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # The process exists, but belongs to another user.
+        pass  # The process exists, but it belongs to another user.
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The first field after the process's name is its state. Z is a zombie: the process has
@@ -215,7 +218,7 @@ def _holder_columns() -> dict[str, Any]:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # In a container, the user's account may have no name.
+        user = str(os.getuid())  # The user's account has no name, for example in a container.
     return {
         "user": user[:64],
         "host": socket.gethostname()[:255],
@@ -228,13 +231,13 @@ def _machine() -> str:
     """Return an id of the space in which process ids are unique: a host or a container.
 
     Two process ids may be compared only if they come from spaces with the same id. If the system
-    does not tell the id, return a random id, which differs from all others.
+    does not provide the id, return a random id, which differs from all others.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        # The boot id alone is the same for all containers of a host. Each container has a
-        # process-id namespace of its own, so add the id of that namespace.
+        # The boot id is the same for all containers of a host, so it is not enough. Each container
+        # has its own process-id namespace, so the id of that namespace is added.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"[:128]
     except OSError:
         return f"unknown {secrets.token_hex(16)}"

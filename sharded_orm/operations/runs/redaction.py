@@ -56,7 +56,8 @@ def _configured_names() -> Iterator[str]:
     try:
         config = runtime.config()
     except (ShardedOrmError, ImproperlyConfigured):
-        return  # Without settings, names can be replaced only in the phrases of servers.
+        # The settings cannot be read, so names can be replaced only in the phrases of servers.
+        return
     topology = config.topology
     entries = [
         *topology.nodes.values(),

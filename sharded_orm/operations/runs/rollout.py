@@ -63,10 +63,10 @@ class Waves:
 
 
 class Stopping:
-    """A flag that says whether to stop working, with the cause. Call the object to read it.
+    """A flag that says whether to stop working, and why. Call the object to read the flag.
 
-    The object has no lock, because :meth:`stop` is called by signal handlers, which may interrupt
-    any code.
+    The object has no lock, because signal handlers call :meth:`stop`, and they may interrupt code
+    that holds a lock.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Stopping:
         return bool(self.cause)
 
     def stop(self, cause: str) -> None:
-        """Ask all work to stop. If this was called before, the first cause is kept.
+        """Set the flag, so that all work stops. If it was set before, the first cause is kept.
 
         :param cause: a few words, such as "stopped by SIGTERM".
         """
@@ -98,14 +98,13 @@ def work_through(
     """Call ``work`` for each shard, wave by wave, in ``waves.parallel`` threads per node.
 
     :param work: works on one shard; returns True if the shard has succeeded, False if it has
-        failed. If a call raises an exception, ``stopping`` is set, and the other threads finish.
-        Then this function raises the exception; if several calls have raised one, it raises one of
-        them.
+        failed. If a call raises an exception, ``stopping`` is set, and this function raises the
+        exception after the other threads have ended. If several calls raise an exception, this
+        function raises one of these.
     :param stopping: after this flag is set, no other shard is begun, and ``work`` should end soon.
         The flag is set here if the canary fails or too many shards fail.
 
-    At the end of each wave, the connections of the worker threads are closed. Memory: one list of
-    the shards.
+    At the end of each wave, the connections of the worker threads are closed.
     """
     failures = _Failures(waves, stopping)
     workers_at_most = waves.parallel * len({shard.node for shard in shards})
@@ -126,7 +125,8 @@ def work_through(
                 for _ in range(min(waves.parallel, len(queue)))
             ]
             for worker in workers:
-                worker.exception()  # Wait for every thread before the error of one is raised.
+                # Wait until every thread has ended, before the error of one thread is raised.
+                worker.exception()
             for worker in workers:
                 worker.result()
             is_canary = number == 0 and waves.canary > 0 and len(wave) < len(shards)

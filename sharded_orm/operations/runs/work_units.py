@@ -1,12 +1,12 @@
-"""Work that several processes share, also on several machines. Each unit has one worker at a time.
+"""Work that several processes share, even on several machines. Each unit has one worker at a time.
 
 A *work unit* is a step of a run in the journal. A *worker* is a process that takes units. Each
-worker also holds a run of its own in the journal, and the lease of this run shows that the worker
-is alive (:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, the others
-take its units. Invariant: each statement that changes a unit also checks that the unit still
-belongs to the worker, and that the worker still has its lease.
+worker also holds its own run in the journal, and the lease of this run shows that the worker is
+alive (:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, other workers
+take its units. Each statement that changes a unit also checks that the unit still belongs to the
+worker, and that the worker still has its lease.
 
-A worker that was cut off may still send statements to a shard while another one works on the same
+A worker that was cut off may still send statements to a shard while another worker has the same
 unit. So it must do no harm if two workers do the same work at the same time.
 """
 
@@ -34,7 +34,8 @@ from sharded_orm.operations.runs.journal import (
     JournalRun,
 )
 
-# How many free units a worker reads at once. Other workers may take some of them meanwhile.
+# The number of free units that a worker reads at once. Other workers may take some of them
+# meanwhile.
 _CANDIDATES = 16
 
 
@@ -46,7 +47,7 @@ class Worker:
         self.lease = lease
 
     def check(self) -> None:
-        """Make sure that no other process has taken the units of this worker. Needs no query.
+        """Check that no other process has taken the units of this worker. Sends no query.
 
         :raises LeaseLost: another process may have taken the units.
         """
@@ -55,14 +56,17 @@ class Worker:
 
 @contextmanager
 def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Worker]:
-    """A context manager: in its block, this process is a worker for ``kind`` on ``subject``.
+    """A context manager in whose block this process is a worker for operation ``kind`` on
+    ``subject``.
 
     :param kind: the kind of the operation.
     :param subject: what the operation works on.
-    :param arguments: the arguments of the operation; see :func:`has_living_workers`.
+    :param arguments: the arguments of the operation. They are stored, for
+        :func:`has_living_workers`.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
-    name = f"{subject[:100]} {secrets.token_hex(8)}"  # Unique, so nobody else holds such a run.
+    # The name is unique, so no other process can hold a run of this name.
+    name = f"{subject[:100]} {secrets.token_hex(8)}"
     lease, _ = journal.take_lease(leases.worker_kind(kind), name, dict(arguments))
     lease.start()
     try:
@@ -76,7 +80,8 @@ class WorkUnit:
     """A unit that a worker has taken. To be used by one thread at a time.
 
     :param row: the unit's step in the journal.
-    :param is_repeated: whether another worker, or an earlier attempt, has begun the unit before.
+    :param is_repeated: whether the unit was begun before, by another worker or in an earlier
+        attempt.
     """
 
     def __init__(self, worker: Worker, row: OperationStep, is_repeated: bool) -> None:
@@ -88,7 +93,7 @@ class WorkUnit:
         self._worker = worker
 
     def check(self) -> None:
-        """Make sure that the unit still belongs to this process. Needs no query.
+        """Check that the unit still belongs to this process. Sends no query.
 
         :raises LeaseLost: another process may have taken the unit.
         """
@@ -106,8 +111,11 @@ class WorkUnit:
         self._write(state=FAILED, error=journal.one_line(exc))
 
     def give_back(self) -> None:
-        """Record that nobody works on the unit any more, so that any worker may take it at once."""
-        # Not "pending", because it must stay known that somebody has begun the unit.
+        """Record that this worker has left the unit unfinished, so that any worker may take it at
+        once.
+        """
+        # The state does not become "pending" again, because the record must show that a worker has
+        # begun the unit.
         self._write(state=journal.STOPPED)
 
     def _write(self, **changes: Any) -> None:
@@ -117,7 +125,7 @@ class WorkUnit:
 
 
 class WorkUnits:
-    """The units of one run. Several processes may have instances for the same run.
+    """The units of one run. Each process that works on the run has its own instance.
 
     :param run_id: the id of the run in the journal.
     """
@@ -126,10 +134,10 @@ class WorkUnits:
         self.run_id = run_id
 
     def create(self, run: JournalRun, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
-        """Create units. Return how many were created.
+        """Create the units that do not exist yet. Return the number of ``units``.
 
-        If a unit with the same name exists, nothing is changed. So a call that was interrupted may
-        be repeated.
+        If a unit with the same name exists, it is not changed. So an interrupted call may be
+        repeated.
 
         :param run: the run of the units. This process must hold it.
         :param units: for each unit, its name, a description for people, and its content as JSON
@@ -156,12 +164,10 @@ class WorkUnits:
         OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
 
     def take(self, worker: Worker) -> WorkUnit | None:
-        """Give a unit on which nobody works to ``worker``, and return the unit.
+        """Assign to ``worker`` a unit on which nobody works, and return the unit.
 
-        None if there is none.
-
-        Units are taken in the order of their names. Costs two statements, or more if other workers
-        take units at the same time.
+        None if there is no such unit. Units are taken in the order of their names. Costs two
+        statements, or more if other workers take units at the same time.
         """
         while candidates := self._free():
             for row in candidates:
@@ -177,7 +183,7 @@ class WorkUnits:
         return free or self._abandoned()
 
     def _abandoned(self) -> list[OperationStep]:
-        """Return units whose workers are dead or silent."""
+        """Return units that were left unfinished by workers which are dead or give no sign of life."""
         running = list(self.rows().filter(state=RUNNING).order_by("alias"))
         workers = {row.worker for row in running}
         rows = leases.with_silence(leases.runs().filter(pk__in=workers))
@@ -185,7 +191,7 @@ class WorkUnits:
         return [row for row in running if row.worker not in alive][:_CANDIDATES]
 
     def retry_failed(self) -> None:
-        """Let workers take the failed units again."""
+        """Make the failed units free, so that workers take them again."""
         self.rows().filter(state=FAILED).update(state=journal.STOPPED)
 
     def by_state(self) -> dict[str, int]:
@@ -205,21 +211,21 @@ class WorkUnits:
 
 
 def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a worker that has joined with these arguments is alive, or may be alive.
+    """Return whether a worker that has joined with these arguments is alive, or may be alive.
 
-    Such a worker need not be working on a unit at the moment.
+    It does not matter whether that worker has a unit at the moment.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:
-    """Delete the runs of workers for ``kind`` on ``subject`` that were killed."""
+    """Delete the runs of killed workers for operation ``kind`` on ``subject``."""
     dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
     leases.runs().filter(pk__in=dead).delete()
 
 
 def _own_units(worker: Worker) -> QuerySet[OperationStep]:
-    """Return a query for all units. It finds nothing if ``worker`` has lost its lease."""
+    """Return a query set of all units, which is empty if ``worker`` has lost its lease."""
     table: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
     return table.filter(Exists(worker.lease.own_row()))

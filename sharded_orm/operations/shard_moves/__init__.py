@@ -1,4 +1,4 @@
-"""Moves of shards to another node, while the site runs (Pinterest, P10)."""
+"""Moving shards to another node while the site runs (Pinterest, P10)."""
 
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan
 from sharded_orm.operations.shard_moves.request import ShardMoveOptions, ShardMoveReport

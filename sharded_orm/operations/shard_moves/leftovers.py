@@ -1,4 +1,4 @@
-"""The old tables of shards that have moved, which are kept for a while on the former nodes."""
+"""The old tables of moved shards, which are kept on the former nodes for a while."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
 
 def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
-    """Drop old tables that were kept for long enough. Return sentences about that for the operator.
+    """Drop old tables that were kept for long enough. Return sentences about them for the operator.
 
     :param run: the run that moves shards of the group. This process holds it.
-    :param at_once: whether to drop even the tables that are to be kept for longer.
+    :param at_once: whether to drop even the tables whose time is not over.
     """
     notes: list[str] = []
     now = run.now()
@@ -54,8 +54,9 @@ def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
 def _drop(run: JournalRun, old: dict[str, Any]) -> str:
     """Drop the old tables of one shard.
 
-    :param old: the node of the tables and their move, as the arguments of a run list them.
-    :return: why the tables could not be dropped; "" if they are gone.
+    :param old: the entry of the tables in the run's arguments, with their node and the number of
+        their move.
+    :return: why the tables could not be dropped; "" if they do not exist any more.
     """
     if old["node"] not in runtime.topology().nodes:
         return "the topology has no such node"
@@ -68,7 +69,9 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> str:
             return f"{replica!r} replicates from there: end that first, by 'shards split --cleanup'"
         with node_connection(old["node"]) as wrapper:
             if shard.schema not in wrapper.schemas_present():
-                return ""  # The process that dropped it was killed before it could record that.
+                # An earlier process has dropped the schema, but was killed before it could record
+                # that.
+                return ""
         with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
             if sessions.schema.hidden():
                 remove_capture(sessions, old["number"])

@@ -1,4 +1,4 @@
-"""The plan of moves of shards, and the topology that a move publishes. Asks no server."""
+"""The plan of moves of shards, and the topology that a move publishes. Sends no query."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from sharded_orm.topology.model import Shard, Topology, server_of
 class ShardToMove:
     """A shard that is to be moved.
 
-    :param source: the node on which it is.
-    :param target: the node to which it moves.
-    :param replica: the replica that it has afterwards; None if it has none.
-    :param by_replication: whether the target has the shard already, as a replica of the whole source.
+    :param source: the node on which the shard is.
+    :param target: the node to which the shard moves.
+    :param replica: the node of the shard's replica after the move; None if it has none.
+    :param by_replication: whether the target has the rows already, because it is a replica of the
+        whole source.
     """
 
     group: str
@@ -40,13 +41,13 @@ class ShardToMove:
         return cls(**data)
 
     def on(self, node: str) -> Shard:
-        """Return the shard as it is, or would be, on ``node``."""
+        """Return the shard with the node ``node`` instead of its present node."""
         return replace(runtime.shard(self.group, self.number), node=node)
 
     # ##### The topology document #####
 
     def is_published(self, document: Document) -> bool:
-        """Whether the topology in ``document`` places the shard on the target."""
+        """Return whether the topology in ``document`` places the shard on the target."""
         entry = self._entry(document.content())
         return entry is not None and entry["primary"] == self.target
 
@@ -92,7 +93,7 @@ class ShardToMove:
 
 
 def _joined(ranges: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join neighbouring ranges that differ in nothing but their shards."""
+    """Join neighbouring ranges that differ only in the numbers of their shards."""
     joined: list[dict[str, Any]] = []
     for entry in sorted(ranges, key=lambda entry: entry["range"][0]):
         if joined and _without_shards(joined[-1]) == _without_shards(entry):
@@ -137,10 +138,10 @@ def plan_shard_moves(
     """Return the plan to move shards to the node ``to``.
 
     :param numbers: numbers of the shards.
-    :param replica: the node with the replica of ``to``, which the shards get as theirs. None takes
-        the replica that the other ranges on ``to`` have, if they agree.
+    :param replica: the node that becomes the replica of the shards. None means the replica of the
+        other ranges on ``to``, if all of them have the same one.
     :param by_replication: whether ``to`` is a replica of the servers on which the shards are.
-    :raises MoveRefused: the topology does not allow it; every reason is listed.
+    :raises MoveRefused: the topology does not allow these moves. Every reason is listed.
     :raises UnknownShard: there is no such group.
     """
     topology = runtime.topology()

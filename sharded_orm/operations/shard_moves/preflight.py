@@ -19,10 +19,10 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 
 def check_plan(plan: ShardMovePlan, seconds: float) -> None:
-    """Check that the shards of ``plan`` can be moved. Leaves nothing changed.
+    """Check that the shards of ``plan`` can be moved. Afterwards, nothing is changed.
 
-    :param seconds: how many seconds a replica may be behind its source, if shards move by
-        replication.
+    :param seconds: the number of seconds that a replica may be behind its source. Matters only if
+        shards move by replication.
 
     Costs about ten statements for each shard, and a round trip to the source of the topology.
 
@@ -119,7 +119,7 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
 
 
 def _why(exc: Error) -> str:
-    """Return why an account could do nothing, and what to grant."""
+    """Return a text about the error of a refused account, and the privileges to grant."""
     return (
         f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"
         " schemas of shards"

@@ -1,4 +1,4 @@
-"""The record of a shard's move: its phase, and the publication that commits it.
+"""The record of a shard's move: its phase, and the publication that commits the move.
 
 The record is a part of the run in the journal. So if another process takes over the run, this
 process can record nothing more. A move is committed at the moment when the new topology is
@@ -18,16 +18,18 @@ from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_moves.plan import ShardToMove
 from sharded_orm.topology.document import Document
 
-#: The source has the shard. Triggers may be on it, and hidden tables on the target.
+#: In this phase, the shard is on the source. Its tables may have triggers, and the target may have
+#: hidden tables (tables under other names).
 COPYING: Final = "copying"
-#: The source has the shard, but its tables may be hidden.
+#: In this phase, the shard is on the source, but its tables there may be hidden (renamed).
 HIDING: Final = "hiding"
-#: The topology is being published. After a kill, only its source knows whether it was.
+#: In this phase, the topology is being published. If the process is killed, only the source of the
+#: topology knows whether it was published.
 PUBLISHING: Final = "publishing"
 
 
 class ShardMoveRecord:
-    """The record of one move.
+    """The record of one move of a shard.
 
     :param run: the run that moves the shard. This process holds it.
     """
@@ -35,12 +37,12 @@ class ShardMoveRecord:
     def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
         self._run = run
         self.move = move
-        #: A random number that identifies the move on both nodes. A paused process may go on after
-        #: others have ended its move. That process does no harm to a later move, which has another
-        #: number.
+        #: A random number that identifies the move on both nodes. A paused process may continue
+        #: after others have ended its move. That process does no harm to a later move, because the
+        #: later move has another number.
         self.number = number
-        #: When this process has hidden the tables, by ``time.monotonic()``. None if it has not, or if
-        #: the tables have their names again.
+        #: The time at which this process has hidden (renamed) the tables, by ``time.monotonic()``.
+        #: None if the tables are not hidden by this process.
         self.hidden_at: float | None = None
         self._prepared: topology.PreparedChange | None = None
 
@@ -54,7 +56,9 @@ class ShardMoveRecord:
 
     @classmethod
     def unfinished(cls, run: JournalRun) -> ShardMoveRecord | None:
-        """Return the record of the move that a process has left; None if there is none."""
+        """Return the record of the move that an earlier process has left unfinished; None if there
+        is none.
+        """
         current = run.arguments.get("current")
         if current is None:
             return None
@@ -65,9 +69,9 @@ class ShardMoveRecord:
         return str(self._run.arguments["current"]["phase"])
 
     def enter(self, phase: str) -> None:
-        """Record that the move goes on to ``phase``. One query.
+        """Record that ``phase`` of the move begins. One query.
 
-        :raises LeaseLost: another process has taken the run over.
+        :raises LeaseLost: another process has taken over the run.
         """
         current = {"move": self.move.to_json(), "number": self.number, "phase": phase}
         self._run.note(current=current)
@@ -80,61 +84,63 @@ class ShardMoveRecord:
         self._run.note()
 
     def prepare(self) -> None:
-        """Check the topology that :meth:`publish` will publish, before statements begin to wait.
+        """Make and check the topology that :meth:`publish` will publish.
+
+        This is done before statements on the shard begin to wait.
 
         :raises: the errors of :meth:`publish`. Nothing was published.
         """
         self._prepared = topology.prepare(self.move.publish_in)
 
     def publish(self) -> None:
-        """Publish the topology with the shard on its target: the one commit point.
+        """Publish the topology with the shard on its target. This commits the move.
 
-        This process may still use the former topology on return.
+        When the method returns, this process may still use the former topology.
 
-        :raises LeaseLost: another process has taken the run over.
+        :raises LeaseLost: another process has taken over the run.
         :raises TopologyError: the topology was not published, or it is not known whether it was.
         :raises MoveRefused: the topology has the shard on another node.
         """
         move = self.move
 
         def edit(document: Document) -> Document:
-            # If another process takes over the run after this check, it publishes a new version of
-            # the topology. The publication of this document is then refused.
+            # Another process may take over the run after this check. That process publishes a new
+            # version of the topology, so that the publication of this document is refused.
             self.confirm()
             return move.publish_in(document)
 
         comment = f"{move} moved from {move.source} to {move.target}"
         if self._prepared is not None:
-            # A process that takes the run over publishes a new version. If it has done so since
-            # this one has entered the phase, the prepared version is refused, too.
+            # A process that takes over the run publishes a new version of the topology. If that has
+            # happened since this process entered the phase, the prepared version is refused, too.
             with suppress(TopologyConflict):
                 topology.publish_prepared(self._prepared, comment)
                 return
         topology.change(edit, comment)
 
     def rule_out(self) -> bool:
-        """Make sure that the move will never be published, even if it was sent a moment ago.
+        """Ensure that the move will never be published, even if a process has sent it a moment ago.
 
-        Return False if it is published already.
+        Return True if the move is ruled out, False if it is published already.
 
         :raises TopologyError: the source of the topology does not answer.
         """
         return topology.rule_out(self.move.is_published, f"the move of {self.move} broken off")
 
     def keep_until(self, keep: timedelta, *, replica: str | None = None) -> None:
-        """Record that the target has the shard, and until when the old tables are kept.
+        """Record that the move is complete, and how long the source keeps the old tables.
 
-        :param keep: for how long the source keeps the old tables.
-        :param replica: a node that replicates from the source. The old tables are kept at least
-            until it no longer does.
+        :param keep: the time for which the source keeps the old tables.
+        :param replica: a node that replicates from the source. While it replicates, the old tables
+            are kept in any case.
         """
         self._run.note(current=None, left=self._left_with(self.move.source, keep, replica))
 
     def end(self, *, copy_left: bool = False) -> None:
-        """Record that the move was undone: the shard is on its source as before.
+        """Record that the move was undone, so the shard is on its source as before.
 
         :param copy_left: whether the copy on the target could not be removed. A later run removes
-            it.
+            the copy.
         """
         if copy_left:
             self._run.note(current=None, left=self._left_with(self.move.target, timedelta(0), None))

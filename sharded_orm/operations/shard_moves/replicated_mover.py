@@ -1,7 +1,8 @@
-"""The move of a shard to a replica of its server. The replica has the rows, so nothing is copied.
+"""The move of a shard to a replica of its server, which has the rows already.
 
-The mover hides the tables on the source, and the replica repeats this. Once the tables are hidden
-there, the replica has all rows. Then the mover shows the tables on the replica only.
+The mover hides the tables on the source, which means that it renames them. The replica repeats
+this. Once the tables are hidden on the replica, it has all rows. Then the mover gives the tables
+their names back on the replica only.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 class ReplicatedShardMover(ShardMover):
     """Moves one shard to a replica of its server. Used by one thread.
 
-    The mover compares the replica with the source while the site goes on. Rows that differ may just
-    have been changed. So the mover compares these rows again while the tables are hidden.
+    The mover compares the rows on the replica with those on the source while the site writes.
+    Differing rows may have been changed just then. So the mover compares these rows again while the
+    tables are hidden.
     """
 
     _pair: Pair
@@ -42,7 +44,7 @@ class ReplicatedShardMover(ShardMover):
         pass  # The servers do.
 
     def _catch_up(self) -> None:
-        """Wait until the target has replicated what the source has written by now."""
+        """Wait until the target has replicated everything that the source has written so far."""
         self._proceed()
         self._wait(self._options.patience)
 
@@ -60,7 +62,8 @@ class ReplicatedShardMover(ShardMover):
         return began
 
     def _copy_the_rest(self) -> None:
-        # Statements on hidden tables wait for this long, and fail afterwards.
+        # Statements of the site wait ``move_wait`` seconds for hidden tables, and then fail. So the
+        # mover waits no longer than that for the replica.
         self._wait(runtime.config().move_wait)
         self._comparison.compare_open()
         self._raise_if_different("at the switch")
@@ -77,8 +80,9 @@ class ReplicatedShardMover(ShardMover):
 
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
-            # A paused mover that held this lock has left it now. One that takes it later has lost
-            # the run, and stops.
+            # Take the lock and release it. A mover that held this lock while it was paused has
+            # released it by now. A mover that takes the lock later notices that it has lost the
+            # run, and stops.
             pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

@@ -1,7 +1,7 @@
-"""The replication between two nodes.
+"""The replication between two nodes, as moves of shards use it or refuse it.
 
 A move that copies rows is refused if one node replicates from the other. A move by replication
-needs it.
+requires that the target replicates from the source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sharded_orm.operations.shards.status import error_line
 
 
 class Pair(NamedTuple):
-    """The servers of two nodes."""
+    """The database servers of the two nodes of a move."""
 
     source: ReplicationServer
     target: ReplicationServer
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
         return self.target.link_from(self.source)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the target has replicated all that the source has written by now.
+        """Wait until the target has replicated everything that the source has written so far.
 
         :param seconds: the longest time to wait.
         :return: False if the target was still behind after that time.
@@ -44,7 +44,9 @@ class Pair(NamedTuple):
 
 @contextmanager
 def open_pair(source: str, target: str) -> Iterator[Pair]:
-    """Open sessions on the servers of two nodes. They belong to the accounts ``OPERATOR``, if there are any.
+    """A context manager that opens sessions on the database servers of two nodes.
+
+    The sessions use the accounts ``OPERATOR`` of the nodes, if these exist.
 
     :raises django.db.Error: a server does not answer, or refuses the account.
     """
@@ -58,22 +60,26 @@ def _server(node: str) -> ReplicationServer:
 
 
 def takes_shards_over(node: str) -> bool:
-    """Whether a replica of the server of ``node`` can take over shards while it replicates."""
+    """Return whether a replica of the server of ``node`` can accept writes of shards while it
+    replicates.
+    """
     settings = runtime.topology().nodes[node]
     return can_be_promoted(settings) and server_class(settings).replica_takes_writes
 
 
 def replicates(node: str, source: str) -> bool:
-    """Whether the server of ``node`` has a replication connection to the server of ``source``."""
+    """Return whether the server of ``node`` has a replication connection to the server of
+    ``source``.
+    """
     with open_pair(source, node) as pair:
         return pair.target.replicates_from(pair.source)
 
 
 def neighbour_problems(source: str, target: str) -> Iterator[str]:
-    """Yield a sentence if one node replicates from the other, which forbids a copy of rows.
+    """Yield a sentence if one node replicates from the other, so that rows cannot be copied.
 
-    What a move creates on one server would be replicated into the schema of the same name on the
-    other.
+    Replication would repeat the statements of a move on the other server, in the schema of the same
+    name.
     """
     if not can_be_promoted(runtime.topology().nodes[source]):
         return
@@ -102,9 +108,9 @@ def _to_see(node: str) -> str:
 
 
 def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
-    """Yield sentences that say why ``target`` cannot take shards over as a replica of ``source``.
+    """Yield sentences about why ``target`` cannot take shards over as a replica of ``source``.
 
-    :param seconds: how many seconds the target may be behind.
+    :param seconds: the number of seconds that the target may be behind.
     """
     nodes = runtime.topology().nodes
     for name in (source, target):

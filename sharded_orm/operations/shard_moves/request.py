@@ -14,11 +14,11 @@ Tell = Callable[[str], None]
 class ShardMoveOptions:
     """The options of a move of shards.
 
-    :param patience: seconds for which the mover tries to switch a shard while transactions use it.
-        Then it gives up. If shards move by replication, the replica may be this many seconds
-        behind.
-    :param rate: the most rows per second that are copied; None for no limit.
-    :param keep: for how long the former node keeps the old tables, under other names.
+    :param patience: the number of seconds for which the mover tries to switch a shard that is in
+        use by transactions, before it gives up. If shards move by replication, the replica may be
+        this many seconds behind.
+    :param rate: the largest number of rows per second that are copied; None for no limit.
+    :param keep: the time for which the former node keeps the old tables, under other names.
     """
 
     patience: float = 60.0
@@ -31,14 +31,15 @@ class ShardMoveReport:
     """The outcome of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
 
     :param run: the id of the run in the journal.
-    :param moved: the node on which each moved shard is now, by the number of the shard.
-    :param already: shards that were on the node before.
-    :param failures: why shards were not moved, by number. They are where they were.
-    :param notes: sentences about what else is to know.
+    :param moved: for the number of each moved shard, the node on which the shard is now.
+    :param already: the numbers of shards that were on the node before.
+    :param failures: for the number of each shard that was not moved, the reason. The shard is where
+        it was.
+    :param notes: further sentences for the operator.
     :param rows: number of rows that were copied.
-    :param copying: the seconds that copying took, until few changes were left.
-    :param comparing: the seconds of the first comparison of all rows.
-    :param pauses: for how many seconds statements on each moved shard waited.
+    :param copying: the number of seconds that copying took, until few changes were left.
+    :param comparing: the number of seconds that the first comparison of all rows took.
+    :param pauses: for the number of each moved shard, the seconds for which statements waited.
     :param stopped: why the work was stopped early; "" if it was not.
     """
 

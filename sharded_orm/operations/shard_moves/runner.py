@@ -1,7 +1,7 @@
-"""The functions that an operator's commands call: move shards, abort and repair.
+"""The functions that an operator's commands call: move shards, and end moves that were broken off.
 
-One process at a time moves shards of a group, one after the other: it holds a run in the journal.
-Another process can end what a killed process has begun.
+One process at a time moves shards of a group, one after the other, because it holds a run in the
+journal. Another process can end a move that a killed process has begun.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from sharded_orm.operations.shard_moves.runs_under_way import KIND
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
-#: Seconds to wait at the end until every process uses the new topology.
+#: The largest number of seconds to wait, at the end, until every process uses the new topology.
 FOLLOWERS_PATIENCE: Final = 10.0
-#: Seconds for which a source of the topology that does not answer is asked again and again.
+#: The number of seconds for which a query is repeated if the source of the topology does not
+#: answer.
 SOURCE_PATIENCE: Final = 15.0
 # Seconds between two questions.
 _INTERVAL: Final = 0.5
@@ -50,15 +51,15 @@ def move_shards(
 ) -> ShardMoveReport:
     """Move shards of ``group`` to the node ``to``, while the site reads and writes them.
 
-    A shard can never be used on two servers at the same time. During the switch, it can be used on
-    none, and statements wait for some milliseconds. If this process is killed, call the function
-    again: it first ends the move that was left.
+    A shard can never be used on two servers at the same time. During the switch, it cannot be used
+    on any server, and statements wait for some milliseconds. If this process is killed, call the
+    function again. It first ends the unfinished move.
 
     :param numbers: numbers of the shards. They are moved one after the other.
     :param replica: the node with the replica of ``to``; see
         :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
-    :param by_replication: whether ``to`` replicates from the servers of the shards. Nothing is
-        copied then.
+    :param by_replication: whether ``to`` replicates from the servers of the shards, so that no rows
+        need to be copied.
     :param tell: called with a line for the operator.
     :raises MoveRefused: the shards cannot be moved. Every reason is listed, and nothing was
         changed.
@@ -96,7 +97,7 @@ def check_shard_moves(
 ) -> ShardMovePlan:
     """Return what :func:`move_shards` would do. Moves nothing.
 
-    :raises: the errors of :func:`move_shards`, but not for operations beside which none may be moved.
+    :raises: the errors of :func:`move_shards`, except :exc:`OperationHeld`.
     """
     runtime.refresh()
     plan = plan_shard_moves(group, numbers, to, replica, by_replication=by_replication)
@@ -111,13 +112,13 @@ def repair(
     kill: bool = False,
     tell: Tell = lambda line: None,
 ) -> ShardMoveReport:
-    """End a move that was broken off, and drop old tables that were kept for long enough.
+    """End an unfinished move, and drop old tables that were kept for long enough.
 
     If the move was published, the shard stays on its new node. Otherwise it stays on its old node.
 
-    :param discard: whether to drop even the old tables that are to be kept for longer.
-    :param kill: whether to end the database sessions of a process that has begun the move, was
-        paused or hangs, and holds locks.
+    :param discard: whether to drop even the old tables whose time is not over.
+    :param kill: whether to end the database sessions of an earlier process that has begun the move,
+        then was paused or hung, and so holds locks.
     :raises OperationHeld: a process moves shards of the group at this time.
     """
     with journal.hold_run(KIND, group, {"to": "repair", "shards": []}) as run:
@@ -128,7 +129,7 @@ def repair(
 
 
 class _Work:
-    """The work of one process that holds the run of a group."""
+    """The work of one process that holds the run of a group in the journal."""
 
     def __init__(
         self, run: journal.JournalRun, options: ShardMoveOptions, stopping: Stopping, tell: Tell
@@ -140,10 +141,11 @@ class _Work:
         self.report = ShardMoveReport(run.subject, run.id)
 
     def begin(self, *, repairs: bool = False, discard: bool = False, kill: bool = False) -> None:
-        """End the move that an earlier process has left, and drop old tables whose time is over.
+        """End the move that an earlier process has left unfinished, and drop old tables whose time
+        is over.
 
-        :param repairs: whether the caller does nothing else. Other operations that were broken off
-            are then ignored.
+        :param repairs: whether the caller only repairs, and moves nothing. Then other operations
+            that were broken off do not matter.
         :param discard, kill: as in :func:`repair`.
         """
         refuse_conflicts(self._run, only_held=repairs)
@@ -157,12 +159,16 @@ class _Work:
         self.report.notes += remove_expired(self._run, at_once=discard)
 
     def _end_sessions(self, record: ShardMoveRecord) -> None:
-        """End the sessions of the process that has left the move. That process has lost the run."""
+        """End the database sessions of the process that has left the move unfinished.
+
+        That process has lost the run.
+        """
         with self._sessions(record) as both:
             for sessions in both:
                 try:
                     ended = sessions.capture.end_sessions(record.number)
-                except Error as exc:  # Such as a target whose schema was not created yet.
+                except Error as exc:
+                    # The cause may be harmless: the schema of the target may not exist yet.
                     self._tell(
                         f"no session on {sessions.shard.node} was ended: {journal.one_line(exc)}"
                     )
@@ -177,8 +183,8 @@ class _Work:
                 break
             self._move_one(move)
             if self._run.arguments.get("current") is not None:
-                # This move was not ended. Its record is needed for that, and the next move would
-                # replace it.
+                # This move could not be ended. Do not begin the next move, because its record would
+                # replace the record that is needed to end this one.
                 break
         self.report.stopped = self._stopping.cause
 
@@ -187,7 +193,7 @@ class _Work:
         if self.report.moved:
             self._wait_for_followers()
         if self._run.arguments.get("current") is not None:
-            return  # The run stays unfinished, so that the next command ends the move.
+            return  # Leave the run unfinished, so that the next command ends the move.
         failures = self.report.failures
         if failures:
             self._run.finish("failed", f"{len(failures)} shards were not moved")
@@ -211,7 +217,9 @@ class _Work:
             self._record_moved(move, mover)
 
     def _end_after(self, record: ShardMoveRecord, cause: BaseException) -> None:
-        """End a move that has failed with ``cause``. Undo it, or complete it if it is published."""
+        """End a move that has failed with ``cause``: complete it if it is published, otherwise undo
+        it.
+        """
         move = record.move
         why = str(cause) if isinstance(cause, MoveFailed) else journal.one_line(cause)
         if not isinstance(cause, OperationStopped):
@@ -236,8 +244,8 @@ class _Work:
             self._record_moved(move, mover)
             return
         runtime.refresh()
-        # The shard's replica may have been promoted since. Its tables are as those of its primary:
-        # hidden or not.
+        # Use the node that the topology names now, because the shard's replica may have been
+        # promoted since. Its tables are hidden if those of its primary were.
         node = runtime.shard(move.group, move.number).node
         with self._sessions(record, source=node) as (source, target):
             left = self._mover(record, source, target).undo()
@@ -263,10 +271,10 @@ class _Work:
         )
 
     def _rule_out(self, record: ShardMoveRecord) -> bool:
-        """Make sure that the move will never be published. Return False if it is published.
+        """Ensure that the move will never be published. Return False if it is published already.
 
-        A source that does not answer is asked again for some seconds: meanwhile nobody can use the
-        shard.
+        If the source of the topology does not answer, the query is repeated for some seconds,
+        because nobody can use the shard meanwhile.
         """
         deadline = time.monotonic() + SOURCE_PATIENCE
         while True:
@@ -298,7 +306,8 @@ class _Work:
     def _wait_for_followers(self) -> None:
         """Wait until every process uses the new topology. A note names the processes that do not.
 
-        Such processes do no harm: if a statement finds no table, the process looks up the topology.
+        Such processes do no harm. If one of their statements finds no table, the process looks up
+        the new topology.
         """
         try:
             reach = topology.wait_until_used(runtime.topology_status().version, FOLLOWERS_PATIENCE)

@@ -1,4 +1,4 @@
-"""The question whether shards or keys of a group are being moved. The journal answers it."""
+"""A query of the journal: are shards or keys of a group being moved?"""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from django.utils import timezone
 from sharded_orm.operations import moves
 from sharded_orm.operations.runs import lease as leases
 
-#: The kind of the runs in the journal.
+#: The kind that runs of moves of shards have in the journal.
 KIND: Final = "move shards"
-# If a write ends in a deadlock, the process asks whether a move was the cause. It may have been
-# paused in between, but hardly for longer than this.
+# If a write ends in a deadlock, the process checks whether a move was the cause. The process may be
+# paused before this check, but hardly for longer than this time.
 _RECENT: Final = timedelta(minutes=1)
 
 
 def are_moving(group: str) -> bool:
-    """Whether shards or keys of ``group`` are being moved, or were in the last minute. One query.
+    """Return whether shards or keys of ``group`` are being moved, or were in the last minute.
 
-    A move that was broken off counts until it is repaired. False if the journal does not answer.
+    A move that was broken off counts until it is repaired. Returns False if the journal does not
+    answer. One query.
     """
     is_recent = Q(unfinished=True) | Q(finished_at__gte=timezone.now() - _RECENT)
     runs = leases.runs().filter(is_recent, kind__in=[KIND, moves.KIND], subject=group)

@@ -1,6 +1,8 @@
-"""The move of one shard: copy, follow the changes, hide the old tables, publish, show the new ones.
+"""The move of one shard from its node, the source, to another node, the target.
 
-docs/decisions/0035-moves-of-shards.md tells why each step is where it is.
+The mover copies the rows, and copies rows again that the site changes meanwhile. Then it hides the
+old tables by renaming them, publishes the new topology, and gives the new tables their real names.
+docs/decisions/0035-moves-of-shards.md explains the order of these steps.
 """
 
 from __future__ import annotations
@@ -30,29 +32,32 @@ from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 from sharded_orm.two_phase.recovery import refuse_prepared
 
-#: Rows are copied in batches of this many.
+#: The number of rows that are copied at once.
 BATCH: Final = 2000
-#: Changes that are applied at once.
+#: The number of changes that are applied at once.
 CHANGES: Final = 1000
-#: More changes than a journal ever has.
+#: The largest number of changes to read, if all are to be read. A journal never has so many.
 ALL_CHANGES: Final = 10**9
-#: The tables are hidden once the journal has at most this many changes.
+#: The tables are hidden once the journal, the table of changed rows on the source, has at most this
+#: many entries.
 FEW_CHANGES: Final = 50
-#: After this many rounds without progress, the source changes faster than the mover copies.
+#: The mover gives up after this many rounds in which the number of changes has not become smaller.
+#: The source then changes faster than the mover copies.
 MOST_ROUNDS: Final = 20
-#: How often the mover tries to copy rows that the target refuses, because other rows there still
-#: have their unique values.
+#: The largest number of attempts to copy rows that the target refuses, because older rows on the
+#: target still have the unique values of these rows.
 ATTEMPTS: Final = 10
-#: Seconds that creating or dropping triggers may take.
+#: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
-#: Seconds for which the tables are tried to be hidden, before the journal is followed again.
+#: The largest number of seconds of one attempt to hide the tables. After it, the mover copies
+#: changes again before the next attempt.
 HIDE_PATIENCE: Final = 0.5
 
 
 class ShardMover:
     """Moves one shard. Used by one thread.
 
-    :param check: called before each step. Raises an error if this process must not go on.
+    :param check: called before each step. It raises an error if this process must not continue.
     """
 
     def __init__(
@@ -73,26 +78,29 @@ class ShardMover:
         self._check = check
         self._tag = f"{record.number:x}"
         self._tables: dict[str, CapturedTable] = {}
-        #: The source's tables, keyed by real name. Once a table is hidden, its value has the hidden
-        #: name.
+        #: The source's tables, by real name. While a table is hidden, its object here has the
+        #: hidden name.
         self._here: dict[str, CapturedTable] = {}
         self._there: dict[str, CapturedTable] = {}
-        #: Rows that must be copied again, by table, since the target has refused them.
+        #: By table, the primary keys of rows that must be copied again because the target has
+        #: refused them.
         self._refused: dict[str, dict[Row, None]] = {}
         self._refusal_error = ""
         self._comparison: TableComparison
         self._silent: list[str] = []
-        # These are compared at the switch, because no trigger reports ALTER TABLE or TRUNCATE.
+        # The state of the source's tables at the beginning. It is compared at the switch, because
+        # no trigger records ALTER TABLE or TRUNCATE.
         self._identities: frozenset[str] = frozenset()
         self._layout: Mapping[str, tuple[str, ...]] = {}
         self._triggers: set[str] = set()
-        #: The number of rows that were copied, and the seconds of copying and of comparing them.
+        #: The number of rows that were copied, and the numbers of seconds that copying and
+        #: comparing took.
         self.rows, self.copying, self.comparing = 0, 0.0, 0.0
-        #: The seconds for which statements waited.
+        #: The number of seconds for which statements on the shard waited during the switch.
         self.pause = 0.0
 
     def run(self) -> None:
-        """Move the shard, so that the target has it on return.
+        """Move the shard. When this method returns, the shard is on the target.
 
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: the copy differs, the source changes faster than it is copied, or a
@@ -115,8 +123,8 @@ class ShardMover:
 
     def _prepare(self) -> None:
         schema = self._source.schema
-        # Read the identities first. If a table is altered after this line, its identity will differ
-        # at the switch.
+        # Read the identities of the tables first. If a table is altered after this line, its
+        # identity differs at the switch.
         self._identities = schema.identities()
         tables = schema.tables()
         self._tables = {table.name: table for table in tables}
@@ -127,7 +135,7 @@ class ShardMover:
         with capture.exclusively(TRIGGER_PATIENCE):
             # Another process may end this move. It takes over the run first, and then takes this
             # lock to remove the triggers. If it has the run by now, confirm() raises an error.
-            # Otherwise it gets the lock after this block.
+            # Otherwise, it gets the lock after this block.
             self._record.confirm()
             capture.prepare()
             capture.watch(self._record.number, FENCE)
@@ -173,16 +181,18 @@ class ShardMover:
             self._target.rows.store(self._there[name], rows)
         except IntegrityError as exc:
             self._refusal_error = one_line(exc)
-            # Rows are read at different moments. So these rows and others may have exchanged unique
-            # values between two reads. Both are copied again.
+            # The target has refused rows because of a unique constraint. Rows are read at different
+            # moments, so two rows may have exchanged unique values in between. Remember all these
+            # rows, to copy them again.
             pks = [self._source.rows.pk_of(self._tables[name], row) for row in rows]
             self._refused[name].update(dict.fromkeys(pks))
 
     def _follow(self) -> int:
-        """Copy rows that were changed since, as far as one read of the journal names them.
+        """Copy rows that have changed since they were copied, after one read of the journal of
+        changes.
 
-        :return: the number of changes read and of rows refused, which shows about how many are
-            left.
+        :return: the number of changes that were read, plus the number of rows that the target
+            refused. It shows roughly how many rows are left.
         """
         changes = self._source.capture.changes(self._record.number, CHANGES)
         refused = self._apply(changes)
@@ -190,7 +200,10 @@ class ShardMover:
         return len(changes) + refused
 
     def _apply(self, changes: Sequence[Change]) -> int:
-        """Copy changed rows, and those that were refused before. Return how many are refused."""
+        """Copy changed rows, and rows that the target has refused before.
+
+        Return the number of rows that the target refuses now.
+        """
         pks = {name: dict(refused) for name, refused in self._refused.items()}
         for change in changes:
             pks[change.table][change.pk] = None
@@ -215,7 +228,7 @@ class ShardMover:
         return True
 
     def _catch_up(self) -> None:
-        """Follow the source until few changes are left."""
+        """Copy changes of the source until few are left."""
         least, rounds = None, 0
         while True:
             self._proceed()
@@ -234,8 +247,9 @@ class ShardMover:
                 )
 
     def _follow_to_the_end(self) -> None:
-        """Follow the source, whose tables are hidden, until nothing is left."""
-        # Nothing is added to the journal any more, so it is read once, and left as it is.
+        """Copy all remaining changes of the source, whose tables are hidden by now."""
+        # The journal gets no more entries, so it is read only once, and the entries need not be
+        # deleted.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
             self._check()
@@ -246,7 +260,7 @@ class ShardMover:
 
     @property
     def _refusal(self) -> str:
-        """Why rows must be copied again; "" if there are none."""
+        """Return why rows must still be copied again; "" if there are no such rows."""
         tables = [name for name, pks in self._refused.items() if pks]
         return (
             f"{self._move.target!r} refuses rows of {', '.join(tables)} ({self._refusal_error})"
@@ -297,9 +311,10 @@ class ShardMover:
         runtime.refresh()
 
     def _refuse_prepared(self) -> None:
-        # On MariaDB, a prepared branch whose session has ended does not keep a RENAME TABLE from locking
-        # its tables. RENAME TABLE waits for the branch then, and all others wait for RENAME TABLE. If
-        # it did not wait, rows of the branch would be missing in the target.
+        # Refuse the switch if a two-phase transaction is prepared on the shard. On MariaDB, after
+        # the session of such a transaction has ended, a RENAME TABLE still gets the locks of its
+        # tables. Then it waits for the end of the transaction, and all other statements wait for
+        # it. Even if it did not wait, the target would lack the rows of the transaction.
         group = self._move.group
         refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
@@ -310,7 +325,7 @@ class ShardMover:
         return began
 
     def _copy_the_rest(self) -> None:
-        """Bring the target to the last state of the source, and make sure that it is."""
+        """Bring the target to the last state of the source, and check that both are equal."""
         for _ in range(ATTEMPTS):
             self._follow_to_the_end()
             self._comparison.compare_all(self._silent, self._check)
@@ -343,7 +358,11 @@ class ShardMover:
     # ##### After the switch #####
 
     def settle(self) -> None:
-        """Show the new tables, and remove the triggers from the old ones. Can be repeated."""
+        """Show the new tables, which means to give them their real names, and record that the move
+        is complete.
+
+        Also remove the triggers from the old tables. Can be repeated.
+        """
         self._show()
         self._target.schema.finish()
         self._record.keep_until(self._options.keep)
@@ -351,15 +370,17 @@ class ShardMover:
             remove_capture(self._source, self._record.number)
 
     def undo(self) -> str:
-        """Undo a move: show the tables of the source, and remove the copy. Can be repeated.
+        """Undo a move: show (rename back) the tables of the source, and remove the copy. Can be
+        repeated.
 
         Call this only if it is certain that the move will never be published.
 
-        :return: why the copy could not be removed; "" if it was removed. A copy that is left
-            disturbs nobody.
+        :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
+            harm.
         """
-        # A paused mover that held this lock has left it after this block. One that takes it later
-        # has lost the run, and stops.
+        # Take the lock and release it. If a mover was paused while it held this lock, it has
+        # released it by the time this process gets it. A mover that takes the lock later notices
+        # that it has lost the run, and stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)
@@ -377,7 +398,7 @@ class ShardMover:
 
 
 def remove_capture(sessions: SchemaSessions, number: int) -> None:
-    """Remove the triggers, the journal and the fence of a move. Can be repeated.
+    """Remove the triggers of a move, its journal of changes, and its fence. Can be repeated.
 
     :raises django.db.OperationalError: a transaction has used a table for too long.
     """
@@ -386,7 +407,10 @@ def remove_capture(sessions: SchemaSessions, number: int) -> None:
 
 
 def remove_copy(sessions: SchemaSessions) -> None:
-    """Drop hidden tables, and the schema if nothing else is in it. Can be repeated."""
+    """Drop hidden (renamed) tables of the shard, and its schema if the schema has nothing else.
+
+    Can be repeated.
+    """
     shard = sessions.shard
     with node_connection(shard.node) as node:
         if shard.schema not in node.schemas_present():

@@ -1,4 +1,4 @@
-"""The sessions with which a mover works on a shard's schema on one node."""
+"""The database sessions with which a mover works on a shard's schema on one node."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from sharded_orm.topology.model import Shard
 
 
 class SchemaSessions:
-    """The sessions on the schema of ``shard`` on its node. For one thread.
+    """The sessions on the schema of ``shard`` on its node. Used by one thread.
 
-    Each session is opened at its first use, and closed at the end of the ``with`` block. All but
-    :attr:`wrapper` log in as the node's account ``OPERATOR``, if there is one.
+    Each session is opened at its first use, and closed at the end of the ``with`` block. All
+    sessions except :attr:`wrapper` log in as the node's account ``OPERATOR``, if there is one.
 
-    :param confirm: called before each change of the tables; raises an error if it must not be made.
+    :param confirm: called before each change of the tables. It raises an error if this process must
+        not change them.
     """
 
     def __init__(self, shard: Shard, confirm: Callable[[], None]) -> None:

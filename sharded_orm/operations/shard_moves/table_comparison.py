@@ -1,7 +1,8 @@
-"""The comparison of a shard's tables on two servers. It shares nothing with the copier.
+"""The comparison of a shard's tables on two servers. It shares no code with the copying of rows.
 
-The servers digest ranges of rows, byte by byte. Where two digests differ, the servers digest each row
-of the range. A row that was changed since, or whose digests differ, is *open*: it is compared again later.
+The servers compute digests of ranges of rows, byte by byte. If the two digests of a range differ,
+the servers compute a digest of each of its rows. A row is *open*, and is compared again later, if
+its digests differ or if it has changed since.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from typing import Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowAccess
 
-#: Rows that are digested at once.
+#: The number of rows in a range, of which a server computes one digest.
 CHUNK: Final = 5000
-#: The most rows per table that a message names.
+#: The largest number of rows per table that a message names.
 NAMED: Final = 5
 
 _Pks = dict[Row, None]
 
 
 class TableComparison:
-    """Compares the tables of a schema that moves. For one thread.
+    """Compares the tables of a schema that moves. Used by one thread.
 
-    :param here: the tables as ``source`` reads them now, by name. The caller changes it if the tables
-        are hidden.
-    :param there: the tables as ``target`` reads them, by name.
+    A row that must be compared again later is called *open*.
+
+    :param here: the tables as ``source`` reads them now, by real name. The caller updates this dict
+        when it hides (renames) the tables.
+    :param there: the tables as ``target`` reads them, by real name.
     """
 
     def __init__(
@@ -41,12 +44,13 @@ class TableComparison:
         self._open: dict[str, _Pks] = {name: {} for name in here}
 
     def compare_all(self, names: Iterable[str], proceed: Callable[[], None]) -> None:
-        """Compare whole tables. Afterwards each row is equal, or open.
+        """Compare whole tables. Rows that differ become open, to be compared again later.
 
-        Two statements per server and range. Both servers digest a range at the same time.
+        Costs two statements per server and range of rows. Both servers digest a range at the same
+        time.
 
         :param names: the names of the tables.
-        :param proceed: called before each range. May raise an error.
+        :param proceed: called before each range. It may raise an error.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="sharded_orm comparison") as thread:
             for name in names:
@@ -78,11 +82,14 @@ class TableComparison:
                 self._open[name][pk] = None
 
     def note_changed(self, name: str, pks: Iterable[Row]) -> None:
-        """Mark rows as open, because they were changed on the source and copied again."""
+        """Mark rows as open, to be compared later, because they were changed and copied again."""
         self._open[name].update(dict.fromkeys(pks))
 
     def compare_open(self) -> int:
-        """Compare the open rows. Those that are equal are no longer open. Return how many are left."""
+        """Compare the open rows, which differed or were changed, once more.
+
+        Equal rows are no longer open. Return the number of rows that are still open.
+        """
         for name, pks in self._open.items():
             if pks:
                 self._open[name] = {}
@@ -95,11 +102,13 @@ class TableComparison:
 
     @property
     def open_pks(self) -> dict[str, list[Row]]:
-        """The primary keys of open rows, by the names of tables that have any."""
+        """Lists of the primary keys of open rows, which are to be compared again, by table name."""
         return {name: list(pks) for name, pks in self._open.items() if pks}
 
     def problems(self) -> list[str]:
-        """Return a sentence for each table that has open rows."""
+        """Return a sentence for each table that has open rows, which differ or are not compared
+        yet.
+        """
         return [
             f"{name}: {len(pks)} rows differ (such as"
             f" {', '.join(', '.join(map(_text, pk)) for pk in sorted(pks, key=repr)[:NAMED])})"

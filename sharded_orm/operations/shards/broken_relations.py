@@ -1,9 +1,9 @@
 """Find rows that refer to a row of another shard key, or to a row that does not exist.
 
-No database enforces such a relation. If a row of another key is assigned as an instance,
-:mod:`sharded_orm.models.sharding.same_key` refuses it. But its id alone can be stored. A foreign
-key from a shard to the global database has no constraint, and a generic foreign key has none at
-all.
+The database does not prevent such references. If a row of another key is assigned as a model
+instance, :mod:`sharded_orm.models.sharding.same_key` refuses it. But if only its id is assigned,
+the id is stored. A foreign key from a shard to the global database has no constraint, and a generic
+foreign key never has one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ EXAMPLES = 3
 class CrossKeyPair:
     """Two rows that are related although their shard keys differ.
 
-    :param row: the primary key of the row that refers to the other.
-    :param related: the value by which the row refers to the other, mostly its primary key.
+    :param row: the primary key of the row that refers to the other row.
+    :param related: the value by which the row refers to the other row, mostly the other row's
+        primary key.
     """
 
     row: Any
@@ -128,7 +129,7 @@ class RelationScan:
 
     Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
 
-    :param sample: number of rows to read from each table of each shard. Each relation reads another
+    :param sample: number of rows to read from each table of each shard. Each relation reads its own
         sample. None reads all rows.
     """
 
@@ -169,7 +170,7 @@ class RelationScan:
                 alive()
 
     def add(self, other: RelationScan) -> None:
-        """Add to this object the results in ``other``, which come from another node."""
+        """Add the results in ``other``, a scan of another node, to this scan."""
         self.cross_key += other.cross_key
         self.dangling += other.dangling
         self.errors.update(other.errors)
@@ -257,8 +258,8 @@ class RelationScan:
         broken = _BrokenGenericReferences(reference, self.errors)
         for batch in batched(rows, 10 * LOOK_UPS):
             broken.check(batch)
-            # On SQLite, a look-up leaves the shard's file open. Close all but the last, which may
-            # be needed for the next batch.
+            # On SQLite, a look-up leaves the shard's file open. Close all files but the last one,
+            # which the next batch may need.
             for alias in {shard.alias for shard, _ in batch} - {batch[-1][0].alias}:
                 connections[alias].close()
             alive()
@@ -267,8 +268,9 @@ class RelationScan:
 
 
 class _BrokenGenericReferences:
-    """The broken references of one generic foreign key, by shard alias and label of the other
-    model.
+    """The broken references of one generic foreign key.
+
+    The keys of both dicts are pairs: the alias of the shard, and the label of the other model.
     """
 
     def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:
@@ -278,12 +280,16 @@ class _BrokenGenericReferences:
         self._problems = errors
 
     def check(self, rows: Sequence[tuple[Shard, list[Any]]]) -> None:
-        """Look up the rows that ``rows`` refer to: in the global database, or on the same shard."""
+        """Look up the rows to which ``rows`` refer, and record the references that are broken.
+
+        The other rows are in the global database, or on the same shard.
+        """
         referring: dict[tuple[type[Model], Shard | None], list[Any]] = defaultdict(list)
         for shard, values in rows:
             model = self._reference.content_model(values[-3])
             group = None if model is None else group_of(model)
-            # A row of another group cannot be looked up: its id alone does not tell its shard.
+            # Skip a row of another group. It cannot be looked up, because its id alone does not
+            # determine its shard.
             if model is not None and group in (None, shard.group):
                 referring[model, shard if group else None].append((shard, values))
         for (model, place), rows_to_model in referring.items():
@@ -358,7 +364,7 @@ def _references_outside(model: type[Model]) -> Iterator[Reference]:
 
 
 def _existing_values(reference: Any, values: set[Any]) -> set[Any]:
-    """Return those of ``values`` that some row has in the field to which ``reference`` refers."""
+    """Return the values in ``values`` that some row has in the field to which ``reference`` refers."""
     related, name = reference.related_model, reference.target_field.attname
     # Read from the database to which rows are written, because a replica may lack the newest rows.
     rows = related._base_manager.using(router.db_for_write(related))

@@ -71,7 +71,7 @@ def parse(text: str) -> ShardCommand:
     ``--database {alias}`` may be left out.
 
     :raises InvalidShardCommand: the text is not a command line, there is no such command, or it is
-        not clear how the command gets the alias.
+        not clear by which argument the command gets the alias.
     """
     try:
         name, *arguments = shlex.split(text) or [""]
@@ -175,8 +175,8 @@ def _capture_output(output: io.StringIO) -> Iterator[None]:
 def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
     """Make Django accept the shard ``alias`` as value of ``--database``, during a ``with`` block.
 
-    Django accepts only aliases that it finds when it iterates over ``DATABASES``; shards are usually
-    left out there.
+    Django accepts only aliases that it finds when it iterates over ``DATABASES``, which usually
+    leaves out the shards.
 
     :param arguments: the arguments of the command.
     """

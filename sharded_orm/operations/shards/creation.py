@@ -13,7 +13,7 @@ from sharded_orm.operations.shards.status import PATIENCE, error_line, shards_by
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: Seconds to wait for the creation of one schema.
+#: The largest number of seconds to wait for the creation of one schema.
 SILENCE = 60.0
 
 
@@ -23,8 +23,9 @@ class Created:
 
     :param made: aliases of the shards whose schema was created, sorted.
     :param existing: number of shards whose schema existed before.
-    :param failures: reasons. Under the alias of a shard: why its schema could not be created. Under
-        the name of a node: why the node failed as a whole, for example because it does not answer.
+    :param failures: a dict of errors. The value for the alias of a shard says why its schema could
+        not be created. The value for the name of a node says why the whole node failed, for example
+        because it does not answer.
     """
 
     made: tuple[str, ...]

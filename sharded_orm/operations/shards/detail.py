@@ -28,10 +28,11 @@ class ShardDetail:
     :param status: the migration state; None if the node does not answer.
     :param error: why the node does not answer or the shard cannot be read; None if all is well.
     :param tables: the sizes of the tables; None if they could not be read in time.
-    :param sessions: how many database sessions are open on the node; None if it has not answered in
-        time, or on SQLite, which has no server.
-    :param drift: how the schema differs from that of most siblings, which are shards of the same group
-        with the same applied migrations; None if it does not differ or was not compared.
+    :param sessions: number of database sessions that are open on the node; None if the node has not
+        answered in time, or on SQLite, which has no server.
+    :param drift: the differences between the schema and that of most siblings, which are shards of
+        the same group with the same applied migrations; None if there is no difference, or if the
+        schema was not compared.
     :param compared: number of siblings with which the schema was compared.
     """
 
@@ -47,8 +48,8 @@ class ShardDetail:
 def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
     """Read the state of ``shard``, and compare its schema with a few other shards. Changes nothing.
 
-    Costs as much as ``status`` for at most five shards, plus two queries on the shard's node and two
-    round trips for each schema.
+    Costs as much as :func:`status` for at most five shards, plus two queries on the shard's node,
+    and two round trips for each schema that is compared.
 
     :param within: seconds to wait for the states. The sizes, sessions and schemas, which are read
         afterwards, get the remaining time, but at least a third of ``within``.
@@ -93,7 +94,7 @@ def seconds_left(within: float, began: float) -> float:
 
     The result is at least a third of ``within``, even if the first step has used up the time.
 
-    :param began: when the first step began, by ``time.monotonic()``.
+    :param began: the time at which the first step began, by ``time.monotonic()``.
     """
     return max(within / 3, within - (time.monotonic() - began))
 
@@ -107,8 +108,9 @@ class _NodeData:
 def _siblings(shard: Shard) -> Iterator[Shard]:
     """Yield a few other shards of the group of ``shard``, spread evenly over the shard numbers.
 
-    They are compared with ``shard`` to find changes that were made by hand. Such changes usually
-    affect a single node, and shards with distant numbers are usually on other nodes.
+    These shards are compared with ``shard`` to find changes of the schema that were made by hand.
+    Such changes usually affect a single node, and shards with distant numbers are usually on other
+    nodes.
     """
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)

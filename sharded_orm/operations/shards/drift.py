@@ -17,9 +17,9 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class Drift:
-    """A shard whose schema differs from the most common one.
+    """A shard whose schema differs from the most common schema among its siblings.
 
-    Its siblings are the shards of the same group with the same applied migrations. They should all
+    The siblings are the shards of the same group with the same applied migrations. They should all
     have equal schemas.
 
     :param sibling: one of the siblings with the most common schema.
@@ -35,7 +35,7 @@ class Drift:
 
 @dataclass
 class _SchemaVariant:
-    """A schema, and those shards of a group that have this schema and the same applied migrations."""
+    """A schema, and the shards that have this schema, of one group and with the same migrations."""
 
     snapshot: SchemaSnapshot
     shards: list[Shard] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Schemas:
             alive()
 
     def add(self, other: Schemas) -> None:
-        """Add to this object the schemas and errors in ``other``, which come from another node."""
+        """Add the schemas and errors in ``other``, which come from another node, to this object."""
         for key, variants in other.variants.items():
             for variant in variants.values():
                 for shard in variant.shards:
@@ -89,7 +89,7 @@ class Schemas:
         variants.setdefault(snapshot.fingerprint, _SchemaVariant(snapshot)).shards.append(shard)
 
     def drifts(self) -> list[Drift]:
-        """Return the shards whose schema differs from the most common one, sorted by alias."""
+        """Return the shards whose schema differs from the most common schema, sorted by alias."""
         drifts = []
         for variants in self.variants.values():
             # The majority is the schema that most shards have. If several schemas have equally many

@@ -79,10 +79,10 @@ def check(
 ) -> HealthReport:
     """Check shards for every known problem. Changes nothing.
 
-    Asks the nodes in parallel. Costs, in addition to :func:`status`: on each node, one query per
-    500 shards of a group with text keys, two round trips for the schema of each shard, and the
-    statements of :meth:`RowScan.read` and :meth:`RelationScan.read`. Memory: a small record for each
-    shard, and each distinct schema once.
+    The nodes are queried in parallel. The cost is that of :func:`status`; one query per 500 shards
+    of a group with text keys; two round trips for the schema of each shard; and the statements of
+    :meth:`RowScan.read` and :meth:`RelationScan.read`. Memory: a small record for each shard, and
+    each distinct schema once.
 
     :param shards: the shards to check; by default all.
     :param timeout: seconds to wait for the first answer of a node.

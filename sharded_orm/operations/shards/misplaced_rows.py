@@ -99,8 +99,8 @@ class RowScan:
             one: Any = connections[shards[0].alias]
             counts = TableRows(options.model, one, self.sample).value_counts(key)
             read = TableRead(one, options.model, [key], counts)
-            # Keys that are moving must not be reported: their rows may be on two shards for a
-            # moment.
+            # Rows of keys that are moving must not be reported, because for a moment they may be on
+            # two shards.
             try:
                 moving = MovingKeys(options.group)
             except Error as exc:
@@ -111,7 +111,8 @@ class RowScan:
             for shard, (value, count) in read.rows(
                 wrapper, shards, self.errors, together=self.sample is not None
             ):
-                # Strategies expect the key as the database stores it.
+                # Convert the key to the form that the database stores, because strategies expect
+                # this form.
                 batch.append((shard, key.get_prep_value(value), count))
                 if len(batch) >= KEYS:
                     self._check_rows(options, batch, misplaced, moving)
@@ -127,7 +128,7 @@ class RowScan:
         self.errors[group] = f"its keys cannot be looked up ({error_line(exc)})"
 
     def add(self, other: RowScan) -> None:
-        """Add to this object the results in ``other``, which come from another node."""
+        """Add the results in ``other``, a scan of another node, to this scan."""
         self.looked_at += other.looked_at
         self.misplaced += other.misplaced
         self.errors.update(other.errors)
@@ -166,8 +167,8 @@ class RowScan:
 def sharded_models(group: str) -> list[ShardOptions]:
     """Return the models of ``group`` whose own table has the shard key, sorted by label.
 
-    Automatic many-to-many tables are left out, because foreign keys keep the rows of these tables on
-    the right shard.
+    Automatic many-to-many tables are left out, because their foreign keys ensure that their rows
+    are on the right shard.
     """
     models = []
     for model in apps.get_models():

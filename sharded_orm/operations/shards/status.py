@@ -34,13 +34,14 @@ BATCH = 500
 class ShardStatus:
     """The state of one shard, as its primary reports it.
 
-    :param state: ``"current"`` (all migrations that concern it are applied), ``"behind"`` (some are not),
-        ``"missing"`` (there is no schema) or ``"error"`` (the shard cannot be read).
-    :param digest: a digest of the applied migrations, equal for shards with the same migrations; see
-        ``applied_digests``.
+    :param state: ``"current"`` (all migrations that concern the shard are applied), ``"behind"``
+        (some migrations are not applied), ``"missing"`` (there is no schema) or ``"error"`` (the
+        shard cannot be read).
+    :param digest: a digest of the applied migrations, equal for shards with the same migrations;
+        see ``applied_digests``.
     :param behind: number of migrations that are not applied.
     :param following: the first migration that is not applied; "" if all are applied.
-    :param error: why the shard cannot be read; None if it can.
+    :param error: why the shard cannot be read; None if it can be read.
     :param size: the size; None if it was not read.
     """
 
@@ -55,7 +56,7 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The states of one group's shards on one node: the selected shards whose primary is there."""
+    """The states of the selected shards of one group whose primary is on one node."""
 
     group: str
     shards: tuple[ShardStatus, ...]
@@ -76,9 +77,8 @@ class GroupOnNode:
 
     @property
     def rows(self) -> int | None:
-        """An estimate of the total number of rows.
-
-        None if sizes were not read, or if the database keeps no estimates.
+        """The estimated number of rows; None if sizes were not read or the database has no
+        estimates.
         """
         rows = [entry.size.rows for entry in self.shards if entry.size is not None]
         return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
@@ -106,10 +106,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """The states of all nodes that were asked.
-
-    ``problems`` are sentences for an operator, each with its remedy.
-    """
+    """The states of the queried nodes. ``problems`` are sentences, each with its remedy."""
 
     nodes: tuple[NodeStatus, ...]
 
@@ -129,18 +126,19 @@ def status(
     sizes: bool = True,
     within: float | None = None,
 ) -> FleetStatus:
-    """Ask nodes in parallel for the state of their shards. Changes nothing.
+    """Read the states of shards from their nodes, in parallel. Changes nothing.
 
     Cost for each node: 5 queries for the first 500 shards, and 2 for each 500 more (without
     ``sizes``: 4 and 1). For each distinct set of applied migrations, up to 6 queries on one shard.
     On SQLite, each file is opened once. Memory: a small record for each shard.
 
-    :param shards: the shards whose state to read. By default all shards; then all nodes are asked, and
-        schemas that are named like shards but do not belong on their node are reported.
+    :param shards: the shards whose state to read. By default all shards. Then all nodes are
+        queried, and schemas that are named like shards but do not belong on their node are
+        reported.
     :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
-    :param within: total seconds to wait for a node, for callers with a waiting user such as the
-        admin. It replaces ``timeout``. None means that ``timeout`` applies.
+    :param within: the total number of seconds to wait for a node. It replaces ``timeout``, for
+        callers such as the admin, where a user waits. None means that ``timeout`` applies.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()
@@ -191,7 +189,7 @@ def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
 
 
 def error_line(error: Exception) -> str:
-    """Return the text of ``error`` in one line: ``2002: Can't connect to server on 'db2'``."""
+    """Return the text of ``error`` in one line, such as ``2002: Can't connect to server on 'db2'``."""
     text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
     return " ".join(text.split())
 
@@ -240,7 +238,7 @@ def _digests(
 ) -> dict[str, str | DatabaseError | None]:
     """Return a digest of each shard's applied migrations, keyed by the shard's alias.
 
-    If the shard has no schema, the value is None. If it cannot be read, the value is the error.
+    If a shard has no schema, the value is None. If a shard cannot be read, the value is the error.
     """
     if not shards:
         return {}
@@ -252,7 +250,7 @@ def _digests(
         if len(shards) == 1:
             return {shards[0].alias: exc}
     # If one shard is damaged, or if the account may not read it, the query fails for all shards. So
-    # read the two halves of the shards by separate queries.
+    # the two halves of the shards are read by separate queries.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
@@ -276,10 +274,7 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """Computes which migrations a shard lacks, once for all shards with the same applied migrations.
-
-    Thread-safe.
-    """
+    """Computes which migrations a shard lacks, once per set of applied migrations. Thread-safe."""
 
     def __init__(self) -> None:
         self._planner = Planner(MigrateOptions())
@@ -331,8 +326,8 @@ class _Unexpected:
     ) -> dict[str, list[str]]:
         """Return the schema names that look like shards but do not belong on ``node``, by group.
 
-        Costs one query for each such schema. A schema that a move of a shard uses, or has left
-        behind, is not returned.
+        Costs one query for each such schema. A schema that belongs to an unfinished or completed
+        move of a shard is not returned.
 
         :param present: the names of all schemas on ``node``.
         :param wrapper: a connection object of the node.
@@ -358,12 +353,12 @@ class _Unexpected:
         if number not in group:
             return False
         nodes = (group.shard(number).node, group.shard(number).replica)
-        # Compare servers and not node names: two nodes may be the same server.
+        # Compare servers and not node names, because two nodes may be the same server.
         return self._servers[node] in {self._servers[name] for name in nodes if name is not None}
 
 
 def _is_moved(wrapper: ShardConnectionMixin, node: str, group: ShardGroup, number: int) -> bool:
-    """Whether a schema on ``node`` has only the hidden tables that a move of a shard uses."""
+    """Return whether a schema on ``node`` has only hidden tables, renamed by a move of a shard."""
     if number not in group:
         return False
     place = database_settings.settings_as_planned(replace(group.shard(number), node=node))
@@ -424,7 +419,7 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Return one sentence for all shards with the same error, whatever shard the error names."""
+    """Yield one sentence for all shards whose errors differ only in the name of the shard."""
     by_error: dict[str, list[ShardStatus]] = {}
     for entry in on_node.shards:
         if entry.error is not None:
@@ -443,7 +438,11 @@ def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Return one sentence for all unexpected schemas that belong on the same node, or on none."""
+    """Yield sentences about unexpected schemas on the node ``node``.
+
+    All schemas whose shards are on the same other node share one sentence. So do all schemas of
+    shards that do not exist.
+    """
     group = runtime.topology().groups.get(on_node.group)
     by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}
     for schema in on_node.unexpected:

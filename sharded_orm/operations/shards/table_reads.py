@@ -20,7 +20,8 @@ BATCH = 256
 _BIG_INTEGER: Any = BigIntegerField()
 
 Sql = tuple[str, list[Any]]
-#: Returns a SELECT and its parameters for one shard, given the prefix of the names of its tables.
+#: A function that returns a SELECT and its parameters for one shard. Its argument is the SQL that
+#: comes before the names of the shard's tables.
 SqlOfShard = Callable[[str], Sql]
 
 
@@ -44,9 +45,9 @@ class TableRows:
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
     def source(self, prefix: str, fields: Iterable[Field[Any, Any]]) -> Sql:
-        """Return what a statement can name after FROM, and its parameters.
+        """Return the SQL that a statement can have after FROM, and the parameters of that SQL.
 
-        :param prefix: stands before the names of the shard's tables.
+        :param prefix: SQL that comes before the names of the shard's tables.
         :param fields: the fields that the statement reads.
         """
         table = f"{prefix}{self._table}"
@@ -58,8 +59,8 @@ class TableRows:
             return f"(SELECT {names} FROM {table} {limit})", []
         (pk,) = self._pks
         start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # Read rows from a random primary key on. If too few rows follow, go on at the table's
-        # beginning.
+        # Read rows from a random primary key on. If too few rows follow, continue at the beginning
+        # of the table.
         parts = (
             f"SELECT * FROM (SELECT {names}, {turn} sharded_orm_turn FROM {table}"
             f" WHERE {pk} {compared} {start} {limit}) part{turn}"
@@ -88,8 +89,8 @@ class TableRead:
     """A statement that reads the same columns on any shard.
 
     :param wrapper: a connection object of a shard.
-    :param fields: the fields of the first columns. Their values are converted as by Django. The
-        values of further columns are returned as the driver gives them.
+    :param fields: the fields of the first columns. Their values are converted as Django does it.
+        The values of further columns are returned as they come from the driver.
     """
 
     def __init__(
@@ -106,9 +107,11 @@ class TableRead:
         """Yield the rows on ``shards``, each with its shard.
 
         :param wrapper: a connection object of the node that has ``shards``. It belongs to no shard.
-        :param errors: takes the error of a shard that cannot be read, under the shard's alias.
-        :param together: whether to read 256 shards by one statement, if the database can. Give
-            False if there may be many rows: they are then streamed, by one statement per shard.
+        :param errors: a dict to which the errors of shards that cannot be read are added, by the
+            shard's alias.
+        :param together: whether to read 256 shards by one statement, if the database can. Pass
+            False if there may be many rows. Then each shard is read by its own statement, and the
+            rows are streamed.
         :raises DatabaseError: the node does not answer.
         """
         if together and wrapper.features.can_union_shards:
@@ -131,7 +134,7 @@ class TableRead:
                 _note_failure(shards[0], exc, errors)
                 return []
         # If one shard cannot be read, for example because it lacks the table, the statement fails
-        # for all shards. So read the two halves of the shards by separate statements.
+        # for all shards. So the two halves of the shards are read by separate statements.
         middle = len(shards) // 2
         return [
             *self._read_union(wrapper, shards[:middle], errors),

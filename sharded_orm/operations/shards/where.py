@@ -19,10 +19,11 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 @dataclass(frozen=True)
 class KeyLocation:
-    """The shard of a key. ``shard`` and all attributes after it are None if the key has no shard yet.
+    """The shard of a key. ``shard`` and all attributes after it are None if the key has no shard
+    yet.
 
     :param key: the key, converted by its field.
-    :param why: how the group's strategy explains the key's shard.
+    :param why: the explanation of the group's strategy why the key is on this shard.
     :param shard: the shard's number.
     :param node: the node that holds the shard's primary.
     :param replica: the node that holds the shard's replica; None without a replica.
@@ -98,10 +99,10 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 class PlacementEntry:
     """A key's entry in the directory, which is the table that records the shard of each key.
 
-    A process may still use an older copy of the entry, which it has in memory.
+    A process may still use an older copy of the entry that it has in memory.
 
     :param shard: the number of the key's shard.
-    :param placed_at: when the key was placed on that shard.
+    :param placed_at: the time at which the key was placed on that shard.
     """
 
     shard: int

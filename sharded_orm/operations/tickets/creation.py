@@ -183,7 +183,7 @@ def _last_used(
     check: bool,
     present: Sequence[SequencePosition],
 ) -> int:
-    """Return the number above which the new sequence ``name`` must begin.
+    """Return the number above which the ids of the new sequence ``name`` must begin.
 
     :param fields: the model fields that draw ids from the sequence.
     :param present: the positions of the sequence on the servers that have it already.
@@ -199,7 +199,9 @@ def _last_used(
         return existing if start is None else start - 1
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
-        return after  # An earlier creation was interrupted: begin as on the other servers.
+        # The other servers have not used the sequence either, because an earlier creation was
+        # interrupted. So begin as they do.
+        return after
     # Other servers have used the sequence, so this server was replaced or has lost the sequence.
     # The last ids that it handed out may be in no row and above its high-water mark (which the next
     # server keeps). So add a margin.
@@ -208,7 +210,7 @@ def _last_used(
 
 
 def _is_unused(sequence: SequencePosition, after: int) -> bool:
-    """Whether ``sequence`` begins above ``after`` and has handed out no id yet."""
+    """Return whether ``sequence`` begins above ``after`` and has handed out no id yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
     # If a new sequence makes its ids by an auto-increment column, its position may be the server's
@@ -252,7 +254,7 @@ def begin(
         return handle.ask(make)
 
 
-#: Ids in the fixtures of tests are usually smaller.
+#: Sequences in test databases begin above this number, because ids in fixtures are usually smaller.
 ABOVE_FIXTURES = 1_000_000_000
 
 # The name of each ticket server's database before a test run replaced it, keyed by alias.

@@ -1,6 +1,4 @@
-"""Find the largest existing ids of a sequence, in the tables of the model fields that draw ids from
-it.
-"""
+"""Find the largest existing ids of a sequence, in the tables of models that use the sequence."""
 
 from __future__ import annotations
 
@@ -74,7 +72,8 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        # Use db_for_write(), because a replica may lack the latest rows.
+        # Read from the database to which rows are written, because a replica may lack the latest
+        # rows.
         alias = router.db_for_write(field.model)
     else:
         alias = DEFAULT_DB_ALIAS
@@ -87,7 +86,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
 
 
 def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
-    # Do not use the model's manager: it may hide rows.
+    # Do not use the model's manager, because it may hide rows.
     rows: ShardedQuerySet[Any] = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
     if slot is not None:
@@ -97,8 +96,8 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
         largest_id = rows.aggregate(found=Max(field.attname))["found"]
         failures = rows.failed_shards
     except ScatterError as exc:
-        # All shards have failed. Perhaps no shard has the table yet, so look at the cause on each
-        # shard.
+        # All shards have failed, perhaps because no shard has the table yet. So look at the error
+        # of each shard.
         largest_id, failures = None, exc.failures
     except Error as exc:
         raise _not_checked(field, rows._options.group, exc) from exc
@@ -111,7 +110,7 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
 def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
     connection: Any = connections[alias]
     if connection.settings_dict["ENGINE"] == "django.db.backends.dummy":
-        return None  # The project has no default database.
+        return None  # The project has no default database, so there are no ids in it.
     quote = connection.ops.quote_name
     try:
         with connection.cursor() as cursor:

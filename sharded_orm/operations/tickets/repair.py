@@ -45,8 +45,9 @@ class Verified:
     alias: str
     #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
-    #: The highest id that the server is known to have handed out: its high-water mark, which the
-    #: next server keeps. None if the next server does not tell it, or if there is only one server.
+    #: The high-water mark: the highest id that the server is known to have handed out. The next
+    #: server keeps it. None if the next server does not answer or lacks the sequence, or if there
+    #: is only one server.
     mark: int | None
     #: The largest id in the tables, if it is above ``position``; None if no id is above
     #: ``position``.
@@ -74,7 +75,7 @@ class Advanced:
     #: The server's position after the call; in a dry run, the position that a real call would
     #: reach. None if the position is not known.
     after: int | None
-    #: Why the server could not be moved; None if there was no problem.
+    #: Why the server could not be moved to a higher id; None if there was no problem.
     problem: str | None
 
 
@@ -118,9 +119,9 @@ def advance(
     The target of a server is the largest of these numbers, plus ``margin``: its position (the last
     id by its own count), its high-water mark (which the next server keeps), and the existing ids
     above its position. A server is not moved if it does not answer, or if its mark or an existing
-    id is above both its position and ``to``. While ``check`` is True, it is also not moved if the
-    next server does not tell its mark. Such a server gets a result with a ``problem``, and the
-    others are moved.
+    id is above both its position and ``to``. While ``check`` is True, a server is also not moved if
+    its mark is not known, because the next server does not answer or lacks the sequence. Such a
+    server gets a result with a ``problem``, and the others are moved.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param margin: number of ids to skip, because a server may have handed out ids that are above
@@ -273,7 +274,7 @@ def _advance_one(
         )
         return Advanced(name, server.alias, position, position, problem)
     target = max(position, minimum + margin if to is None else to)
-    # Round up to an id of this server's share: each server hands out every step-th number.
+    # Round up to an id of this server, because each server hands out only every step-th number.
     target = server.slot.at_or_below(target + server.slot.step - 1)
     if target == position or (dry_run and target <= LAST_ID):
         return Advanced(name, server.alias, position, target, None)

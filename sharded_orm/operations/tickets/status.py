@@ -18,7 +18,8 @@ from sharded_orm.operations.tickets.survey import (
     is_behind,
 )
 
-# Seconds to wait for one server. Short, because a monitoring system waits for all servers in turn.
+# The largest number of seconds to wait for one server. It is small, because a monitoring system
+# waits for all servers in turn.
 PATIENCE = 5.0
 
 
@@ -32,8 +33,8 @@ class SequenceStatus:
     #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
     #: The high-water mark: the highest id that the server is known to have handed out. The next
-    #: server, called its partner, keeps the mark. None if the partner does not tell it, or if there
-    #: is only one server.
+    #: server, called its partner, keeps the mark. None if the partner does not answer or lacks the
+    #: sequence, or if there is only one server.
     mark: int | None
     #: The share of all possible ids (the positive 64-bit numbers) that is used up, from 0 to 1.
     used: float
@@ -76,8 +77,8 @@ def status(
 ) -> TicketStatus:
     """Return the state of all ticket servers, including those that are down. Changes nothing.
 
-    :param servers: the servers to ask; by default all in ``TICKETS``.
-    :param patience: seconds to wait for one server. Servers are asked one after the other.
+    :param servers: the servers to query; by default all in ``TICKETS``.
+    :param patience: seconds to wait for one server. The servers are queried one after the other.
     :raises ImproperlyConfigured: no server is configured.
     """
     answers = ask_all(all_servers() if servers is None else servers, patience)
@@ -110,8 +111,7 @@ def _not_answering(server: ServerStatus) -> str:
 def _missing_problems(
     answer: ServerAnswer, names: Iterable[str], declared: Container[str]
 ) -> Iterator[str]:
-    """Yield a sentence about the problem if a server lacks sequences, for example because the
-    server is new or was replaced.
+    """Yield a sentence if a server lacks sequences, for example because it is new or was replaced.
 
     :param names: the names of the sequences that the server should have.
     :param declared: the names of the sequences of the installed models.
@@ -159,8 +159,8 @@ def _sequence(
 ) -> SequenceStatus:
     high_water_mark, problem = high_water_mark_of(answers, index, name), sequence.problem
     if problem is None and is_behind(sequence.position, high_water_mark):
-        # Read the server's position again. It was read before the high-water mark, which the next server
-        # keeps, and the server may have handed out ids in between.
+        # Read the server's position again. It was read before the high-water mark, which the next
+        # server keeps, and the server may have handed out ids in between.
         server = answers[index].server
         later = ask(server, PATIENCE)
         sequence = later.sequences.get(name, sequence)

@@ -21,7 +21,8 @@ from sharded_orm.ids.tickets.pool import FAILURES
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import MAX_NAME, SequenceRow, TicketSession
 
-# Seconds to wait for one server. Long, because commands use this default and no web page does.
+# The largest number of seconds to wait for one server. It is large, because only commands use this
+# default, and no web page does.
 PATIENCE = 30.0
 
 #: Errors that mean that a server is down or does not match the settings.
@@ -68,7 +69,7 @@ def all_servers() -> list[TicketServer]:
 
 
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
-    """Ask each ticket server, one after the other, for all its sequences.
+    """Read all sequences of each ticket server, one server after the other.
 
     Also check that each sequence has the slot of its server (the server's share of all ids).
 
@@ -79,7 +80,7 @@ def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list
 
 
 def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
-    """Ask ``server`` for all its sequences. If the server fails, the returned answer contains the
+    """Read all sequences of ``server``. If the server fails, the returned answer contains the
     error.
 
     :param patience: seconds to wait.
@@ -103,8 +104,8 @@ def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
 
 def _read_sequence(session: TicketSession, row: SequenceRow, deadline: float) -> SequencePosition:
     try:
-        # Read the row again: unlike read_all(), read() also checks the table or SEQUENCE that does the
-        # counting.
+        # Read the sequence again by read(), because read_all() does not check the table or SEQUENCE
+        # that counts the ids.
         session.read(row.name, deadline)
         return SequencePosition(row, session.position(row, deadline))
     except TicketError as exc:
@@ -135,14 +136,14 @@ def _with_slots_checked(answer: ServerAnswer, answers: Sequence[ServerAnswer]) -
 def slot_problem(
     server: TicketServer, row: SequenceRow, answers: Sequence[ServerAnswer] = ()
 ) -> str | None:
-    """Return why the sequence ``row`` cannot belong to ``server``; None if it can.
+    """Return a text about why the sequence ``row`` cannot belong to ``server``; None if it can.
 
     A slot is a server's share of all ids (offset and step). The sequence must have the slot of its
     server.
 
     :param answers: the answers of all servers; empty to look only at ``server``. If another server
-        has the same sequence with the same slot, the returned text says so: both servers are one
-        database, or one is a copy of the other.
+        has the same sequence with the same slot, the returned text says so, because both servers
+        are one database, or one of them is a copy of the other.
     """
     if row.slot == server.slot:
         return None
@@ -211,12 +212,12 @@ def check_name(name: str) -> None:
 
 
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """Return the high-water mark of server number ``index`` in the sequence ``name``: the highest
-    id that the server is known to have handed out.
+    """Return the highest id that server number ``index`` is known to have handed out.
 
-    The server's partner, which is the next server, keeps the mark. The mark is 0 if the server has
-    handed out no id. The result is None if the mark is not known: there is only one server, or the
-    partner did not answer or lacks the sequence.
+    This is the server's high-water mark in the sequence ``name``. The server's partner, which is
+    the next server, keeps the mark. The mark is 0 if the server has handed out no id. The result is
+    None if the mark is not known: there is only one server, or the partner did not answer or lacks
+    the sequence.
     """
     if len(answers) < 2:
         return None
@@ -225,10 +226,10 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 
 
 def is_behind(position: int, high_water_mark: int | None) -> bool:
-    """Whether a server would hand out ids for a second time.
+    """Return whether a server would hand out ids for a second time.
 
-    True if the server's position (last id handed out, by its own count) is below its high-water
-    mark (highest id that it is known to have handed out). False if not, or if the mark is not known
-    (None).
+    This is so if the server's position (the last id that it handed out, by its own count) is below
+    its high-water mark (the highest id that it is known to have handed out). The result is False if
+    the mark is None, because it is not known.
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark

@@ -52,13 +52,13 @@ def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[Connectio
 
 
 def place_of(pool: ConnectionPool) -> str:
-    """Return the address of the server of ``pool``, which is different for each server.
+    """Return an address of the server of ``pool`` that no other server has.
 
     The address becomes a part of the server's name, which identifies the server.
     """
     if isinstance(pool, SentinelConnectionPool):
-        # The sentinels' addresses are added, since other sentinels may have a service with the
-        # same name.
+        # Add the addresses of the sentinels, because other sentinels may monitor another server
+        # under the same service name.
         watchers = [
             sentinel.connection_pool.connection_kwargs
             for sentinel in pool.sentinel_manager.sentinels

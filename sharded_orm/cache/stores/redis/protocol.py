@@ -51,7 +51,8 @@ def pack(commands: Iterable[tuple[Any, ...]], prefix: str = "") -> bytes:
     :param commands: tuples of parts. A part that is a str is the name of an entry.
     :param prefix: a text to put before each name of an entry; empty by default.
     """
-    parts: Any  # Any, since the type stub of pack_command() accepts only one part.
+    # The type is Any, since the type stub of pack_command() accepts only one part.
+    parts: Any
     packed = []
     for command in commands:
         parts = tuple([prefix + part if isinstance(part, str) else part for part in command])

@@ -116,8 +116,8 @@ class RedisServer(RemoteServer):
     # ##### Connections #####
 
     def _connect(self, timeout: float) -> Connection:
-        # Raise the error here and not in _open(). Error reports show local variables, and those of
-        # _open() include the password.
+        # Raise the error here and not in _open(). Error reports show the local variables of each
+        # function on the stack, and those of _open() include the password.
         opened = self._open(timeout)
         if isinstance(opened, str):
             raise OSError(f"connecting: {opened}")
@@ -177,7 +177,9 @@ class RedisServer(RemoteServer):
         elif connection.password:
             credentials = (connection.username or "default", connection.password)
             if not connection.username:
-                credentials = credentials[1:]  # Redis before 6.0 takes a password only.
+                # Without a user name, send only the password, because Redis before 6.0 does not
+                # accept a user name.
+                credentials = credentials[1:]
         else:
             credentials = ()
         if credentials:
@@ -203,7 +205,7 @@ class RedisServer(RemoteServer):
     def _ask_plainly(
         self, connection: Any, commands: list[tuple[bytes, ...]], deadline: float
     ) -> list[Any]:
-        """Send commands on a connection that is not in use yet, and return their replies.
+        """Send commands on a connection that :meth:`_greet` prepares, and return their replies.
 
         :raises ProtocolError: a command was refused, or a reply has the wrong type. A reply must be
             bytes; the reply to GET may also be None.
@@ -231,8 +233,8 @@ class RedisServer(RemoteServer):
         value never comes back. If the value has changed, send the packet again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
-        :raises ServerDown: there was no valid reply in time, or the server is not asked for a
-            while after a failure.
+        :raises ServerDown: there was no valid reply in time, or the server is not called because of
+            an earlier failure.
         """
         owner = b""
 
@@ -282,8 +284,8 @@ class RedisServer(RemoteServer):
         if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
-                # Only this command has failed. So do not call _failed(), which would stop the use
-                # of the server for a while.
+                # Only this command has failed. So do not call _failed(), after which the server
+                # would not be used for some seconds.
                 raise ServerDown(f"{self.name} {text}")
             raise self._failed(text)
         raise self._failed("unexpected reply")
@@ -329,7 +331,8 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # NX: set the placeholder only if no other reader has set one meanwhile.
+                # With the option NX, the placeholder is set only if no other reader has set one
+                # meanwhile.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((_COMPARE_AND_SET, name, value, token, seconds))
@@ -374,7 +377,8 @@ class RedisServer(RemoteServer):
         for created, size, prolonged in zip(
             replies[::3], replies[1::3], replies[2::3], strict=True
         ):
-            if created is not None:  # None means that the guard existed already.
+            # The reply to SET … NX is None if the guard existed already.
+            if created is not None:
                 self._checked(created, bytes)
             self._checked(prolonged, int)
             # If the guard vanished between SET and APPEND, APPEND has created an entry without the
@@ -434,7 +438,7 @@ class RedisServer(RemoteServer):
 
     def reset_counters(self, names: Sequence[str]) -> None:
         if names:
-            # finish() would add the incarnation to the names. See counters().
+            # Do not call finish(), which would put the incarnation before the names; see counters().
             (reply,) = self._pipeline([(b"UNLINK", *(name.encode("ascii") for name in names))])
             self._checked(reply, int)
 
