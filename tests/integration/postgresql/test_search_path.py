@@ -4,31 +4,9 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from django.core.exceptions import ImproperlyConfigured
-from django.db import ProgrammingError, connections, transaction
+from django.db import ProgrammingError, transaction
 
 from tests.integration.postgresql.conftest import COUNT, Node
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("pool", True),
-        ("server_side_binding", True),
-        ("cursor_factory", psycopg.Cursor),
-        ("prepare_threshold", 5),
-        ("prepare_threshold", 0),  # at the first execution
-    ],
-)
-def test_options_that_contradict_shared_sessions(node: Node, option: str, value: object) -> None:
-    connections.settings["other"] = {
-        **node.settings, "SCHEMA": "t_0", "OPTIONS": {option: value},
-    }  # fmt: skip
-    try:
-        with pytest.raises(ImproperlyConfigured, match=rf"Alias 'other': OPTIONS\['{option}'\]"):
-            connections["other"].ensure_connection()
-    finally:
-        del connections["other"], connections.settings["other"]
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
