@@ -17,6 +17,7 @@ from django.db import OperationalError, connections
 
 from sharded_orm.backends.postgresql.base import DatabaseWrapper
 from tests.integration.postgresql.conftest import Node
+from tests.services import find_program
 from tests.services.postgresql import DATABASE, PostgreSQLServer, unprivileged_account
 
 
@@ -86,7 +87,8 @@ def certificate() -> Iterator[tuple[Path, Path]]:
     with TemporaryDirectory() as name:
         folder = Path(name)
         key, certificate = folder / "server.key", folder / "server.crt"
-        command = "openssl req -x509 -nodes -newkey rsa:2048 -days 2 -subj /CN=server"
+        program = find_program("OpenSSL", "openssl")
+        command = f"{program} req -x509 -nodes -newkey rsa:2048 -days 2 -subj /CN=server"
         where = [
             "-addext",
             "subjectAltName=IP:127.0.0.1",

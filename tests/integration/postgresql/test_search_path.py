@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from django.db import ProgrammingError, transaction
 
+from sharded_orm.exceptions import SessionStateRefused
 from tests.integration.postgresql.conftest import COUNT, Node
 
 
@@ -78,3 +79,14 @@ def test_the_version_of_the_server_outlives_its_sessions(node: Node) -> None:
     """The driver says 0 for a dead session, and Django would take the server for an old one."""
     node.kill(node.session_of(0))
     assert node[0].pg_version == node.admin.info.server_version
+
+
+def test_a_cursor_of_the_node_takes_plain_statements_only(node: Node) -> None:
+    """It has no schema, and what it left in a session would reach the shards."""
+    with node[0].node_cursor() as cursor:
+        for sql in ("SET work_mem = '2MB'", "SELECT pg_advisory_lock(1)", "VACUUM", "COMMIT"):
+            with pytest.raises(SessionStateRefused, match="plain statements only"):
+                cursor.execute(sql)
+        cursor.execute('SELECT count(*) FROM "t_0"."item"')
+        assert cursor.fetchone() == (2,)
+    assert node.pool.stats.pins == 0
