@@ -104,6 +104,7 @@ def certificate() -> Iterator[tuple[Path, Path]]:
         yield key, certificate
 
 
+@pytest.mark.long
 def test_a_session_with_tls(node: Node, certificate: tuple[Path, Path], tmp_path: Path) -> None:
     key, trusted = certificate
     other = tmp_path / "other.crt"
