@@ -1,4 +1,4 @@
-"""The old tables of moved shards, which are kept on the former nodes for a while."""
+"""What moves have left on nodes: old tables, which are kept for a while, and remains of copies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from django.db import Error
 
 from sharded_orm import runtime
+from sharded_orm.exceptions import MoveFailed
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.journal import JournalRun, one_line
@@ -33,13 +34,18 @@ def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
             if not at_once and datetime.fromisoformat(old["until"]) > now:
                 stay.append(old)
                 continue
-            why = _drop(run, old)
             what = f"the old tables of shard {old['shard']} on {old['node']!r}"
-            if why:
+            try:
+                was_there = _drop(run, old)
+                notes.append(
+                    f"{what} were deleted"
+                    if was_there
+                    else f"no tables of shard {old['shard']} are left on {old['node']!r}"
+                )
+            except (Error, MoveFailed) as exc:
+                why = one_line(exc) if isinstance(exc, Error) else str(exc)
                 stay.append(old)
                 notes.append(f"{what} were not deleted ({why})")
-            else:
-                notes.append(f"{what} were deleted")
         if stay == kept:
             continue
         if row.pk == run.id:
@@ -51,31 +57,31 @@ def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
     return notes
 
 
-def _drop(run: JournalRun, old: dict[str, Any]) -> str:
-    """Drop the old tables of one shard.
+def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
+    """Drop the old tables of one shard. Return False if there are none.
 
     :param old: the entry of the tables in the run's arguments, with their node and the number of
         their move.
-    :return: why the tables could not be dropped; "" if they do not exist any more.
+    :raises MoveFailed: the tables cannot be dropped at this time.
+    :raises django.db.Error: a server has refused that.
     """
     if old["node"] not in runtime.topology().nodes:
-        return "the topology has no such node"
+        raise MoveFailed("the topology has no such node")
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
-        return ""  # The shard has moved back to this node. That move has dropped the old tables.
+        return False  # The shard has moved back to this node. That move has dropped the old tables.
     replica = old.get("replica")
-    try:
-        if replica is not None and replication.replicates(replica, old["node"]):
-            return f"{replica!r} replicates from there: end that first, by 'shards split --cleanup'"
-        with node_connection(old["node"]) as wrapper:
-            if shard.schema not in wrapper.schemas_present():
-                # An earlier process has dropped the schema, but was killed before it could record
-                # that.
-                return ""
-        with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
-            if sessions.schema.hidden():
-                remove_capture(sessions, old["number"])
-            remove_copy(sessions)
-    except Error as exc:
-        return one_line(exc)
-    return ""
+    if replica is not None and replication.replicates(replica, old["node"]):
+        raise MoveFailed(
+            f"{replica!r} replicates from there: end that first, by 'shards split --cleanup'"
+        )
+    with node_connection(old["node"]) as wrapper:
+        if shard.schema not in wrapper.schemas_present():
+            # An earlier process has dropped the schema, but was killed before it could record that.
+            # Or the copy of an undone move was removed at once.
+            return False
+    with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
+        if sessions.schema.hidden():
+            remove_capture(sessions, old["number"])
+        remove_copy(sessions)
+    return True

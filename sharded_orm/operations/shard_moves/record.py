@@ -136,16 +136,16 @@ class ShardMoveRecord:
         """
         self._run.note(current=None, left=self._left_with(self.move.source, keep, replica))
 
-    def end(self, *, copy_left: bool = False) -> None:
+    def end(self, *, look_after: timedelta | None = None) -> None:
         """Record that the move was undone, so the shard is on its source as before.
 
-        :param copy_left: whether the copy on the target could not be removed. A later run removes
-            the copy.
+        :param look_after: the time after which a later run looks for a copy on the target, and
+            removes it; None if there can be no copy.
         """
-        if copy_left:
-            self._run.note(current=None, left=self._left_with(self.move.target, timedelta(0), None))
-        else:
+        if look_after is None:
             self._run.note(current=None)
+        else:
+            self._run.note(current=None, left=self._left_with(self.move.target, look_after, None))
 
     def _left_with(self, node: str, keep: timedelta, replica: str | None) -> list[dict[str, Any]]:
         number = self.move.number

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Final
 
 from django.db import Error
@@ -34,6 +35,9 @@ FOLLOWERS_PATIENCE: Final = 10.0
 #: The number of seconds for which a query is repeated if the source of the topology does not
 #: answer.
 SOURCE_PATIENCE: Final = 15.0
+#: The time after which a later run looks whether the process that began a move has created the
+#: schema on the target after all, because the process was paused when its move was ended.
+LATE_SCHEMA: Final = timedelta(hours=1)
 # Seconds between two questions.
 _INTERVAL: Final = 0.5
 
@@ -155,7 +159,7 @@ class _Work:
             self._tell(f"ends the move of {record.move}, which was broken off: {record.phase}")
             if kill:
                 self._end_sessions(record)
-            self._end(record)
+            self._end(record, look_after=LATE_SCHEMA)
         self.report.notes += remove_expired(self._run, at_once=discard)
 
     def _end_sessions(self, record: ShardMoveRecord) -> None:
@@ -235,7 +239,12 @@ class _Work:
                 " cause is mended. Nothing is lost."
             )
 
-    def _end(self, record: ShardMoveRecord) -> None:
+    def _end(self, record: ShardMoveRecord, look_after: timedelta | None = None) -> None:
+        """End a move.
+
+        :param look_after: if the move is undone, the time after which a later run looks for remains
+            on the target; None if nothing can remain.
+        """
         move = record.move
         if record.phase == PUBLISHING and not self._rule_out(record):
             with self._sessions(record) as (source, target):
@@ -249,7 +258,7 @@ class _Work:
         node = runtime.shard(move.group, move.number).node
         with self._sessions(record, source=node) as (source, target):
             left = self._mover(record, source, target).undo()
-        record.end(copy_left=bool(left))
+        record.end(look_after=timedelta(0) if left else look_after)
         if left:
             self.report.notes.append(
                 f"the copy of shard {move.number} on {move.target!r} was not deleted ({left});"

@@ -8,21 +8,36 @@ from tests.integration.imports.site import PREAMBLE
 from tests.integration.shard_moves.site import Site
 from tests.integration.stopped_process import go_on, wait_until_stopped
 
-_STOPPED = """
+_STOP = """
 import os, signal
+def stop_before(owner, name):
+    method, left = getattr(owner, name), [1]
+    def stopping(*args, **kwargs):
+        if left:
+            left.pop()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return method(*args, **kwargs)
+    setattr(owner, name, stopping)
+"""
+_STOPPED = (
+    _STOP
+    + """
 from sharded_orm.backends.change_capture import ChangeCapture
 from sharded_orm.backends.row_access import RowAccess
 from sharded_orm.backends.schema_move import SchemaMove
 from sharded_orm.operations import shard_moves
-method, left = {owner}.{method}, [1]
-def stopping(*args, **kwargs):
-    if left:
-        left.pop()
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return method(*args, **kwargs)
-{owner}.{method} = stopping
+stop_before({owner}, "{method}")
 print(shard_moves.move_shards("accounts", [0], "db2").moved)
 """
+)
+_STOPPED_BEFORE_ITS_SCHEMA = (
+    _STOP
+    + """
+from sharded_orm.operations import shard_moves
+stop_before(type(connections["accounts_00000"]), "create_shard_database")
+print(shard_moves.move_shards("accounts", [0], "db2").moved)
+"""
+)
 _TAKE_OVER = """
 from sharded_orm.models import OperationRun
 from sharded_orm.operations import shard_moves
@@ -52,6 +67,18 @@ def test_sessions_of_a_stopped_mover_are_ended(site: Site, owner: str, method: s
     assert site.left() == ""
     site.move("accounts", "0", "--to", "db2", "--keep", "0")
     assert site.rows("Account", "Order") == before
+
+
+@pytest.mark.parametrize("site", ["mariadb", "postgresql"], indirect=True)
+def test_the_schema_that_a_stopped_mover_creates_late_is_dropped(site: Site) -> None:
+    mover = site.start("run", PREAMBLE + _STOPPED_BEFORE_ITS_SCHEMA)
+    wait_until_stopped(mover)
+    site.run(_TAKE_OVER)
+    out, err = go_on(mover)
+    assert "{0: 'db2'}" not in out, err
+    site.manage("shards", "check", code=1)
+    site.move("accounts", "--cleanup")
+    site.manage("shards", "check")
 
 
 def test_the_option_goes_with_a_repair(site: Site) -> None:
