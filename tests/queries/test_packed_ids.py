@@ -381,9 +381,11 @@ def test_forms_and_validation() -> None:
 
 
 @committed
-def test_a_new_row_costs_one_insert_in_a_transaction() -> None:
+def test_a_new_row_costs_one_insert() -> None:
     board = on(5, name="warm")
-    with assert_queries(3, using="pins_00005"):  # BEGIN, INSERT, COMMIT
+    # PostgreSQL checks the id in the INSERT. Others get BEGIN, INSERT, COMMIT.
+    cost = 1 if connections["pins_00005"].vendor == "postgresql" else 3
+    with assert_queries(cost, using="pins_00005"):
         Board.objects.create(name="x", near=board)
     with assert_queries(1, using="pins_00005"):
         Board.objects.create(pk=PACKED.pack(5, 1, 900), name="x")
