@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
+from functools import lru_cache
 from typing import Any
 
 from django.db import DataError, connections, models
@@ -66,7 +67,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         """Return all ids that the table on ``shard`` may generate, as a range that begins with
         local id 1.
         """
-        return self.layout.counted(shard.number, self.type_id)
+        return _counted(self.layout, shard.number, self.type_id)
 
     def insert_rows(
         self,
@@ -163,3 +164,9 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             f"{problem} The table was made, emptied or copied without its first id: 'manage.py migrate"
             f" --database {shard.alias}' sets it."
         )
+
+
+@lru_cache(maxsize=4096)
+def _counted(layout: PackedLayout, shard_number: int, type_id: int) -> range:
+    # Every insert asks for this range.
+    return layout.counted(shard_number, type_id)

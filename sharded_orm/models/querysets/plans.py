@@ -83,7 +83,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         @property
         def query(self) -> Any:
             """The query, as Django's. From now on, the caller may change it."""
-            self._end_recording()
+            if self._recording is not None:
+                self._end_recording()
             return QuerySet.query.fget(self)
 
         @query.setter
