@@ -6,8 +6,9 @@ It adds methods that this package needs, and reports to the cache when Django's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+from django.db import DatabaseError
 from django.db.backends.base.operations import BaseDatabaseOperations
 from django.db.models.sql.compiler import SQLCompiler
 
@@ -16,6 +17,17 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
+    #: Whether an INSERT fails if it would return an id that is not in ``returned_ids``, which is an
+    #: attribute (a range) of a field that the INSERT returns.
+    checks_returned_ids: ClassVar[bool] = False
+
+    @staticmethod
+    def refused_id(error: DatabaseError) -> int | None:
+        """Return the id because of which an INSERT failed, see :attr:`checks_returned_ids`. Return
+        None for any other error.
+        """
+        return None
+
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:
         stock: Any = super().compiler(compiler_name)
         return with_hooks(stock)

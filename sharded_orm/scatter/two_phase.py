@@ -8,7 +8,6 @@ the complete rows of the winners.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.scatter.compile import CompileOptions
@@ -81,7 +80,9 @@ def fetch(
     # changed query, which is compiled once per node.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
-    keys = [replace(target, query=key_queries[id(target.query)]) for target in targets]
+    keys = [
+        Target(target.shard, key_queries[id(target.query)], target.hidden) for target in targets
+    ]
     limit = options.limit
     first = make_plan(
         keys,

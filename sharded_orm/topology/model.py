@@ -155,6 +155,19 @@ class Topology:
 
     def resolve(self, alias: str) -> Shard | None:
         """Return the shard whose database alias is ``alias``; None if there is no such shard."""
+        shard = self._resolved.get(alias)
+        if shard is None:
+            shard = self._parse(alias)
+            if shard is not None:
+                self._resolved[alias] = shard
+        return shard
+
+    @cached_property
+    def _resolved(self) -> dict[str, Shard]:
+        # The shards that resolve() has returned, by alias. A write calls resolve() several times.
+        return {}
+
+    def _parse(self, alias: str) -> Shard | None:
         name, separator, digits = alias.rpartition("_")
         group = self.groups.get(name)
         # Check the length before calling int(), which refuses thousands of digits. Check isascii(),

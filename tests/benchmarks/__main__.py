@@ -1,7 +1,8 @@
-"""Runs the benchmarks: ``python -m tests.benchmarks [--only NAME] [--rounds N] [--quick]``.
+"""Runs the benchmarks: ``python -m tests.benchmarks [--backend NAME] [--only NAME] [--rounds N] [--quick]``.
 
-Uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m tests.services.mariadb --
-COMMAND``) or starts a private one. The exit code says whether it ran, not how fast.
+On MariaDB, it uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m tests.services.mariadb --
+COMMAND``) or starts a private one. On PostgreSQL, it starts a private one. The exit code says whether it
+ran, not how fast.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from tests.benchmarks.database import DATABASES
 from tests.benchmarks.report import Line, show
 from tests.benchmarks.site import Site, configure, new_prefix
 from tests.benchmarks.timing import Rounds
-from tests.services import mariadb
 
 Subject = Callable[[Site, Rounds], Iterator[Line]]
 
@@ -42,6 +43,7 @@ def subjects() -> dict[str, Subject]:
         writes,
     )
     from tests.benchmarks.cache.run import cached
+    from tests.benchmarks.made_ids.run import made_ids
 
     return {
         "get": reads.get_staying,
@@ -67,6 +69,7 @@ def subjects() -> dict[str, Subject]:
         "entity_index": entities.entity_index,
         "two_phase": two_phase.two_phase_commit,
         "objects": objects.objects,
+        "made_ids": made_ids,
     }
 
 
@@ -80,23 +83,36 @@ NAMES = (
     "two_phase",
     "objects",
 )  # fmt: skip
+#: Subjects that are measured on PostgreSQL; "recycling" starts a server of PostgreSQL in any case.
+ON_POSTGRESQL = (
+    "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "migrations",
+    "recycling",
+    "made_ids",
+)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME",
-                        help=f"one of {', '.join(NAMES)}; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--backend", choices=DATABASES, default="mariadb", help="default: %(default)s"
+    )
+    parser.add_argument("--only", action="append", metavar="NAME",
+                        help=f"one of {', '.join(NAMES)}; may be repeated. On PostgreSQL there are"
+                             f" {', '.join(ON_POSTGRESQL)}.")  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="turns per figure (default 40)")
     parser.add_argument("--quick", action="store_true", help="rough figures in some minutes")
     options = parser.parse_args()
+    names = ON_POSTGRESQL if options.backend == "postgresql" else NAMES
+    for name in options.only or ():
+        if name not in names:
+            parser.error(f"--only {name}: on {options.backend} there are {', '.join(names)}")
     rounds = Rounds(options.rounds or (8 if options.quick else 40), 0.2 if options.quick else 1.0)
     with contextlib.ExitStack() as stack:
-        running = mariadb.addresses_from_environment()
-        if not running:
-            running = [server.address for server in stack.enter_context(mariadb.servers(1))]
-        site = Site(running[0], new_prefix(), 64 if options.quick else 512)
-        configure(site.address, site.prefix, site.shards)
-        print(show(run(site, rounds, options.only or NAMES)))
+        database = DATABASES[options.backend]
+        address = stack.enter_context(database.server())
+        site = Site(database, address, new_prefix(), 64 if options.quick else 512)
+        configure(database, address, site.prefix, site.shards)
+        print(show(run(site, rounds, options.only or names)))
 
 
 def run(site: Site, rounds: Rounds, names: list[str] | tuple[str, ...]) -> list[Line]:

@@ -15,6 +15,7 @@ from tests.benchmarks.models import Photo, Plain
 from tests.benchmarks.report import Line
 from tests.benchmarks.site import Site
 from tests.benchmarks.timing import Rounds
+from tests.services.mariadb import Address
 
 THREADS = 8
 
@@ -50,6 +51,7 @@ def connections_held(site: Site, rounds: Rounds) -> Iterator[Line]:
 
 
 def _held(site: Site, touch: Callable[[int], None], close: Callable[[], None]) -> int:
+    assert isinstance(site.address, Address)
     monitor = MySQLdb.connect(**site.address.mysqldb())
 
     def connected() -> int:

@@ -13,14 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.benchmarks.database import DATABASES, Database
 from tests.benchmarks.report import Line, at_least
 from tests.benchmarks.site import Site
 from tests.benchmarks.timing import Rounds, summary
-from tests.services.mariadb import Address
+from tests.services.addresses import ServerAddress
 
 NEW, CHANGED, ALL = 256, 512, 4096
 # The loop would need minutes for all shards, so it is timed on this many.
@@ -28,6 +30,8 @@ SAMPLE = 8
 FEW = 64
 BEFORE, ADD_FIELD = "0022_no_temporary", "0023_photo_checked"
 GROUP = "fleet"
+#: What one AddField is to reach. On PostgreSQL, definitions of the loop are one transaction as well.
+FIELD_GOAL = {"mariadb": 8, "postgresql": 4}
 
 
 def migrations(site: Site, rounds: Rounds) -> Iterator[Line]:
@@ -37,7 +41,7 @@ def migrations(site: Site, rounds: Rounds) -> Iterator[Line]:
     loop = range(changed, changed + max(2, rounds.of(SAMPLE)))
     by_loop = f"a loop of migrate, timed on {len(loop)} shards"
     turns = Rounds(max(2, rounds.count // 10))
-    with _Project(site, everything) as project:
+    with _journal(site), _Project(site, everything) as project:
         try:
 
             def empty() -> None:
@@ -64,7 +68,7 @@ def migrations(site: Site, rounds: Rounds) -> Iterator[Line]:
                 project.ask("loop", loop, BEFORE)
 
             yield at_least(
-                8,
+                FIELD_GOAL[site.database.name],
                 f"one AddField on {changed} shards: speed per shard",
                 by_loop,
                 project.compare(ours, loop, turns, back, ADD_FIELD),
@@ -76,6 +80,19 @@ def migrations(site: Site, rounds: Rounds) -> Iterator[Line]:
                 yield _nothing_to_do(site, everything, shards, turns)
         finally:
             project.ask("drop", range(everything))
+
+
+@contextmanager
+def _journal(site: Site) -> Iterator[None]:
+    """The global database of the child process."""
+    name = f"{site.prefix}_journal"
+    with site.session() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+    try:
+        yield
+    finally:
+        with site.session() as cursor:
+            cursor.execute(site.database.drop_database(name))
 
 
 def _nothing_to_do(site: Site, everything: int, shards: range, turns: Rounds) -> Line:
@@ -96,9 +113,9 @@ class _Project:
     """The child process; a context manager."""
 
     def __init__(self, site: Site, shards: int) -> None:
-        address = json.dumps(vars(site.address))
+        where = [site.database.name, json.dumps(vars(site.address)), site.prefix]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address, site.prefix, str(shards)],
+            [sys.executable, "-m", __name__, *where, str(shards)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -141,26 +158,16 @@ class _Project:
 # ##### The child #####
 
 
-def configure(address: Address, prefix: str, shards: int) -> None:
+def configure(database: Database, address: ServerAddress, prefix: str, shards: int) -> None:
     import django
     from django.conf import settings
 
     from sharded_orm.topology.aliases import sharded_databases
 
-    options = {"charset": "utf8mb4", "isolation_level": "read committed"}
-    connection = {**address.django(), "OPTIONS": options, "CONN_MAX_AGE": None}
     settings.configure(
         SECRET_KEY="benchmarks",
         USE_TZ=True,
-        DATABASES=sharded_databases(
-            {
-                "default": {
-                    "ENGINE": "django.db.backends.mysql",
-                    "NAME": f"{prefix}_journal",
-                    **connection,
-                }
-            }
-        ),
+        DATABASES=sharded_databases({"default": database.database(address, f"{prefix}_journal")}),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         # The apps of a new startproject project, and the app that is migrated.
         INSTALLED_APPS=[
@@ -174,7 +181,7 @@ def configure(address: Address, prefix: str, shards: int) -> None:
             "tests.fleet",
         ],
         SHARDED_ORM={
-            "NODES": {"node": {"ENGINE": "sharded_orm.backends.mysql", **connection}},
+            "NODES": {"node": database.node(address)},
             "GROUPS": {
                 GROUP: {
                     "STRATEGY": "embedded",
@@ -190,25 +197,18 @@ def configure(address: Address, prefix: str, shards: int) -> None:
 class _Orders:
     """The orders of the parent; each is a method."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Database, address: ServerAddress) -> None:
         from django.core.management import call_command
-        from django.db import connections
 
         from sharded_orm import runtime
 
+        self._database, self._address = database, address
         self._call = call_command
-        self._connections = connections
         self._group = runtime.group(GROUP)
-        with self._server() as cursor:
-            cursor.execute(f"CREATE DATABASE IF NOT EXISTS `{self._journal}`")
         self._migrate("default")
 
-    @property
-    def _journal(self) -> str:
-        return str(self._connections["default"].settings_dict["NAME"])
-
-    def _server(self) -> Any:
-        return self._connections["default"]._nodb_cursor()
+    def _session(self) -> AbstractContextManager[Any]:
+        return self._database.session(self._address)
 
     def _schemas(self, shards: range) -> list[str]:
         return [self._group.schema_name(number) for number in shards]
@@ -218,27 +218,28 @@ class _Orders:
 
     def create(self, shards: range, target: list[str]) -> None:
         """Create empty schemas and drop existing ones."""
-        with self._server() as cursor:
+        with self._session() as cursor:
             for schema in self._schemas(shards):
-                cursor.execute(f"DROP DATABASE IF EXISTS `{schema}`")
-                cursor.execute(f"CREATE DATABASE `{schema}`")
+                cursor.execute(self._database.drop_schema(schema))
+                cursor.execute(f"CREATE SCHEMA {schema}")
 
     def drop(self, shards: range, target: list[str]) -> None:
-        with self._server() as cursor:
-            for schema in [*self._schemas(shards), self._journal]:
-                cursor.execute(f"DROP DATABASE IF EXISTS `{schema}`")
+        with self._session() as cursor:
+            for schema in self._schemas(shards):
+                cursor.execute(self._database.drop_schema(schema))
 
     def fill(self, shards: range, target: list[str]) -> None:
-        """Create schemas that hold only the ``django_migrations`` of the first shard; a survey
-        reads
-        nothing else.
+        """Create schemas that hold only the ``django_migrations`` of the first shard.
+
+        A survey reads nothing else.
         """
-        records = f"`{self._group.schema_name(0)}`.django_migrations"
-        with self._server() as cursor:
+        records = f"{self._group.schema_name(0)}.django_migrations"
+        with self._session() as cursor:
             for schema in self._schemas(shards):
-                cursor.execute(f"CREATE DATABASE `{schema}`")
-                cursor.execute(f"CREATE TABLE `{schema}`.django_migrations LIKE {records}")
-                cursor.execute(f"INSERT INTO `{schema}`.django_migrations SELECT * FROM {records}")
+                copied = f"{schema}.django_migrations"
+                cursor.execute(f"CREATE SCHEMA {schema}")
+                cursor.execute(self._database.copy_table(records, copied))
+                cursor.execute(f"INSERT INTO {copied} SELECT * FROM {records}")
 
     def ours(self, shards: range, target: list[str]) -> float:
         began = time.perf_counter()
@@ -261,9 +262,11 @@ class _Orders:
         return first, self.ours(shards, target), (peak - before) / 1024
 
 
-def main(address: str, prefix: str, shards: str) -> None:
-    configure(Address(**json.loads(address)), prefix, int(shards))
-    orders = _Orders()
+def main(database: str, address: str, prefix: str, shards: str) -> None:
+    measured = DATABASES[database]
+    where = measured.address(json.loads(address))
+    configure(measured, where, prefix, int(shards))
+    orders = _Orders(measured, where)
     for line in sys.stdin:
         order, start, stop, target = json.loads(line)
         work = getattr(orders, order)

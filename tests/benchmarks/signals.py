@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tests.benchmarks.database import DATABASES
 from tests.benchmarks.report import Line, at_most
 from tests.benchmarks.site import CONFIGURED, Site, configure
 from tests.benchmarks.timing import Rounds, summary
-from tests.services.mariadb import Address
 
 FEW = 8
 REQUESTS = 200
@@ -39,9 +39,9 @@ class _Project:
     """A child process with a project of its own."""
 
     def __init__(self, site: Site, kind: str, busy: bool) -> None:
-        address = json.dumps(vars(site.address))
+        where = [site.database.name, json.dumps(vars(site.address)), site.prefix]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address, site.prefix, kind, str(FEW if busy else 1)],
+            [sys.executable, "-m", __name__, *where, kind, str(FEW if busy else 1)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,11 +62,12 @@ class _Project:
         self._process.wait()
 
 
-def main(address: str, prefix: str, kind: str, touched: str) -> None:
+def main(database: str, address: str, prefix: str, kind: str, touched: str) -> None:
     sharded = kind == "sharded"
     # One group: Django iterates over groups, which costs about 8 us per group and request.
     groups = ("photos",) if sharded else ()
-    configure(Address(**json.loads(address)), prefix, CONFIGURED, groups)
+    measured = DATABASES[database]
+    configure(measured, measured.address(json.loads(address)), prefix, CONFIGURED, groups)
     from django.core.handlers.base import BaseHandler
     from django.core.signals import request_finished, request_started
     from django.db import connections

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import django
 from django.conf import settings
 from django.db import connections
-from django.db.backends.mysql.base import DatabaseWrapper as StockWrapper
+from django.db.utils import load_backend
 
-from tests.services.mariadb import Address
+from tests.benchmarks.database import Database
+from tests.services.addresses import ServerAddress
 
 #: Rows of one user; each shard has this many users.
 ROWS, USERS = 40, 3
-GROUPS = ("photos", "uploads", "placed")
+GROUPS = ("photos", "uploads", "placed", "packed")
 UPLOAD_SHARDS = 16
 PLACED_SHARDS = 4
+PACKED_SHARDS = 1
 #: Shards of the group for the request signals; most of them do not exist.
 CONFIGURED = 4096
 START = datetime(2026, 1, 1, tzinfo=UTC)
-_OPTIONS = {"charset": "utf8mb4", "isolation_level": "read committed"}
-_STOCK = "django.db.backends.mysql"
-_OURS = "sharded_orm.backends.mysql"
 
 
-def configure(address: Address, prefix: str, shards: int, groups: Sequence[str] = GROUPS) -> None:
+def configure(
+    database: Database,
+    address: ServerAddress,
+    prefix: str,
+    shards: int,
+    groups: Sequence[str] = GROUPS,
+) -> None:
     """Set Django up with groups of shards; without groups, as a project that has one database."""
-    connection = {**address.django(), "OPTIONS": _OPTIONS, "CONN_MAX_AGE": None}
-    explicit = {"default": {"ENGINE": _STOCK, "NAME": f"{prefix}_global", **connection}}
+    explicit = {"default": database.database(address, f"{prefix}_global")}
     common: dict[str, Any] = {
         "SECRET_KEY": "benchmarks",
         "USE_TZ": True,
@@ -60,15 +64,17 @@ def configure(address: Address, prefix: str, shards: int, groups: Sequence[str] 
             "sharded_orm.contrib.lookups",
             "tests.benchmarks",
             "tests.benchmarks.finders",
+            "tests.benchmarks.made_ids",
         ],
         SHARDED_ORM={
-            "NODES": {"node": {"ENGINE": _OURS, **connection}},
+            "NODES": {"node": database.node(address)},
             "GROUPS": {
                 name: group(strategy, count)
                 for name, strategy, count in (
                     ("photos", "modulo", shards),
                     ("uploads", "modulo", UPLOAD_SHARDS),
                     ("placed", "directory", PLACED_SHARDS),
+                    ("packed", "embedded", PACKED_SHARDS),
                 )
                 if name in groups
             },
@@ -91,18 +97,23 @@ class Site:
     ``DATABASES`` on every request, on our side of the comparison as well.
     """
 
-    def __init__(self, address: Address, prefix: str, shards: int) -> None:
-        self.address, self.prefix, self.shards = address, prefix, shards
+    def __init__(
+        self, database: Database, address: ServerAddress, prefix: str, shards: int
+    ) -> None:
+        self.database, self.address, self.prefix, self.shards = database, address, prefix, shards
         self._schemas: list[str] = []
 
     def stock(self, alias: str) -> str:
         """Return the alias of this thread's stock connection to the schema of ``alias``."""
         name = f"stock_{alias}"
         if not hasattr(connections._connections, name):  # type: ignore[attr-defined]
-            entry = connections.settings[alias]
-            own = {key: value for key, value in entry.items() if key != "SHARD"}
-            connections[name] = StockWrapper({**own, "ENGINE": _STOCK}, name)
+            entry = self.database.stock_settings(connections.settings[alias])
+            connections[name] = load_backend(entry["ENGINE"]).DatabaseWrapper(entry, name)
         return name
+
+    def session(self) -> AbstractContextManager[Any]:
+        """Return a cursor of the driver, in autocommit, where all schemas can be named."""
+        return self.database.session(self.address)
 
     @contextmanager
     def made(self) -> Iterator[None]:
@@ -112,18 +123,14 @@ class Site:
             self._make_shards()
             yield
         finally:
-            with self._server() as cursor:
+            with self.session() as cursor:
                 for schema in self._schemas:
-                    cursor.execute(f"DROP DATABASE IF EXISTS `{schema}`")
-
-    @contextmanager
-    def _server(self) -> Iterator[Any]:
-        with connections["default"]._nodb_cursor() as cursor:
-            yield cursor
+                    cursor.execute(self.database.drop_schema(schema))
+                cursor.execute(self.database.drop_database(f"{self.prefix}_global"))
 
     def _create(self, cursor: Any, schema: str) -> None:
         self._schemas.append(schema)
-        cursor.execute(f"CREATE DATABASE `{schema}`")
+        cursor.execute(f"CREATE SCHEMA {schema}")
 
     def _make_global(self) -> None:
         from sharded_orm import runtime
@@ -132,8 +139,8 @@ class Site:
         from sharded_orm.models.tables.placement import Placement
         from sharded_orm.operations.tickets import begin, declared_sequences
 
-        with self._server() as cursor:
-            self._create(cursor, f"{self.prefix}_global")
+        with self.session() as cursor:
+            cursor.execute(f"CREATE DATABASE {self.prefix}_global")
         with connections["default"].schema_editor() as editor:
             for model in (Placement, KeyMove, LookupEntry, LookupState):
                 editor.create_model(model)
@@ -147,35 +154,44 @@ class Site:
         schemas = [f"{self.prefix}_photos_{number:05d}" for number in range(1, self.shards)]
         schemas += [f"{self.prefix}_uploads_{number:05d}" for number in range(UPLOAD_SHARDS)]
         schemas += [f"{self.prefix}_placed_{number:05d}" for number in range(PLACED_SHARDS)]
-        with self._server() as cursor:
+        schemas += [f"{self.prefix}_packed_{number:05d}" for number in range(PACKED_SHARDS)]
+        with self.session() as cursor:
             self._create(cursor, template)
             with connections["photos_00000"].schema_editor() as editor:
                 editor.create_model(Photo)
             self._fill_template(cursor, template)
-            cursor.execute(f"SHOW CREATE TABLE `{template}`.photo")
-            definition = cursor.fetchone()[1]
             for schema in schemas:
                 self._create(cursor, schema)
-                cursor.execute(f"USE `{schema}`")
-                cursor.execute(definition)
+                cursor.execute(self.database.copy_table(f"{template}.photo", f"{schema}.photo"))
             for number in range(1, self.shards):
                 # Ids are unique over all shards; keys are those of the shard.
+                posted_at = self.database.later.format(
+                    "posted_at", f"MOD(photo_id * {number}, 9973)"
+                )
                 cursor.execute(
-                    f"INSERT INTO `{self.prefix}_photos_{number:05d}`.photo"
+                    f"INSERT INTO {self.prefix}_photos_{number:05d}.photo"
                     " (photo_id, user_id, title, posted_at, stars)"
                     f" SELECT photo_id + {number * ROWS * USERS}, user_id + {number}, title,"
-                    f" posted_at + INTERVAL (photo_id * {number} % 9973) SECOND, stars"
-                    f" FROM `{template}`.photo"
+                    f" {posted_at}, stars FROM {template}.photo"
                 )
+            for statement in self.database.ready:
+                cursor.execute(statement)
 
     def _fill_template(self, cursor: Any, template: str) -> None:
+        first = datetime.fromtimestamp(1_700_000_000, UTC)
         rows = [
-            (n + 1, (n % USERS) * self.shards, f"Photo number {n}", 1_700_000_000 + n * 60, n % 6)
+            (
+                n + 1,
+                (n % USERS) * self.shards,
+                f"Photo number {n}",
+                first + timedelta(minutes=n),
+                n % 6,
+            )
             for n in range(ROWS * USERS)
         ]
         cursor.executemany(
-            f"INSERT INTO `{template}`.photo (photo_id, user_id, title, posted_at, stars)"
-            " VALUES (%s, %s, %s, FROM_UNIXTIME(%s), %s)",
+            f"INSERT INTO {template}.photo (photo_id, user_id, title, posted_at, stars)"
+            " VALUES (%s, %s, %s, %s, %s)",
             rows,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 
 import sharded_orm
 from tests.benchmarks.models import Photo, Plain, Upload
@@ -16,6 +16,8 @@ from tests.benchmarks.timing import Measured, Rounds, compare
 
 BULK = 10_000
 CALLS = 40
+#: What a transaction with an update is to reach.
+UPDATE_GOAL = {"mariadb": 0.9, "postgresql": 1.0}
 
 
 def bulk_create(site: Site, rounds: Rounds) -> Iterator[Line]:
@@ -61,9 +63,9 @@ def _instances(model: Any, rows: int, users: int) -> list[Any]:
 
 
 def _empty(site: Site) -> None:
-    with connections["default"].cursor() as cursor:
+    with site.session() as cursor:
         for number in range(UPLOAD_SHARDS):
-            cursor.execute(f"TRUNCATE `{site.prefix}_uploads_{number:05d}`.photo")
+            cursor.execute(f"TRUNCATE {site.prefix}_uploads_{number:05d}.photo")
 
 
 def atomic_update(site: Site, rounds: Rounds) -> Iterator[Line]:
@@ -81,4 +83,9 @@ def atomic_update(site: Site, rounds: Rounds) -> Iterator[Line]:
             Plain.objects.using(alias).filter(pk=pk).update(stars=next(stars))
 
     measured = compare(ours, stock, rounds, number=CALLS)
-    yield at_most(0.9, "atomic() + one update", "transaction.atomic(using=) + update", measured)
+    yield at_most(
+        UPDATE_GOAL[site.database.name],
+        "atomic() + one update",
+        "transaction.atomic(using=) + update",
+        measured,
+    )

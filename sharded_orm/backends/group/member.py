@@ -281,7 +281,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def in_atomic_block(self) -> bool:
-        if self._is_behind:
+        # Django reads this property many times in each transaction. Nearly always, the group has no
+        # open block.
+        group = self.group_wrapper
+        if group is not None and group.levels and self._is_behind:
             self.join_group_transaction()
         return self._in_atomic_block
 

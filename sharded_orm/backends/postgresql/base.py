@@ -113,7 +113,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_connection_params(self) -> dict[str, Any]:
         options = self.settings_dict["OPTIONS"]
         for name, remedy in _REFUSED_OPTIONS.items():
-            if options.get(name):
+            # 0 is a threshold as well: a statement is prepared when it is executed first.
+            if options.get(name) is not None and options[name] is not False:
                 raise ImproperlyConfigured(
                     f"Alias {self.alias!r}: OPTIONS[{name!r}] cannot be used with"
                     f" sharded_orm.backends.postgresql: {remedy}."

@@ -15,7 +15,7 @@ from sharded_orm.backends.postgresql.node import PostgreSQLPool
 from sharded_orm.backends.postgresql.search_path import EXTENSIONS, packet_of
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
-from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
+from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
 from sharded_orm.exceptions import SessionStateRefused
 
 # The search path of a node's cursor: that of a shard, without the shard's schema. It contains the
@@ -60,11 +60,12 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
         connection.tables = set(_TABLE.findall(text))
         if connection.session is not None:
             connection.session.tables |= connection.tables
-        if classify(text) > PostgreSQLKind.INSERT:
-            raise SessionStateRefused(
-                f"A node's cursor takes plain statements only, not {query!r}."
-            )
         return super().execute(query, params, **options)
+
+    def _run_special(
+        self, connection: PostgreSQLConnection, kind: PostgreSQLKind, text: str, *more: Any
+    ) -> None:
+        raise SessionStateRefused(f"A node's cursor takes plain statements only, not {text!r}.")
 
     def close(self) -> None:
         super().close()

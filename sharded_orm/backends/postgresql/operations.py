@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
+from django.db import DatabaseError
 from django.db.backends.postgresql import operations
 
 from sharded_orm.backends.operations import OperationsMixin
@@ -16,9 +18,41 @@ _COUNTERS = """
     AND a.attnum > 0 AND NOT a.attisdropped
     AND pg_catalog.pg_get_serial_sequence(%s, a.attname) IS NOT NULL
 """
+# A text that is no number, so the cast in DatabaseOperations.returning_columns() fails. The server's
+# message, in any language, contains the text.
+_REFUSED = "sharded_orm refuses id "
+_REFUSED_ID = re.compile(rf'"{_REFUSED}(-?\d+)"')
 
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
+    checks_returned_ids: ClassVar[bool] = True
+
+    @staticmethod
+    def refused_id(error: DatabaseError) -> int | None:
+        match = _REFUSED_ID.search(str(error))
+        return int(match[1]) if match else None
+
+    def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
+        # Overrides the method of Django, which names the columns only.
+        if not fields:
+            return "", ()
+        columns = []
+        for field in fields:
+            column = (
+                f"{self.quote_name(field.model._meta.db_table)}.{self.quote_name(field.column)}"
+            )
+            ids: range | None = getattr(field, "returned_ids", None)
+            if ids is not None:
+                column = (
+                    f"CASE WHEN {column} BETWEEN {ids.start} AND {ids.stop - 1} THEN {column}"
+                    f" ELSE CAST('{_REFUSED}' || {column} AS bigint) END"
+                )
+            columns.append(column)
+        return f"RETURNING {', '.join(columns)}", ()
+
+    #: The name of the method before Django 6.0.
+    return_insert_columns = returning_columns
+
     def show_definition_sql(self, table: str) -> str:
         # Query information_schema, because the server does not know psql's command \\d.
         name = literal(table.strip('"'))

@@ -90,15 +90,18 @@ _QUOTED = re.compile(
     r"|(?P<open>['\"]|(?<![\w$\x80-\U0010ffff])\$(?:[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$)",
     re.DOTALL,
 )
+# Where none of these is in a text, its literals and names are those of standard SQL.
+_BEYOND_STANDARD = ("--", "/*", "$", "\\", "E'", "e'")
+_STANDARD_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"]|\"\")*\"")
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 _QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
-# A cheap first test: the patterns below can match only if a text contains one of these words.
-_SUSPICIOUS = re.compile(
-    r"SET_CONFIG|ADVISORY|SETSEED|SET_LIMIT|DBLINK|CURRVAL|LASTVAL|PG_TEMP|PG_SETTINGS|TEMP"
-    r"|REPLICATION_ORIGIN|U&\""
-)
+# A cheap first test: the patterns below can match only if a text contains one of these.
+_SUSPICIOUS = (
+    "SET_CONFIG", "ADVISORY", "SETSEED", "SET_LIMIT", "DBLINK", "CURRVAL", "LASTVAL", "TEMP", "PG_SETTINGS",
+    "REPLICATION_ORIGIN", 'U&"',
+)  # fmt: skip
 _STATEFUL_FUNCTION = re.compile(
     r"\b(SET_CONFIG|PG_(?:TRY_)?ADVISORY_LOCK(?:_SHARED)?|PG_ADVISORY_UNLOCK\w*|SETSEED|SET_LIMIT"
     r"|DBLINK_(?:CONNECT|DISCONNECT|OPEN|CLOSE|SEND_QUERY)\w*|PG_REPLICATION_ORIGIN_SESSION_\w+)\s*\("
@@ -260,6 +263,10 @@ def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | No
     :param literals: whether to keep literals.
     :param names: whether to keep quoted names.
     """
+    if not (literals or names or any(mark in sql for mark in _BEYOND_STANDARD)):
+        # A statement over hundreds of shards has thousands of names.
+        bare = _STANDARD_QUOTED.sub("?", sql)
+        return None if "'" in bare or '"' in bare else bare.strip()
     parts: list[str] = []
     start = 0
     while (match := _QUOTED.search(sql, start)) is not None:
@@ -301,7 +308,7 @@ def _classify(sql: str) -> PostgreSQLKind:
     raw = text.upper()
     kinds = [_by_word(part, raw) for part in _parts(upper)]
     kind = _of_several(kinds) if len(kinds) != 1 else kinds[0]
-    if _SUSPICIOUS.search(raw):
+    if any(word in raw for word in _SUSPICIOUS):
         kind = max(kind, _by_names(upper, text, raw))
     return kind
 
@@ -377,11 +384,15 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if word == "EXPLAIN":
         # EXPLAIN ANALYZE runs the statement that it explains, which may write.
         return PostgreSQLKind.WRITE
-    if word in _INSERTS or ((is_read or word == "UPDATE") and _NUMBERS.search(upper)):
+    if word in _INSERTS or ((is_read or word == "UPDATE") and _takes_numbers(upper)):
         return PostgreSQLKind.INSERT
-    if is_read and _LOCKING_READ.search(upper):
+    if is_read and ("FOR" in upper or "INTO" in upper) and _LOCKING_READ.search(upper):
         return PostgreSQLKind.WRITE
     return PostgreSQLKind.READ if is_read else PostgreSQLKind.WRITE
+
+
+def _takes_numbers(upper: str) -> bool:
+    return "TVAL" in upper and _NUMBERS.search(upper) is not None
 
 
 def _of_body(raw: str) -> PostgreSQLKind:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import copy
+from functools import lru_cache
 from typing import Any
 
-from django.db import connections, models
+from django.db import DataError, connections, models
 from django.db.models.constants import OnConflict
 
 from sharded_orm.exceptions import PackedIDMismatch
@@ -34,9 +37,10 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     :exc:`PackedIDMismatch`, and no row is stored. An explicit id must have the row's shard and this
     type.
 
-    Cost of new rows: one INSERT, with BEGIN and COMMIT around it if no transaction is open. If the
-    INSERT returns no ids (INSERT IGNORE, or many rows on MySQL), one more query checks the ids. If
-    all rows have explicit ids, the cost is only the INSERT.
+    Cost of new rows: one INSERT. If no transaction is open, BEGIN and COMMIT are around it, except on
+    PostgreSQL, where the INSERT itself checks the ids. If the INSERT returns no ids (INSERT IGNORE,
+    or many rows on MySQL), one more query checks the ids. If all rows have explicit ids, the cost is
+    only the INSERT.
     """
 
     layout: PackedLayout
@@ -62,7 +66,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
 
     def counted_on(self, shard: Shard) -> range:
         """Return all ids that the table on ``shard`` may generate: a range that begins at local id 1."""
-        return self.layout.counted(shard.number, self.type_id)
+        return _counted(self.layout, shard.number, self.type_id)
 
     def insert_rows(
         self,
@@ -85,8 +89,18 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         if len(explicit) == len(instances):
             return insert(returning)
         counted = self.counted_on(shard)
-        with all_or_nothing(alias):
-            rows = insert(returning)
+        connection: Any = connections[alias]
+        # A server that checks the ids which the INSERT returns stores no row if an id is wrong. In
+        # autocommit, the statement then needs no transaction around it.
+        is_checked = self in returning and connection.ops.checks_returned_ids
+        is_alone = is_checked and connection.get_autocommit() and not connection.in_atomic_block
+        with nullcontext() if is_alone else all_or_nothing(alias):
+            try:
+                rows = insert(self._checked(returning, counted) if is_checked else returning)
+            except DataError as exc:
+                if (wrong_id := connection.ops.refused_id(exc)) is None:
+                    raise
+                raise self._mismatch(wrong_id, shard) from exc
             if rows and self in returning:
                 position = list(returning).index(self)
                 for row in rows:
@@ -97,6 +111,14 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             elif (foreign_id := self._foreign_id(alias, counted)) is not None:
                 raise self._mismatch(foreign_id, shard, returned=False)
         return rows
+
+    def _checked(self, returning: Sequence[Any], counted: range) -> list[Any]:
+        """Return the fields ``returning``, with a copy of this field whose column must be in
+        ``counted``.
+        """
+        checked: Any = copy(self)
+        checked.returned_ids = counted
+        return [checked if field is self else field for field in returning]
 
     def _check_given(self, value: Any, shard: Shard) -> None:
         parts = self.layout.unpack(self.get_prep_value(value))
@@ -141,3 +163,9 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             f"{problem} The table was made, emptied or copied without its first id: 'manage.py migrate"
             f" --database {shard.alias}' sets it."
         )
+
+
+@lru_cache(maxsize=4096)
+def _counted(layout: PackedLayout, shard_number: int, type_id: int) -> range:
+    # Every insert asks for this range.
+    return layout.counted(shard_number, type_id)

@@ -34,6 +34,19 @@ from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 TRIES = 10
 
 
+class _ColumnDefault(DatabaseDefault):
+    """The keyword DEFAULT as the value of a column in an INSERT."""
+
+    # Django's class computes these attributes for each row, from the expressions that it consists of.
+    contains_aggregate = False
+    contains_column_references = False
+    contains_over_clause = False
+
+    def resolve_expression(self, *args: Any, **kwargs: Any) -> _ColumnDefault:
+        # Overrides Django's method, which resolves a copy. There is nothing to resolve in DEFAULT.
+        return self
+
+
 class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     """An id that sorts by time and contains the number of the row's shard (Instagram, I2).
 
@@ -107,8 +120,9 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         on_conflict: OnConflict | None = None,
         unique_fields: Sequence[Any] | None = None,
     ) -> list[Any]:
-        self._check_given(instances, alias)
         new = [row for row in instances if getattr(row, self.attname) is None]
+        if len(new) < len(instances):
+            self._check_given(instances, alias)
         if not new:
             return insert(returning)
         connection = connections[alias]
@@ -232,7 +246,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         :param new: the instances that have no id.
         :raises TimestampedIDMismatch: the generated ids contain the number of another shard.
         """
-        default = DatabaseDefault(Value(None), self)
+        default = _ColumnDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
         rows: list[Any] = []

@@ -106,7 +106,13 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         ]
         new = [obj for obj in objs if obj._state.adding]
         try:
-            rows: list[Any] = super().bulk_create(objs, *args, **kwargs)
+            create = super().bulk_create
+            # Django asks for the alias once for each row.
+            rows: list[Any] = (
+                self._run_on(str(self._db), create, objs, *args, **kwargs)
+                if objs
+                else create(objs, *args, **kwargs)
+            )
         except BaseException:
             # If one batch fails, the rows of the earlier batches are rolled back too. So remove the
             # new ids from all objects, which are still new.
@@ -305,8 +311,9 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
     numbers = options.place_keys(dict.fromkeys(keys.values()))
     group = runtime.group(options.group)
-    shards = {number: runtime.shard_in(group, number) for number in set(numbers.values())}
+    aliases = {number: runtime.shard_in(group, number).alias for number in set(numbers.values())}
     for value, obj in zip(values, objs, strict=True):
-        shard = options.place(obj) if id(obj) in awaiting else shards[numbers[keys[value]]]
-        by_alias.setdefault(shard.alias, []).append(obj)
+        is_awaiting = id(obj) in awaiting
+        alias = options.place(obj).alias if is_awaiting else aliases[numbers[keys[value]]]
+        by_alias.setdefault(alias, []).append(obj)
     return by_alias

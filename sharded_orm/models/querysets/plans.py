@@ -89,7 +89,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         @property
         def query(self) -> Any:
             """The query, as in Django's QuerySet. The caller may change it, so the recording ends."""
-            self._end_recording()
+            if self._recording is not None:
+                self._end_recording()
             return QuerySet.query.fget(self)
 
         @query.setter

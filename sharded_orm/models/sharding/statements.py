@@ -130,7 +130,9 @@ def _reads_own_columns(query: Query, expression: Any) -> bool:
 
 
 def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> list[Any]:
-    if not rows:
+    # Look at the distinct types of all values first: most rows have no expression.
+    types = {type(value) for row in rows for value in row.__dict__.values()}
+    if not any(hasattr(kind, "resolve_expression") for kind in types):
         return []
     selected = None if names is None else set(names)
     expressions = []

@@ -350,14 +350,13 @@ def test_missing_triggers_are_noticed(site: Site) -> None:
     follow(site)
 
 
-@pytest.mark.parametrize("site", ["sqlite", "mariadb"], indirect=True)
 def test_what_cannot_be_followed_is_refused_before_anything_is_written(site: Site) -> None:
     site.fill()
     site.run(
-        "execute('default', 'INSERT INTO library_review (writer_id, number, book_id) VALUES (1, 1, 39)')"
-        if site.backend == "sqlite3"
-        else "execute('default', 'ALTER TABLE library_novel ADD FOREIGN KEY (book_ptr_id)"
+        "execute('default', 'ALTER TABLE library_novel ADD FOREIGN KEY (book_ptr_id)"
         " REFERENCES library_book (id) ON DELETE CASCADE')"
+        if site.backend == "mysql"
+        else "execute('default', 'INSERT INTO library_review (writer_id, number, book_id) VALUES (1, 1, 39)')"
     )
     error = follow(site, code=1).err
     assert "refused, and nothing was written" in error
@@ -367,23 +366,38 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_written(site: Sit
     assert site.ids() == []
 
 
-@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("site", ["mariadb", "postgresql"], indirect=True)
 def test_an_account_that_may_not_create_triggers_is_refused(site: Site) -> None:
     site.fill()
     account = f"reader_{secrets.token_hex(4)}"
     settings = {**site.content["databases"]["default"], "USER": account, "PASSWORD": "secret"}
     site.content["databases"]["old"] = settings
     site.save()
-    site.run(
-        f"execute('default', \"CREATE USER {account}@'%%' IDENTIFIED BY 'secret'\")\n"
-        f"execute('default', \"GRANT SELECT ON {settings['NAME']}.* TO {account}@'%%'\")"
-    )
+    if site.backend == "mysql":
+        create = [
+            f"CREATE USER {account}@'%%' IDENTIFIED BY 'secret'",
+            f"GRANT SELECT ON {settings['NAME']}.* TO {account}@'%%'",
+        ]
+        drop = [f"DROP USER {account}@'%%'"]
+        user, remedy = f"{account}@%", "grant it ALL PRIVILEGES on that database"
+    else:
+        create = [
+            f"CREATE ROLE {account} LOGIN PASSWORD 'secret'",
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {account}",
+        ]
+        drop = [f"DROP OWNED BY {account}", f"DROP ROLE {account}"]
+        user, remedy = account, "grant it CREATE on the schema 'public'"
+
+    def execute(statements: list[str]) -> None:
+        site.run("\n".join(f"execute('default', {statement!r})" for statement in statements))
+
+    execute(create)
     try:
         models = ("shards", "import", *MODELS, "--from", "old")
         error = site.manage(*models, "--follow", "--until-current", code=1).err
     finally:
-        site.run(f"execute('default', \"DROP USER {account}@'%%'\")")
-    assert f"the account '{account}@%' cannot create triggers on 'old'" in error
-    assert "grant it ALL PRIVILEGES on that database" in error
+        execute(drop)
+    assert f"the account {user!r} cannot create triggers on 'old'" in error
+    assert remedy in error
     assert leftovers(site) == "[]"
     assert site.ids() == []

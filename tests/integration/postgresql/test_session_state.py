@@ -188,6 +188,8 @@ def test_sequences_of_the_session(node: Node) -> None:
         ("VACUUM (ANALYZE) item;", "SELECT count(*) FROM t_1.item"),
         ("CREATE INDEX CONCURRENTLY odd ON item (value)", "SELECT 't_1.odd'::regclass::text"),
         ("REINDEX TABLE CONCURRENTLY item", "SELECT count(*) FROM t_1.item"),
+        ("DROP INDEX CONCURRENTLY by_value", "SELECT 1 + count(*) FROM pg_class WHERE oid = to_regclass('t_2.by_value')"),
+        ("CLUSTER item USING by_value", "SELECT count(*) FROM t_1.item"),
         ("REINDEX SCHEMA t_1", "SELECT count(*) FROM t_1.item"),
         ("CALL twice()", "SELECT count(*) FROM t_1.item WHERE value = 'twice'"),
         (
@@ -207,6 +209,7 @@ def test_statements_outside_of_transactions(node: Node, sql: str, check: str) ->
             "CREATE PROCEDURE twice() LANGUAGE plpgsql AS $$ BEGIN UPDATE item SET value = 'once';"
             " COMMIT; UPDATE item SET value = 'twice'; END $$",
         )
+        node.run(number, "CREATE INDEX by_value ON item (value)")
     node.run(1, sql)
     found = node.ask(check)
     assert found in ([(2,)], [("t_1.odd",)])
@@ -225,6 +228,25 @@ def test_statements_outside_of_transactions(node: Node, sql: str, check: str) ->
         assert node.run(number, SHARD) == [(number,)]
         if number != 1:
             assert node.ask(f"SELECT DISTINCT value FROM t_{number}.item") == [(None,)]
+
+
+def test_statements_about_the_whole_server(node: Node) -> None:
+    databases = "SELECT count(*) FROM pg_database WHERE datname = 't_odd'"
+    node.run(1, "CREATE DATABASE t_odd")
+    assert node.run(2, databases) == [(1,)]
+    node.run(1, "DROP DATABASE t_odd")
+    assert node.run(2, databases) == [(0,)]
+    node.run(1, "ALTER SYSTEM RESET work_mem")
+    for end, value in (("ROLLBACK", None), ("COMMIT", "prepared")):
+        with node.connect() as other:
+            other.execute(
+                "BEGIN; UPDATE t_1.item SET value = 'prepared'; PREPARE TRANSACTION 't_odd'"
+            )
+        node.run(1, f"{end} PREPARED 't_odd'")
+        assert node.value(1) == value
+    assert node[1].is_idle()
+    for number in range(COUNT):
+        assert node.run(number, SHARD) == [(number,)]
 
 
 def test_an_error_of_such_a_statement_leaves_nothing(node: Node) -> None:

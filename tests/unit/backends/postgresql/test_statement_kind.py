@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sharded_orm.backends.postgresql.statement_kind import (
     PostgreSQLKind,
@@ -276,6 +278,13 @@ def test_kinds(sql: str, kind: PostgreSQLKind) -> None:
 def test_long_statements_are_read_the_same_way(kind: PostgreSQLKind) -> None:
     for sql in CASES[kind]:
         assert classify(f"{' ' * 5000}{sql}") is kind, sql
+
+
+@given(st.text(st.sampled_from("'\";aEe\\ $"), max_size=12))
+def test_quotes_of_standard_sql_end_where_all_others_do(text: str) -> None:
+    """Texts with a comment are read in another way, and mean the same."""
+    for sql in (f"SELECT {text} COMMIT", f"SELECT 'x'{text}; COMMIT"):
+        assert classify(sql) is classify(f"/**/{sql}"), sql
 
 
 def test_a_bulk_insert_is_an_insert() -> None:
