@@ -82,12 +82,13 @@ class TransactionChanges(StatementWatcher[SourceChange]):
 
     def _record(self) -> None:
         """Write the rows into the outbox that are not there yet."""
-        pending, self._pending = self._pending, []
         self._recordings += 1
-        for change in pending:
-            if not change.is_undone:
+        for change in self._pending:
+            if not change.is_undone and change.recorded is None:
                 change.recorded = record(change.source, self._connection.alias, change.rows)
                 change.recording = self._recordings
+        # Only now: if an error is caught by the program, what is not recorded must be recorded later.
+        self._pending = []
 
     def deliver_after_commit(self) -> None:
         """Deliver all changes when the transaction has been committed.
