@@ -127,20 +127,16 @@ class ReferenceChanges(TransactionChanges):
     def _record(self) -> None:
         """Note the rows, once: versions ascend in the order of commits, because they are given out last."""
         rows: dict[Any, set[Any]] = {}
-        news = [
-            change
-            for change in self._changes
-            if isinstance(change, ReferenceChange) and not (change.is_undone or change.is_delivered)
-        ]
-        for change in news:
-            rows.setdefault(change.source.model, set()).update(change.pks)
+        for change in self._changes:
+            if isinstance(change, ReferenceChange) and not (
+                change.is_undone or change.is_delivered
+            ):
+                rows.setdefault(change.source.model, set()).update(change.pks)
+                change.is_delivered = True
         rows = {model: pks for model, pks in rows.items() if pks}
         if rows and has_tables():
             record(rows)
             self._has_news = True
-        # Only now: if an error is caught by the program, what is not recorded must be recorded later.
-        for change in news:
-            change.is_delivered = True
 
     def _deliver(self) -> None:
         self._hook = None
