@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class CommitPacket:
     """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
 
-    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent. They are
-    sent with the COMMIT: if the server refuses one of them, it does not execute the COMMIT. Whatever else
-    is executed before, is executed after them.
+    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent, unless they
+    return rows. They are sent with the COMMIT: if the server refuses one of them, it does not execute the
+    COMMIT. Whatever else is executed before, is executed after them.
 
     Invariant: the session of waiting statements is leased. So the fence of a key or of a shard that moves
     meanwhile meets the transaction, as if the statements had been sent.
@@ -110,8 +110,8 @@ class CommitPacket:
                 ids = session.run_each(*prefix, *(statement for statement, _ in waiting), *ending)
             except BaseException as exc:
                 self._record_failure(exc, prefix)
-                if isinstance(exc, OperationalError):
-                    raise error_for_callers(exc, self) or exc from exc
+                if isinstance(exc, OperationalError) and (error := error_for_callers(exc, self)):
+                    raise error from exc
                 raise
         finally:
             self.waiting.clear()

@@ -127,7 +127,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             raise self._lost_error()
         if on == self.autocommitted:
             return
-        if on and self.transaction.is_open:
+        if on and (self.transaction.is_open or self.waiting):
             if self.transaction.plain_only:
                 # The block with two_phase=True was interrupted. Its transaction is a part of a
                 # larger one, and only the object that coordinates the two-phase commit may commit

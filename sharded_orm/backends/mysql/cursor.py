@@ -24,6 +24,7 @@ from sharded_orm.backends.mysql.statement_kind import (
     calls_stored_function,
     classify,
     reason,
+    returns_no_rows,
 )
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
@@ -97,7 +98,7 @@ class LeaseMixin(BaseCursor):
         kind = self._kind
         if kind is None:
             kind = classify(query)
-        if connection.collects and kind is _WRITE:
+        if connection.collects and kind is _WRITE and returns_no_rows(query):
             result = self._empty_result(query)
             self._executed = connection.wait_for_commit(self, query, args)
             return result

@@ -54,6 +54,7 @@ _READS = frozenset(["SELECT", "SHOW", "EXPLAIN", "DESCRIBE", "DESC", "VALUES", "
 _WRITES = frozenset(
     ["INSERT", "UPDATE", "DELETE", "REPLACE", "WITH", "DO", "LOAD", "TABLE", "KILL"]
 )
+_CHANGES = frozenset(["INSERT", "UPDATE", "DELETE", "REPLACE"])
 _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "REPAIR", "CHECK",
                   "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
 
@@ -122,6 +123,17 @@ def classify(sql: str | bytes | bytearray) -> StatementKind:
     if type(sql) is not str:
         sql = bytes(sql).decode("latin-1") if isinstance(sql, (bytes, bytearray)) else str(sql)
     return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
+
+
+def returns_no_rows(sql: str | bytes | bytearray) -> bool:
+    """Whether ``sql`` surely returns no rows.
+
+    :param sql: a statement of the kind WRITE. Some of these return rows, such as ``SELECT … FOR UPDATE`` and
+        ``INSERT … RETURNING``.
+    """
+    text = (sql if isinstance(sql, str) else bytes(sql).decode("latin-1")).upper()
+    first = _FIRST_WORD.match(text)
+    return first is not None and first[1] in _CHANGES and "RETURNING" not in text
 
 
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:

@@ -85,12 +85,14 @@ class TransactionChanges(StatementWatcher[SourceChange]):
 
     def _record(self) -> None:
         """Write those rows into the outbox that are not in it yet."""
-        pending, self._pending = self._pending, []
         self._recordings += 1
-        for change in pending:
-            if not change.is_undone:
+        for change in self._pending:
+            if not change.is_undone and change.recorded is None:
                 change.recorded = record(change.source, self._connection.alias, change.rows)
                 change.recording = self._recordings
+        # Empty the list only now. If the program catches an error from above, the remaining rows must
+        # be recorded later.
+        self._pending = []
 
     def deliver_after_commit(self) -> None:
         """Deliver all changes after the transaction is committed.

@@ -353,6 +353,29 @@ print(rows(Note, "text"), rows(WrittenNote, "text"))
 
 
 @pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+def test_rows_that_could_not_be_recorded_are_recorded_later(site: Site) -> None:
+    """The program goes on after an error of the outbox, which a later statement has raised."""
+    out = site.run("""
+from django.db import DatabaseError
+alias, is_down = "books_00001", True
+def fail(execute, sql, *rest):
+    if is_down and OutboxRow._meta.db_table in sql:
+        raise DatabaseError("the outbox is down")
+    return execute(sql, *rest)
+with connections[alias].execute_wrapper(fail), transaction.atomic(using=alias):
+    note(text="kept")
+    with connections[alias].cursor() as cursor:
+        try:
+            cursor.execute("SET @x = 1")
+        except DatabaseError as error:
+            print(error)
+    is_down = False
+print(rows(Note, "text"), rows(WrittenNote, "text"), differences())
+""")
+    assert out.splitlines() == ["the outbox is down", "[('kept',)] [('kept',)] []"]
+
+
+@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
 def test_an_outbox_that_cannot_be_written_undoes_a_block_of_the_group(site: Site) -> None:
     out = site.run("""
 from django.db import ProgrammingError

@@ -146,3 +146,28 @@ def test_a_session_that_is_lost_leaves_the_outcome_unknown(node: Node) -> None:
     with transaction.atomic(using="t_0"):
         insert(node, 0, INSERT)
     assert count(node, 0) == 3
+
+
+def test_a_statement_that_returns_rows_is_executed_at_once(node: Node) -> None:
+    with transaction.atomic(using="t_0"), node[0].sent_with_commit():
+        node.run(0, "UPDATE item SET value = 'x' WHERE id = 1")
+        assert node.run(0, "SELECT value FROM item WHERE id = 1 FOR UPDATE") == [("x",)]
+        assert node.run(0, "INSERT INTO item (id) VALUES (7) RETURNING id") == [(7,)]
+    assert (count(node, 0), node.value(0)) == (3, "x")
+
+
+def test_autocommit_that_is_switched_on_sends_them(node: Node) -> None:
+    node[0].set_autocommit(False)
+    insert(node, 0, INSERT)
+    node[0].set_autocommit(True)
+    assert count(node, 0) == 3
+    assert node[0].is_idle()
+
+
+def test_an_error_is_not_its_own_cause(node: Node) -> None:
+    with pytest.raises(OperationalError) as raised, transaction.atomic(using="t_0"):
+        insert(node, 0, "INSERT INTO item (other) VALUES (1)")
+    causes: list[BaseException | None] = [raised.value]
+    while causes[-1] is not None:
+        causes.append(causes[-1].__cause__)
+        assert causes.count(causes[-1]) == 1
