@@ -21,8 +21,8 @@ from sharded_orm.admin.exceptions import InvalidFocus
 from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.shard_scope import read_key
 from sharded_orm.exceptions import NoOpenShard
+from sharded_orm.models.sharding.key_validation import KEY_STAYS
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
-from sharded_orm.models.sharding.stored_key import KEY_STAYS
 from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard

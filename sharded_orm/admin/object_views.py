@@ -39,7 +39,7 @@ from sharded_orm.exceptions import (
     NoReachableShard,
     ShardKeyChanged,
 )
-from sharded_orm.models.sharding.stored_key import KEY_STAYS
+from sharded_orm.models.sharding.key_validation import KEY_STAYS
 from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard

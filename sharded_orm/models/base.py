@@ -26,6 +26,7 @@ from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
 from sharded_orm.models.sharding.kept_shard import keep_shard
+from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -39,7 +40,6 @@ from sharded_orm.models.sharding.same_key import (
     refuse_related_of_other_key,
 )
 from sharded_orm.models.sharding.statements import check_insert, check_update
-from sharded_orm.models.sharding.stored_key import install_stored_key
 from sharded_orm.topology.model import Shard
 
 
@@ -63,7 +63,7 @@ class ShardedModelBase(ModelBase):
         if not cls._meta.abstract:
             install_descriptors(cls)
             install_through(cls)
-            install_stored_key(cls)
+            install_key_validation(cls)
             install_relations_in_forms(cls)
         return cls
 

@@ -14,10 +14,10 @@ from sharded_orm.models.querysets.validation import clean_reference, does_not_ex
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.bound_rows import has_other_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.key_validation import clean_key
 from sharded_orm.models.sharding.options import ShardOptions, group_of
 from sharded_orm.models.sharding.same_key import key_for_related
 from sharded_orm.models.sharding.statements import check_constraint, check_insert
-from sharded_orm.models.sharding.stored_key import clean_key
 
 
 class RowValidation(models.Model):

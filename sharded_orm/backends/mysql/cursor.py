@@ -14,7 +14,7 @@ from typing import Any
 from MySQLdb import MySQLError, OperationalError, ProgrammingError
 from MySQLdb.cursors import BaseCursor
 
-from sharded_orm.backends.mysql import traces
+from sharded_orm.backends.mysql import previous_statement
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.errors import error_for_callers
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_syntax_error
@@ -119,7 +119,9 @@ class LeaseMixin(BaseCursor):
         A read is repeated once if its session turns out to be dead.
         """
         pool = connection.pool
-        session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
+        session = (
+            pool.lease() if kind is not _AFFINE else previous_statement.lease(connection, query)
+        )
         session.last_user = connection
         connection.last_session = session
         retry_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
@@ -132,7 +134,9 @@ class LeaseMixin(BaseCursor):
                 pool.release(session)
                 raise
             schema = connection.schema
-            is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
+            is_current = session.schema == schema or (
+                kind is _AFFINE and previous_statement.is_show(query)
+            )
             # Until the statement has succeeded, the session's current schema counts as unknown,
             # because another thread can raise an exception in this thread at any point.
             session.schema = None
@@ -209,9 +213,11 @@ class LeaseMixin(BaseCursor):
                     connection.pin(pin_reason)
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
-            elif kind is _AFFINE and connection.session is None and traces.is_show(query):
+            elif (
+                kind is _AFFINE and connection.session is None and previous_statement.is_show(query)
+            ):
                 # SHOW WARNINGS needs the session that ran the last statement.
-                session = connection.session = traces.lease(connection, query)
+                session = connection.session = previous_statement.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
         sent = False
@@ -219,10 +225,10 @@ class LeaseMixin(BaseCursor):
             session, prefix = connection.begin_statement(plain=kind is not _IMPLICIT)
             if kind is _WRITE:
                 check_route()
-            if kind is _AFFINE and traces.is_show(query):
+            if kind is _AFFINE and previous_statement.is_show(query):
                 # Send nothing before SHOW WARNINGS: any other statement clears the warnings.
                 prefix = []
-            elif kind is _AFFINE and traces.must_forget(connection, session, query):
+            elif kind is _AFFINE and previous_statement.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]
             statement = session.bind(query, args)
             if session.busy:

@@ -136,17 +136,22 @@ class ReferenceChanges(TransactionChanges):
         The version is raised here, at the end of the transaction, and its lock is kept until the
         commit. So versions grow in the order of commits.
         """
+        changes = [
+            change
+            for change in self._changes
+            if isinstance(change, ReferenceChange) and not (change.is_undone or change.is_delivered)
+        ]
         rows: dict[Any, set[Any]] = {}
-        for change in self._changes:
-            if isinstance(change, ReferenceChange) and not (
-                change.is_undone or change.is_delivered
-            ):
+        for change in changes:
+            if change.pks:
                 rows.setdefault(change.source.model, set()).update(change.pks)
-                change.is_delivered = True
-        rows = {model: pks for model, pks in rows.items() if pks}
         if rows and has_tables():
             record(rows)
             self._has_news = True
+        # Only now: if record() fails and the program catches the error, the changes must be
+        # recorded later. To record a row twice does no harm.
+        for change in changes:
+            change.is_delivered = True
 
     def _deliver(self) -> None:
         self._hook = None

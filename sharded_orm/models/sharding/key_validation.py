@@ -58,7 +58,7 @@ class StoredKeyValidator:
             raise _other_key(key)
 
 
-def install_stored_key(model: type[Model]) -> None:
+def install_key_validation(model: type[Model]) -> None:
     """Make forms and serializers of ``model`` report a wrong shard key.
 
     Does nothing if the key's field is declared by another model, such as a parent in multi-table
