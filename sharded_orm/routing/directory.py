@@ -296,6 +296,11 @@ class DirectoryStrategy(Strategy):
         return f"#{hashlib.sha256(utf8_bytes(text, self)).hexdigest()}"
 
 
+def is_digest(entry: str) -> bool:
+    """Whether an :meth:`~DirectoryStrategy.entry` is a digest, which does not tell the key."""
+    return entry.startswith("#")
+
+
 def _in_event_loop() -> bool:
     """Whether an event loop runs in this thread. In an event loop, Django refuses queries."""
     try:

@@ -60,7 +60,8 @@ class CleanReport:
             yield outcome
         except OperationHeld:
             pass  # Another cleaner works there.
-        except LeaseLost as exc:
+        except LeaseLost as exc:  # The global database did not answer.
+            outcome.has_failed = True
             self.add_problem(str(exc))
         except (Error, ShardedOrmError) as exc:
             outcome.has_failed = True

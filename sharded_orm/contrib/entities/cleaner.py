@@ -176,7 +176,8 @@ class ContinuousCleaner:
         self._retry_after = retry_after
         self._report = CleanReport()
         self._whole: Generator[None, None, list[WholePart]] | None = None
-        self._next_whole = time.monotonic()
+        self._is_whole = False  # or what failed before
+        self._next_whole = self._next_retry = time.monotonic()
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
@@ -186,19 +187,26 @@ class ContinuousCleaner:
         """
         until = time.monotonic() + self._interval
         clean_marked(self._report, stopping=self._stopping)
-        if self._whole is None and time.monotonic() >= self._next_whole:
-            parts = self._failed or whole_parts()
+        if self._whole is None and (parts := self._due_parts()):
             self._whole = clean_whole(parts, self._report, self._stopping)
         while self._whole is not None and not self._stopping() and time.monotonic() < until:
             try:
                 next(self._whole)
             except StopIteration as end:
                 self._whole, self._failed = None, end.value
-                pause = self._whole_every
-                if self._failed:
-                    pause = min(self._retry_after, pause)
-                self._next_whole = time.monotonic() + pause
+                self._next_retry = time.monotonic() + self._retry_after
+                if self._is_whole:
+                    self._next_whole = time.monotonic() + self._whole_every
         return self._report.take()
+
+    def _due_parts(self) -> list[WholePart]:
+        """Return the parts that are to be compared now; none if it is too early."""
+        now = time.monotonic()
+        # A part that never answers must not keep the cleaner from the others.
+        self._is_whole = now >= self._next_whole
+        if self._is_whole:
+            return whole_parts()
+        return self._failed if now >= self._next_retry else []
 
     def close(self) -> None:
         """Release the lease of the shard that the pass over all entities has reached."""

@@ -270,6 +270,15 @@ class DataStore:
             if index.unique and (values := index.values_of(stored)) is not None
         ]
 
+        rows = [
+            (index, IndexRow(values, entity.id, key, version))
+            for index in changed
+            if not index.unique and (values := index.values_of(stored)) is not None
+        ]
+        with unbound():
+            # Looked up now: when the entity is written, no error may come any more.
+            alias = self.alias_of(entity.id, key) if rows else ""
+
         def write() -> None:
             if entity.version:
                 self._update(entity, body, pending if changed else None, now)
@@ -284,17 +293,8 @@ class DataStore:
         entity.update(cleaned)
         entity.version, entity.updated = version, now
         entity._stored, entity._pending = stored, pending.text
-        if changed:
-            rows = [
-                (index, IndexRow(values, entity.id, key, version))
-                for index in changed
-                if not index.unique and (values := index.values_of(stored)) is not None
-            ]
-            if rows:
-                follow = partial(index_rows.follow, rows)
-                with unbound():
-                    alias = self.alias_of(entity.id, key)
-                transaction.on_commit(follow, using=alias)
+        if rows:
+            transaction.on_commit(partial(index_rows.follow, rows), using=alias)
         return entity
 
     def _changed_indexes(self, entity: Entity, stored: Mapping[str, Any]) -> list[Index]:

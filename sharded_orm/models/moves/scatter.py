@@ -65,14 +65,17 @@ class MovingKeys:
     """The keys of a group that were moving when this object was created, or have moved since.
 
     The rows of such a key may be on two shards, or may have been read on the shard that the key has
-    left. Not thread-safe.
+    left. Not thread-safe. Costs one query, if keys of the group can move.
     """
 
     def __init__(self, group: str) -> None:
         strategy = runtime.strategy(group)
-        self._strategy = strategy if isinstance(strategy, DirectoryStrategy) else None
-        poll = self._strategy.lease.current() if self._strategy is not None else None
-        self._before = None if poll is None else poll.moves
+        self._strategy = (
+            strategy if isinstance(strategy, DirectoryStrategy) and strategy.moves_keys else None
+        )
+        # The lease is not asked: it returns None if an answer was slow. Here, None means that no key
+        # can move.
+        self._before = None if self._strategy is None else self._strategy.store.moves()
 
     def among(self, keys: Iterable[Any]) -> set[Any]:
         """Return those of ``keys`` that are moving or have moved since this object was created.
@@ -88,9 +91,10 @@ class MovingKeys:
     def entries(self) -> set[str]:
         """Return the keys that are moving or have moved since this object was made.
 
-        As the directory writes them. One query.
+        As the directory writes them: some are digests
+        (:meth:`~sharded_orm.routing.directory.DirectoryStrategy.entry`). One query.
         """
-        if self._strategy is None or self._before is None or not self._strategy.moves_keys:
+        if self._strategy is None or self._before is None:
             return set()
         now = self._strategy.store.moves(since=self._before.last)
         moves = [*self._before.in_flight, *(() if now is None else (*now.in_flight, *now.ended))]

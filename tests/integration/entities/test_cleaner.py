@@ -124,6 +124,23 @@ for alias, table in (
     ]
 
 
+def test_a_shard_that_stays_down_keeps_the_whole_pass_from_no_other(site: Site) -> None:
+    out = site.run("""
+from sharded_orm.contrib.entities import cleaner, index_rows
+e = feed.put(Entity(user_id=1))
+alias, table = index_rows.alias_of(by_topic, "t"), by_topic.model._meta.db_table
+with connections[alias].cursor() as cursor:
+    cursor.execute(f"ALTER TABLE {table} RENAME TO away")
+clean = cleaner.ContinuousCleaner(60, 0, lambda: False, retry_after=0)
+first = clean.round()
+by_user.model.objects.scatter().delete()
+feed.model.objects.filter(id=e.id).update(marked_at=None)
+second = clean.round()
+print(first.problems == second.problems != [], second.compared, marks())
+""")
+    assert out == "True 1 1"
+
+
 def test_a_value_that_no_database_takes_does_not_stop_the_cleaner(site: Site) -> None:
     """Puts refuse it, but the program that wrote it may have been another one."""
     out = site.run(
