@@ -162,7 +162,7 @@ def _driver_rows(queryset: Any, plan: LookupPlan, pks: list[Any]) -> Iterable[tu
     assert plan.cached.options is not None
     ids = ids_by_shard(plan.cached.options, pks)
     if ids is not None:
-        return batch_rows(queryset.model, ids)
+        return batch_rows(queryset, ids)
     rows = queryset.filter(pk__in=pks)
     rows._iterable_class = DriverRows
     return list(rows)

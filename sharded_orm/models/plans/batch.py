@@ -16,10 +16,16 @@ from sharded_orm.cache.values import Row
 from sharded_orm.models.plans.plan import loader_of
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.signals import scattered
 from sharded_orm.topology.model import Shard
 
 #: The method of Django's integer fields that returns an int unchanged.
 PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoField.get_prep_value})
+
+# The methods of Django's integer fields that send an int to the database as it is.
+_SENT_UNCHANGED = frozenset(
+    {models.IntegerField.get_db_prep_value, models.AutoField.get_db_prep_value}
+)
 
 # The most ids in a batch. Each id is a parameter of a statement.
 _MOST = 10_000
@@ -28,14 +34,18 @@ _MOST = 10_000
 def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[int]] | None:
     """Return the ids of each shard; ids that no row can have are left out.
 
-    Return None if :func:`batch_rows` cannot read them: the ids are no integers or too many, all of
-    them are on one shard, which Django's own code reads, or keys of the group may move between shards.
+    Return None if :func:`batch_rows` cannot read them: the ids are no integers or too many, the field
+    stores another value than the id, all of the ids are on one shard, which Django's own code reads,
+    or keys of the group may move between shards.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)
     if key is None or not key.primary_key or strategy.moves_keys or len(ids) > _MOST:
         return None
-    if type(key).get_prep_value not in PLAIN_INTEGERS or set(map(type, ids)) != {int}:
+    kind = type(key)
+    if kind.get_prep_value not in PLAIN_INTEGERS or set(map(type, ids)) != {int}:
+        return None
+    if kind.get_db_prep_value not in _SENT_UNCHANGED:
         return None
     by_number: dict[int, list[int]] = {}
     for value in dict.fromkeys(ids):
@@ -48,13 +58,20 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
     return {runtime.shard_in(group, number): by_number[number] for number in sorted(by_number)}
 
 
-def batch_rows(model: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
+def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
     """Yield the alias of each row with one of the ids, and the row as the driver returns it.
 
     One statement per node. The nodes are asked in parallel.
 
+    :param queryset: a queryset of all rows. If ``scatter()`` was called on it, receivers of the
+        signal ``scattered`` are told.
     :raises ScatterError: a shard does not answer.
     """
+    model = queryset.model
+    if queryset._scatters and scattered.has_listeners(model):
+        # The route is made for receivers only, because it takes longer than the batch.
+        route = queryset.filter(pk__in=[pk for pks in ids.values() for pk in pks])._route()
+        scattered.announce(model, route)
     query = ShardedQuery(model)
     query.clear_ordering(force=True)
     return scatter.fetch_by_key(query, ids)
