@@ -29,6 +29,7 @@ from sharded_orm.exceptions import (
 from sharded_orm.ids.layout import PACKED, TIMESTAMPED, PackedID
 from sharded_orm.models import PackedIDField, Route
 from sharded_orm.models.sharding.options import required_options
+from sharded_orm.signals import scattered
 from tests.photos.models import Board, BoardProxy, Event, Like, Note, Person, Save
 from tests.queries.conftest import DATABASES
 from tests.versions import INSERTS_A_BATCH_ALONE
@@ -609,6 +610,42 @@ def test_in_bulk_is_the_same_as_rows_one_by_one(in_transaction: bool) -> None:
     assert "name" not in Board.objects.only("pk").in_bulk(ids)[ids[0]].__dict__
     with pytest.raises(TypeError, match="limit"):
         Board.objects.scatter()[:2].in_bulk(ids)
+
+
+class StoredElsewhere(PackedIDField):
+    """Stores another number than the id of the instance."""
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        value = super().get_db_prep_value(value, connection, prepared)
+        return value if value is None else type(value)(value + 7)
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        return value if value is None else value - 7
+
+
+@committed
+def test_in_bulk_of_ids_that_their_field_converts(monkeypatch: pytest.MonkeyPatch) -> None:
+    boards = [on(number, name=str(number)) for number in (1, 2)]
+    monkeypatch.setattr(Board._meta.pk, "__class__", StoredElsewhere)
+    read = Board.objects.in_bulk([board.pk - 7 for board in boards])
+    assert {pk: row.name for pk, row in read.items()} == {b.pk - 7: b.name for b in boards}
+
+
+@in_test
+def test_in_bulk_that_scatters_is_reported() -> None:
+    ids = [on(number).pk for number in (1, 4, 4)]
+    seen: list[tuple[int, ...]] = []
+
+    def note(route: Any, **named: Any) -> None:
+        seen.append(route.shards)
+
+    scattered.connect(note, sender=Board)
+    try:
+        Board.objects.scatter().in_bulk(ids)
+        Board.objects.in_bulk(ids)
+    finally:
+        scattered.disconnect(note, sender=Board)
+    assert seen == [(1, 4)]
 
 
 @in_test

@@ -17,8 +17,9 @@ from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
 from sharded_orm.cache.values import Row
+from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.cached_read import ROWS, CachedRead, to_fill
-from sharded_orm.models.cached.hydration import ConnectionState, InstanceFactory, connection_state
+from sharded_orm.models.cached.connection_state import ConnectionState, connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.plans.batch import batch_rows, ids_by_shard
 
@@ -162,7 +163,7 @@ def _driver_rows(queryset: Any, plan: LookupPlan, pks: list[Any]) -> Iterable[tu
     assert plan.cached.options is not None
     ids = ids_by_shard(plan.cached.options, pks)
     if ids is not None:
-        return batch_rows(queryset.model, ids)
+        return batch_rows(queryset, ids)
     rows = queryset.filter(pk__in=pks)
     rows._iterable_class = DriverRows
     return list(rows)

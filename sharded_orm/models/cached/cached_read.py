@@ -19,7 +19,8 @@ from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ListRequest, ObjectRequest
 from sharded_orm.cache.values import Row
-from sharded_orm.models.cached.hydration import InstanceFactory, connection_state
+from sharded_orm.models.cached.cached_instances import InstanceFactory
+from sharded_orm.models.cached.connection_state import connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
 

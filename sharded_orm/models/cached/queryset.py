@@ -21,7 +21,7 @@ from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
 from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRead, answer, prepare
-from sharded_orm.models.cached.hydration import connection_state
+from sharded_orm.models.cached.connection_state import connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
 from sharded_orm.models.plans.batch import batch_instances, batch_rows, ids_by_shard
@@ -277,11 +277,11 @@ class CachedQuerySet(QuerySet[M]):
             by_shard = None if options is None else ids_by_shard(options, ids)
             if by_shard is None:
                 return None
-            rows = batch_instances(self, batch_rows(self.model, by_shard))
+            rows = batch_instances(self, batch_rows(self, by_shard))
         else:
             rows = self._cached_rows(plan, reader, ids)
         name = self.model._meta.pk.attname
-        return {row.__dict__[name]: row for row in rows}
+        return {getattr(row, name): row for row in rows}
 
     def _cached_rows(self, plan: LookupPlan, reader: Reader, ids: list[Any]) -> list[M]:
         by_keys = [pk for pk in ids if type(pk) in _KEYS]

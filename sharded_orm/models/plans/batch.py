@@ -16,11 +16,17 @@ from sharded_orm.cache.values import Row
 from sharded_orm.models.plans.plan import loader_of
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.signals import scattered
 from sharded_orm.topology.model import Shard
 
 #: The method of Django's integer fields that prepares a value for the database: it returns an int
 #: unchanged.
 PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoField.get_prep_value})
+
+# The methods of Django's integer fields that send an int to the database as it is.
+_SENT_UNCHANGED = frozenset(
+    {models.IntegerField.get_db_prep_value, models.AutoField.get_db_prep_value}
+)
 
 # The largest number of ids in a batch, because each id is a parameter of a statement.
 _MOST = 10_000
@@ -30,14 +36,17 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
     """Return the ids of each shard, without ids that no row can have.
 
     :returns: None if :func:`batch_rows` cannot read the rows: the ids are not integers, there are
-        too many of them, or keys of the group may move between shards. Also None if all ids are on
-        one shard, because Django's own code reads these.
+        too many of them, the field stores another value than the id, or keys of the group may move
+        between shards. Also None if all ids are on one shard, because Django's own code reads these.
     """
     key: Any = options.key
     strategy = runtime.strategy(options.group)
     if key is None or not key.primary_key or strategy.moves_keys or len(ids) > _MOST:
         return None
-    if type(key).get_prep_value not in PLAIN_INTEGERS or set(map(type, ids)) != {int}:
+    kind = type(key)
+    if kind.get_prep_value not in PLAIN_INTEGERS or set(map(type, ids)) != {int}:
+        return None
+    if kind.get_db_prep_value not in _SENT_UNCHANGED:
         return None
     by_number: dict[int, list[int]] = {}
     for value in dict.fromkeys(ids):
@@ -50,14 +59,20 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
     return {runtime.shard_in(group, number): by_number[number] for number in sorted(by_number)}
 
 
-def batch_rows(model: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
-    """Yield each row with one of the ids, as a pair of its shard's alias and the row from the driver.
+def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
+    """Yield the alias of each row with one of the ids, and the row as the driver returns it.
 
     Costs one statement per node (a database server). The nodes are queried in parallel.
 
-    :param ids: the ids on each shard.
+    :param queryset: a queryset of all rows. If ``scatter()`` was called on it, receivers of the
+        signal ``scattered`` are told.
     :raises ScatterError: a shard does not answer.
     """
+    model = queryset.model
+    if queryset._scatters and scattered.has_listeners(model):
+        # The route is made for receivers only, because it takes longer than the batch.
+        route = queryset.filter(pk__in=[pk for pks in ids.values() for pk in pks])._route()
+        scattered.announce(model, route)
     query = ShardedQuery(model)
     query.clear_ordering(force=True)
     return scatter.fetch_by_key(query, ids)

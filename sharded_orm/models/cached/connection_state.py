@@ -1,9 +1,4 @@
-"""Making model instances from cached rows, exactly as Django makes them from database rows.
-
-The cache holds rows as the database driver returned them, before Django's converters. To become
-instances, rows pass the converters of a database connection, those of the fields, then ``from_db`` of
-the model. So each :class:`InstanceFactory` belongs to a connection.
-"""
+"""Whether a database connection may use the cache now: to read from it, and to store what it has read."""
 
 from __future__ import annotations
 
@@ -14,8 +9,8 @@ from django.db import connections
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.lookup_plan import LookupPlan
-from sharded_orm.models.plans.instances import InstanceLoader
 
 
 class ConnectionState:
@@ -72,23 +67,6 @@ class ConnectionState:
 
     def gone(self, writers: Sequence[Any]) -> set[Any]:
         return set(self._connection.sessions_gone(writers))
-
-
-class InstanceFactory(InstanceLoader):
-    """Makes instances of a model from cached rows.
-
-    It also implements :class:`~sharded_orm.cache.requests.Format`, which tells the cache how rows
-    of the model are stored and decoded.
-    """
-
-    def __init__(self, plan: LookupPlan, connection: Any) -> None:
-        super().__init__(plan.model, connection)
-        self.fingerprint = plan.fingerprint(connection.vendor)
-        self.width = len(self._columns)
-        # Connections with the same vendor and time zone share decoded rows, because the converters
-        # of the backend depend on these two. A field's own converter (from_db_value) is called for
-        # each instance: its values may be mutable, or depend on more than the row.
-        self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
 
 
 def connection_state(alias: str) -> ConnectionState | None:
