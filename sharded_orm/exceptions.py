@@ -107,7 +107,7 @@ class InvalidShardKey(RoutingError, ValueError):
 
 
 class InexactShardKey(RoutingError, RuntimeError):
-    """A column's collation treats keys as equal that the router distinguishes, such as ``Ada`` and ``ada``.
+    """A column's collation treats different shard keys as equal, such as ``Ada`` and ``ada``.
 
     The query was not sent. The message names the model, the column and the collation, and tells how to
     change the column.
@@ -182,7 +182,7 @@ class UnplacedKey(RoutingError, LookupError):
 
 
 class KeyMoved(RoutingError, OperationalError):
-    """The key moved to another shard, and the operation cannot be repeated there by the library.
+    """The key moved to another shard, and the library cannot repeat the operation there.
 
     This happens inside a transaction, and for rows that are being streamed. Nothing that the
     operation has read may be used. The transaction can be run again; it then uses the new shard.
@@ -202,7 +202,7 @@ class KeyFenced(KeyMoved):
 
 
 class UnknownKeyOfRows(KeyMoved):
-    """A statement for several shards uses a table without a model while a key moves.
+    """While a shard key is moved, a statement for several shards uses a table that has no model.
 
     Without a model, the keys of the table's rows are unknown, so rows of the moving key could be
     counted twice. After the move has ended, the statement can be executed.
@@ -374,9 +374,11 @@ class MoveFailed(OperationError, OperationalError):
 
 
 class BranchesPrepared(OperationError, OperationalError):
-    """Transactions in two phases are prepared on shards and not ended. They hold locks of rows and tables.
+    """Two-phase transactions were prepared on shards and have not ended. They still lock rows and
+    tables.
 
-    :attr:`problems` names every branch, and why it could not be ended.
+    :attr:`problems` names every branch (the part of such a transaction on one shard), and why it
+    could not be ended.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -426,7 +428,9 @@ class InvalidID(ShardedOrmError, ValueError):
 
 
 class TimestampExhausted(InvalidID):
-    """The time since the layout's epoch no longer fits into the bits that an id has for the time."""
+    """The time since the epoch of the id layout does not fit into the bits that an id has for the
+    time.
+    """
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):

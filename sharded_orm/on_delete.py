@@ -141,7 +141,7 @@ def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[st
     If ``field`` is the shard key, return the shards to which the keys lead, even if they have no
     such rows.
 
-    :raises BoundKeyMismatch: one of the rows has another key than the bound key in force.
+    :raises BoundKeyMismatch: one of the rows has another key than the one that ``bound()`` binds.
     """
     if _is_key(field):
         return list(rows.explain_routing().aliases)
@@ -197,7 +197,9 @@ class _ShardDeletion:
 
 
 class _ShardUpdate:
-    """An item of ``fast_deletes`` that sets a foreign key to NULL on one shard, and deletes nothing."""
+    """An item of ``fast_deletes`` of Django's collector that sets a foreign key to NULL on one
+    shard. It deletes nothing.
+    """
 
     def __init__(self, rows: QuerySet[Any], field: ForeignKey[Any, Any]) -> None:
         self.model: type[Model] = rows.model
@@ -209,10 +211,10 @@ class _ShardUpdate:
 
 
 class _Deleted:
-    """An item of ``fast_deletes`` that deletes nothing, and only adds to Django's count of deleted rows.
+    """An item of ``fast_deletes`` of Django's collector that only adds to the count of deleted rows.
 
-    The number is that of the rows of another model that were deleted together with the rows of a
-    :class:`_ShardDeletion`.
+    It deletes nothing: the rows that it counts, of another model, were deleted together with the
+    rows of a :class:`_ShardDeletion`.
     """
 
     def __init__(self, label: str, count: int) -> None:

@@ -174,8 +174,8 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # If the options of a row have no key, it is a row of an automatic many-to-many
-                # table. The keys of other rows were compared before this method was called.
+                # A row whose options have no shard key is a row of an automatic many-to-many table.
+                # The keys of other rows were compared before this method was called.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"

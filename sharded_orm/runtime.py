@@ -217,7 +217,8 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            # keys() makes DATABASES add the groups' aliases, before threads are started.
+            # Call keys() here, before threads are started: it makes DATABASES add the aliases of
+            # groups.
             settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems
@@ -279,7 +280,7 @@ def strategy(name: str) -> Strategy:
 
 
 def placement_lease() -> PlacementLease | PermanentLease:
-    """Return the lease (limited permission) under which this process remembers the shards of keys.
+    """Return the lease: the permission, for a limited time, to remember the shards of keys.
 
     Thread-safe.
     """

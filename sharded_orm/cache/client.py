@@ -26,8 +26,8 @@ class Holder(NamedTuple):
 
     A place is one shard, or one global model.
 
-    :param objects: whether the server may hold objects of the place.
-    :param lists: whether the server may hold lists of the place.
+    :param objects: whether the server may hold objects (cached rows) of the place.
+    :param lists: whether the server may hold lists (results of queries) of the place.
     """
 
     server: CacheServer
@@ -56,7 +56,8 @@ class CacheClient:
             f"{options.prefix}:" if options.prefix else ""
         )
         self.object_servers = self.list_servers = tuple(open_servers(options.objects, options))
-        #: Whether the objects and the lists of each shard or global model are on the same server.
+        # : Whether the objects (cached rows) and the lists (results of queries) of each shard or
+        # global model are on the same server.
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
@@ -119,7 +120,8 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers to which writes to ``place`` must be announced. Each server occurs once.
+        """Return the servers that may hold entries of ``place``, each once. Writes to ``place``
+        must be announced to all of them.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -137,8 +139,8 @@ class CacheClient:
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # These servers belong to the aliases of the setting ALSO_MARK: other processes may keep
-            # objects and lists on them.
+            # Also return the servers of the aliases in the setting ALSO_MARK, because other
+            # processes may keep objects and lists on them.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)

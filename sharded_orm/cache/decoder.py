@@ -25,8 +25,8 @@ class Counters(Protocol):
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
     """Return the :class:`Listed` of a list of rows, which the process keeps to save a later read.
 
-    :param revision: the digest of the guards under which the list is valid. Guards are the entries
-        that say whether other entries are valid.
+    :param revision: the digest that the list's guards had when the list was stored. Guards are the
+        entries that say whether other entries are valid.
     :param pks: tokens of the rows' primary keys, in the order of the list.
     """
     pks = tuple(pks)

@@ -295,7 +295,8 @@ def digest(*parts: bytes | str) -> str:
 def stamp(guards: Iterable[Guard]) -> str:
     """Return the stamp that an object must carry to be valid: the generations of ``guards``.
 
-    When one of the guards gets a new generation, all objects with the earlier stamp become void.
+    When one of the guards gets a new generation, all objects with the earlier stamp become void
+    (are no longer used).
 
     :param guards: the guard of the table, then the guard of the object's shard key (none for a
         global model).

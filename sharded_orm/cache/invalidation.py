@@ -18,7 +18,8 @@ class VoidRows:
 
     :param scope: the narrowest scope (set of rows) that is known to contain the rows: the scope of
         an isolate key, of a shard key, or of the table.
-    :param pks: tokens of the rows' primary keys; None (the default) for all rows of the scope.
+    :param pks: tokens of the rows' primary keys (the form that keys have in names of entries); None
+        (the default) for all rows of the scope.
     :param wide: True if the model has an isolate key (a field that divides the rows of a shard
         key), and its values in the rows are unknown. In this case, all entries of the rows' shard
         key or table become void. Default: False.

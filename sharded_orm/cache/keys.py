@@ -72,8 +72,8 @@ def token(value: Any) -> str:
         return text
     safe = quote(text, safe="", errors="surrogatepass").replace("-", "%2D").replace("~", "%7E")
     if safe in _RESERVED or not safe:
-        # A reserved word gets its first character escaped; the empty text becomes "%", which is
-        # the token of no other text.
+        # Escape the first character of a reserved word, which has a meaning of its own in names;
+        # the empty text becomes "%", which is the token of no other text.
         safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe else "%"
     if len(safe) > _MAX_TOKEN:
         return "~" + hashlib.blake2b(safe.encode(), digest_size=16).hexdigest()
@@ -206,14 +206,15 @@ class Scope:
 
     @cached_property
     def _own_object(self) -> str:
-        # The row whose primary key is the shard key.
+        # This is the name of the row whose primary key is the shard key.
         return fit(f"{self._stem}-{self.key}")
 
     def list_name(self, query: str, revision: str) -> str:
         """Return the name of a list or count.
 
         :param query: a digest of the query and of the fingerprint of the model's fields.
-        :param revision: the digest of the guards under which the list is valid.
+        :param revision: the digest that the list's guards (entries that say whether others are
+            valid) have now. It changes with each write to the list's rows.
         """
         stem = f"{self.type.name}-list{self._stem[len(self.type.name) :]}"
         return fit(f"{stem}-{query}-{revision}")

@@ -99,8 +99,8 @@ class GuardUpdate(NamedTuple):
 
     :param scope: the scope of the guard.
     :param guard: the name of the guard.
-    :param pks: tokens of the primary keys of those written rows that may be cached as objects; None
-        for all rows of the scope.
+    :param pks: tokens (the form in names of entries) of the primary keys of those written rows that
+        may be cached as objects; None for all rows of the scope.
     :param wide: whether the write may concern every isolate key (value of the field that divides
         the rows of a shard key) in the scope.
     :param at_home: True if the guard decides whether objects and lists are valid; False if it
@@ -166,8 +166,8 @@ class TransactionMarkers:
 
         :param scope: the scope of the rows' shard key or isolate key; the scope of the table if
             the shard key is unknown or the model is global.
-        :param pks: tokens of the primary keys of those rows that may be cached as objects; None for
-            all rows of the scope.
+        :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
+            be cached as objects; None for all rows of the scope.
         :param isolates: scopes of the isolate keys that the rows have before and after the write
             (default: none). If ``scope`` is such a scope itself, ``isolates`` need not contain it.
         :param wide: whether the write may also concern rows of other isolate keys than those in
