@@ -161,7 +161,7 @@ def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
 
 
 def refuse_key(options: ShardOptions, key: Any) -> None:
-    """Refuse the shard key ``key`` if another shard key is bound for the request.
+    """Refuse the shard key ``key`` if the request runs inside ``bound()`` with another shard key.
 
     :raises InvalidFocus: another key is bound. The error's message is a sentence for the user.
     """

@@ -56,7 +56,7 @@ class CacheClient:
             f"{options.prefix}:" if options.prefix else ""
         )
         self.object_servers = self.list_servers = tuple(open_servers(options.objects, options))
-        # : Whether the objects (cached rows) and the lists (results of queries) of each shard or
+        # Whether the objects (cached rows) and the lists (results of queries) of each shard or
         # global model are on the same server.
         self.shares_store = True
         if options.lists != options.objects:

@@ -130,8 +130,8 @@ class EntryDecoder:
             if len(items) == 1 and type(items[0]) is int:
                 return Listed(revision, (), (), items[0])
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
-            # The condition is strict, because the primary keys become parts of entry names, and
-            # anybody may have written the list.
+            # Check strictly that each item has the form of a primary key: the items become parts
+            # of entry names, and anybody may have written the list.
             return listed_rows(request, revision, items)
         self._count_broken(request)
         return None

@@ -53,8 +53,8 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers another shard for the key than the directory's table
-        records.
+        """Whether this process remembers another shard for the key than the directory (the table of
+        each key's shard) records.
         """
         return (
             self.has_directory and (self.entry.shard if self.entry else None) != self.location.shard
@@ -120,7 +120,7 @@ class DirectoryPages(FleetAdmin):
         ]
 
     def forget_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask for confirmation, then remove the data of a key from the cache."""
+        """Ask the user for confirmation, then remove the data of a shard key from the cache."""
         if (refused := self.require_operator(request)) is not None:
             return refused
         model, field, value = (request.POST.get(name, "") for name in ("model", "field", "value"))
@@ -213,8 +213,8 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the values of the field in ``location`` are also shard keys of the model to which
-    ``options`` belong.
+    """Whether the values of the field in ``location`` are shard keys of the model that has the
+    shard options ``options``.
     """
     if options.key is None:
         return False
