@@ -328,8 +328,8 @@ class Reader:
             self.cache.statistics.add(type_name, **{name: count})
 
 
-# : The name of the counter that a request increases. The key is a pair: whether the request is for
-# an object, and its outcome.
+#: The name of the counter that a request increases. The key is a pair: whether the request is for
+#: an object, and its outcome.
 _COUNTED = {
     (True, HIT): "object_hits",
     (True, MISS): "object_misses",

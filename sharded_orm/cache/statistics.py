@@ -75,8 +75,8 @@ class CacheStatistics:
     :param clock: returns the time of a monotonic clock in seconds.
     """
 
-    # : After at least this number of seconds since the last publication, :meth:`add` publishes the
-    # : counts again. If it is None, :meth:`add` never publishes.
+    #: After at least this number of seconds since the last publication, :meth:`add` publishes the
+    #: : counts again. If it is None, :meth:`add` never publishes.
     interval: float | None = 10.0
     #: After at least this number of seconds since the last publication, the end of a request
     #: publishes the counts again.
