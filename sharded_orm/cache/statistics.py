@@ -76,7 +76,7 @@ class CacheStatistics:
     """
 
     #: After at least this number of seconds since the last publication, :meth:`add` publishes the
-    #: : counts again. If it is None, :meth:`add` never publishes.
+    #: counts again. If it is None, :meth:`add` never publishes.
     interval: float | None = 10.0
     #: After at least this number of seconds since the last publication, the end of a request
     #: publishes the counts again.
