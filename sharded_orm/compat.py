@@ -34,7 +34,8 @@ def binary_placeholder(connection: Any, value: bytes | None) -> str:
     """Return the SQL placeholder for ``value``, the value of a ``BinaryField``."""
     ops = connection.ops
     if _PLACEHOLDERS_HAVE_PARAMETERS:
-        # Pass no compiler: only an expression needs one, and a stored value is none.
+        # Pass None as the compiler: only an expression needs a compiler, and ``value`` is a plain
+        # value.
         return str(ops.binary_placeholder_sql(value, None)[0])
     return str(ops.binary_placeholder_sql(value))
 

@@ -21,7 +21,7 @@
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
     │   ├── KeyMoved               (OperationalError)      a key moved while an operation used its old shard
     │   │   ├── KeyFenced                                  the old shard refused a write of a key that moves
-    │   │   └── UnknownKeyOfRows                           no model tells the keys of a table while a key moves
+    │   │   └── UnknownKeyOfRows                           a table without a model is used while a key moves
     │   ├── DanglingShardKey       (IntegrityError)        a new key refers to no row of the global database
     │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ShardMoved                 (OperationalError)      a shard moved to another node during a transaction
@@ -170,7 +170,9 @@ class UnknownExpression(RoutingError, NotSupportedError):
 
 
 class InvalidBoundKey(RoutingError, RuntimeError):
-    """``bound()`` names no shard key of any model, or a value that cannot be a key."""
+    """The arguments of ``bound()`` name no shard key of any model, or have a value that cannot be a
+    key.
+    """
 
 
 class BoundKeyMismatch(RoutingError, RuntimeError):
@@ -300,7 +302,9 @@ class TwoPhaseError(ShardedOrmError):
 
 
 class TwoPhaseUnavailable(TwoPhaseError, NotSupportedError):
-    """The shards of the group cannot commit in two phases. The message says why, and the remedy."""
+    """The shards of the group cannot commit in two phases. The message has the reason and the
+    remedy.
+    """
 
 
 class TwoPhaseMisused(TwoPhaseError, RuntimeError):
@@ -333,7 +337,9 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state, which would affect other shards that share the connection."""
+    """The statement sets session state (such as a variable), which other shards on the connection
+    share.
+    """
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):

@@ -29,7 +29,8 @@ class MySQLFlavor:
     session_ended: int
     #: Error code for a statement that took longer than the server allows.
     statement_timeout: int
-    #: Whether ``backends.mysql.replication`` knows the server's statements about replication.
+    #: Whether replicas of this kind of server can be promoted to primaries. That is so if
+    #: ``backends.mysql.replication`` knows the server's statements about replication.
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
@@ -81,7 +82,7 @@ class MySQLFlavor:
 
 MARIADB = MySQLFlavor(
     exact_collation="utf8mb4_nopad_bin",
-    # Aria, in contrast to MyISAM, survives a crash of the server.
+    # Use Aria for counters: in contrast to MyISAM, it survives a crash of the server.
     counter_engine="Aria",
     # server_uid alone is not enough, because it is made of the network address and the port: two
     # containers may have the same server_uid.

@@ -37,8 +37,8 @@ from sharded_orm.models.sharding.options import (
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
-#: The app with the table of the decisions of two-phase commits. This table is on every shard, and
-#: on no other database.
+#: The app whose table records the decisions (commit or not) about two-phase transactions. This
+#: table is on every shard, and on no other database.
 APP_OF_DECISIONS = "sharded_orm_two_phase"
 #: The names of the models whose tables are in the database of the directory (the table that records
 #: the shard of each key).

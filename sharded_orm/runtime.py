@@ -227,7 +227,7 @@ def validate() -> None:
 
 
 def swap(new: Topology | None) -> None:
-    """Use the topology ``new`` from now on. For test runs.
+    """Use the topology ``new`` (a map of shards to nodes) from now on. Only test runs call this.
 
     A running statement or transaction finishes on its node. The next statement or transaction goes
     to the shard's node in ``new``. The routing strategies are created again and start with nothing

@@ -142,8 +142,9 @@ class _AtomicOnKey(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look up the shard again, now that the transaction is open. The look-up makes the
-            # transaction remember on which shard it uses the key.
+            # Look up the shard again, because the key may have moved while the transaction was
+            # opened. The look-up also makes the transaction remember on which shard it uses the
+            # key.
             if self._find() != self.using:
                 refuse_repetition(self._group)
         except BaseException:

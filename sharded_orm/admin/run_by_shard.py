@@ -34,7 +34,8 @@ def run_by_shard(
     description: str,
     run: Callable[[Part], Any],
 ) -> HttpResponseBase | None:
-    """Call ``run`` for the selected rows of each shard, each time in a transaction, and report.
+    """Call ``run`` for the selected rows of each shard, each time in a transaction, and tell the
+    user the outcome.
 
     If ``run`` raises an error, its changes on that shard are rolled back, together with its entries
     in the admin's log. The error is reported, and ``run`` is still called for the other shards. The

@@ -23,11 +23,12 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """Return the :class:`Listed` of a list of rows, which the process keeps to save a later read.
+    """Return a list of rows as a :class:`Listed`, which the process remembers for later reads.
 
     :param revision: the digest that the list's guards had when the list was stored. Guards are the
         entries that say whether other entries are valid.
-    :param pks: tokens of the rows' primary keys, in the order of the list.
+    :param pks: tokens of the rows' primary keys (their form in names of entries), in the order of
+        the list.
     """
     pks = tuple(pks)
     return Listed(revision, pks, tuple(map(request.scope.object_name, pks)), None)

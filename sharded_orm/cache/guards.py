@@ -116,8 +116,7 @@ class Marker:
 
     @property
     def voids(self) -> bool:
-        """Whether closing the marker must make all entries void whose validity depends on the
-        guard.
+        """Whether closing the marker must make void all entries that depend on the marker's guard.
 
         True if the marker does not list which objects and narrower scopes the write concerns. In
         this case, the line that closes the marker gives the guard a new generation.
@@ -198,7 +197,7 @@ def opening(marker: Marker) -> bytes:
 
 
 def closing(token: str, *, void: bool) -> bytes:
-    """Return the line that closes the marker with ``token``, after the announced write is over.
+    """Return the line that closes the marker with ``token``, after the write that it announced.
 
     :param void: if True, the line also gives the guard a new generation, and all entries with an
         earlier generation become void. If False, the line only closes the marker.
@@ -274,8 +273,8 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 def compacted(guard: Guard) -> bytes:
     """Return the bytes of a shorter guard: ``guard`` without the markers of writes that are over.
 
-    The open markers and the generation stay the same, so objects stay valid. A new random salt
-    makes the digest unique.
+    The markers of unfinished writes stay, and so does the generation, which cached objects carry.
+    So the objects stay valid. A new random salt makes the digest unique.
     """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)

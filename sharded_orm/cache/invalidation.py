@@ -40,8 +40,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
         on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # Whether all entries become void whose validity depends on a guard, keyed by the server and
-    # then by the guard's name.
+    # True for a guard if all entries whose validity depends on the guard become void. Keyed by the
+    # server, then by the guard's name.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:

@@ -147,8 +147,8 @@ class Scope:
 
     :param place: the alias of the shard. For a global model, it is the name of ``type``. The place
         decides which cache server has the entries.
-    :param key: the token of the shard key. It is None (the default) if the scope is a whole table,
-        or if the model is global.
+    :param key: the token of the shard key (its form in names of entries). It is None (the default)
+        if the scope is a whole table, or if the model is global.
     :param isolate: the token of the isolate key. It is None (the default) if the scope is not
         limited to one isolate key.
     """
@@ -201,7 +201,9 @@ class Scope:
         return f"{self.type.name}-{self.key}"
 
     def object_name(self, pk: str) -> str:
-        """Return the name of the object whose primary key has the token ``pk``."""
+        """Return the name of the cache entry for a row; its primary key has the token ``pk`` in
+        names.
+        """
         return self._own_object if pk == self.key else fit(f"{self._stem}-{pk}")
 
     @cached_property

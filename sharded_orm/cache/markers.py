@@ -59,8 +59,9 @@ class TouchedRows:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        #: Tokens of the primary keys of the rows that were changed or deleted; None if these may be
-        #: all rows of the scope. New rows are left out, because they cannot be cached yet.
+        #: Tokens (the form in names of entries) of the primary keys of the rows that were changed
+        #: or deleted; None if these may be all rows of the scope. New rows are left out, because
+        #: they cannot be cached yet.
         self.pks: set[str] | None = set()
         #: The scopes of all values of the isolate key that the rows had before or after the writes.
         #: Each scope is keyed by the token of the value: the value as it is written in names of

@@ -36,7 +36,8 @@ from sharded_orm.cache.guards import (
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.stores.base import CacheServer
 
-#: Seconds for which readers assume that the writer of a marker is alive and will close it.
+#: Seconds for which readers assume that the writer of a marker (the announcement of a write) is
+#: alive and will close the marker.
 REPAIR_AFTER = 1.0
 #: Seconds that a process waits before it queries the database about the same marker (the
 #: announcement of a write) once more, or before it closes that marker in the same cache entry once
@@ -215,9 +216,9 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     """Replace a guard (an entry that says whether others are valid) by a shorter one, if that saves
     enough and the guard has not changed.
 
-    The shorter guard has the same open markers and the same generation, so objects stay valid. The
-    lists of the scope become void. So the best moment to compact is right after a write, which
-    makes these lists void anyway.
+    The shorter guard keeps the markers of unfinished writes, and the generation that cached objects
+    carry, so objects stay valid. The lists of the scope become void. So the best moment to compact
+    is right after a write, which makes these lists void anyway.
 
     :param name: the name of the guard.
     :param raw: the bytes of the guard as they were read.

@@ -396,7 +396,9 @@ class TicketServer:
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
-        """Return the last failure of the server, or of its sequence ``name``; None if it works."""
+        """Return the last failure of the server, or of its sequence ``name``; None if none is
+        recorded.
+        """
         return self._current().breaker.cause(name)
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:

@@ -191,7 +191,8 @@ class TicketSession(ABC):
         """Whether ``exc`` means that a table does not exist."""
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """Return the row of sequence ``name`` in the catalog table; None if there is no such row.
+        """Return the row of sequence ``name`` in the catalog, the table of sequences; None if
+        missing.
 
         Costs one round trip.
         """
@@ -199,7 +200,7 @@ class TicketSession(ABC):
         return rows[0] if rows else None
 
     def read_all(self, deadline: float) -> list[SequenceRow]:
-        """Return the rows of all sequences, ordered by name. One round trip.
+        """Return the catalog's rows of all sequences, ordered by name. Costs one round trip.
 
         The list is empty if the catalog table does not exist.
         """

@@ -126,7 +126,9 @@ class RedisServer(RemoteServer):
         return opened
 
     def _open(self, timeout: float) -> Connection | str:
-        """Return a new connection that is logged in, or the reason why it could not be opened."""
+        """Return a new connection that is logged in; or, as a text, the reason why none could be
+        opened.
+        """
         options = {
             option: value
             for option, value in self._pool.connection_kwargs.items()
