@@ -123,7 +123,9 @@ class NoOpenShard(RoutingError, OperationalError):
 
 
 class NoReachableShard(RoutingError, OperationalError):
-    """All nodes with open shards are down. :attr:`causes` has each node's error, keyed by its name."""
+    """All nodes with open shards are down. :attr:`causes` has the error of each node, keyed by the
+    node's name.
+    """
 
     def __init__(self, group: str, causes: Mapping[str, BaseException]) -> None:
         self.causes: dict[str, BaseException] = dict(causes)

@@ -20,10 +20,11 @@ class MySQLFlavor:
 
     #: Collation that compares every character of a text, including spaces at the end.
     exact_collation: str
-    #: Storage engine of tables in which REPLACE takes numbers without locking a row.
+    #: Storage engine for the counter tables of ticket servers. It locks whole tables, so that
+    #: REPLACE takes each number only once.
     counter_engine: str
     #: Names of variables whose values together identify a server. Some versions of the server lack
-    #: some of them.
+    #: some of these variables.
     identity: tuple[str, ...]
     #: Error code after which the server closes the session: it was killed, or idle for too long.
     session_ended: int
@@ -74,8 +75,8 @@ class MySQLFlavor:
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
         """Return the flavor of a server, judged by the names of its variables.
 
-        :param names: all names in the :attr:`identity` of any flavor that are variables of the
-            server, in lower case.
+        :param names: the variables of the server, in lower case, as far as they are in the
+            :attr:`identity` of MariaDB's or MySQL's flavor.
         """
         return MYSQL if names >= set(MYSQL.identity) else MARIADB
 

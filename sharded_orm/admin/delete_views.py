@@ -254,7 +254,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             "object_ids": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", ""),
             "perms_lacking": perms_needed,
-            # ModelAdmin has this attribute since Django 6.1. Django's template reads it.
+            # Django's template reads this variable. ModelAdmin has the attribute since Django 6.1.
             "delete_confirmation_max_display": getattr(
                 self, "delete_confirmation_max_display", None
             ),

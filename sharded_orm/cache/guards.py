@@ -294,8 +294,8 @@ def digest(*parts: bytes | str) -> str:
 def stamp(guards: Iterable[Guard]) -> str:
     """Return the stamp that an object must carry to be valid: the generations of ``guards``.
 
-    When one of the guards gets a new generation, all objects with the earlier stamp become void
-    (are no longer used).
+    A guard is the entry that says whether others are valid. When one of the guards gets a new
+    generation (a random digest), all objects with the earlier stamp become void.
 
     :param guards: the guard of the table, then the guard of the object's shard key (none for a
         global model).

@@ -312,9 +312,10 @@ class Reader:
         and objects are on the same servers, each list costs up to three more round trips, to take
         leases (permissions to store) for its objects.
 
-        :param misses: tuples of a request, the tokens of the primary keys of the rows, and the rows.
-            Without tokens, the rows are not stored. For ``count()`` and ``exists()``, tokens and
-            rows are empty: the number is taken from ``request.value``.
+        :param misses: tuples of a request, the tokens of the rows' primary keys (their form in
+            names of entries), and the rows. Without tokens, the rows are not stored. For
+            ``count()`` and ``exists()``, tokens and rows are empty: the number is taken from
+            ``request.value``.
         """
         self._filler.fill(misses)
 

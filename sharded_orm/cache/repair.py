@@ -235,7 +235,7 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact guards to which an announcement of a write was just added, if they are larger than
+    """Shorten the guards that have just got the announcement of a write, if they are larger than
     COMPACT_FROM bytes.
 
     :param sizes: the sizes of guards in bytes, keyed by the names of the guards, as

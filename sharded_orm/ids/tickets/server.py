@@ -430,7 +430,10 @@ class TicketServer:
         self._current().pool.close()
 
     def _current(self) -> _State:
-        """Return the state for this process and for the database that the alias currently names."""
+        """Return what this process knows of the ticket server.
+
+        After a fork, or if the alias names another database than before, the state is a new one.
+        """
         state = self._state
         database = connections.settings[self.alias]["NAME"]
         if state.database == database and state.process == identity():
