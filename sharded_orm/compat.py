@@ -70,7 +70,8 @@ def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
 def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> None:
     """Set the fetch mode of ``instances`` to that of ``queryset``, which has read them together.
 
-    Like Django, make the instances peers of each other if the mode needs that.
+    Like Django, make the instances peers of each other (a missing value is then fetched for all of
+    them) if the mode needs that.
 
     :param is_set: whether the instances have the mode already, because :func:`from_db` has made
         them.

@@ -75,7 +75,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 
 def bullet_list(problems: tuple[str, ...]) -> str:
-    """Return problems as the end of a message, each on a line of its own."""
+    """Return ``problems`` as text for the end of a message, each on a line of its own."""
     return "".join(f"\n  - {problem}" for problem in problems)
 
 
@@ -178,7 +178,9 @@ class InvalidBoundKey(RoutingError, RuntimeError):
 
 
 class BoundKeyMismatch(RoutingError, RuntimeError):
-    """A query, row or block has another shard key than the key that is bound. Nothing was sent."""
+    """A query, row or block has another shard key than the one that ``bound()`` binds. Nothing was
+    sent.
+    """
 
 
 class UnplacedKey(RoutingError, LookupError):
@@ -314,13 +316,13 @@ class TwoPhaseMisused(TwoPhaseError, RuntimeError):
 
 
 class CommitOutcomeUnknown(TwoPhaseError, OperationalError):
-    """The connection was lost during the commit on the deciding shard.
+    """The connection was lost during the commit on the shard that decides for all.
 
     If this commit took effect, all shards commit; otherwise none does. ``manage.py transactions
     recover`` ends the transaction, and so does a later block with ``two_phase=True``. Look at the
     rows before you run the transaction again.
 
-    :param aliases: aliases of the shards of the transaction; the deciding shard comes first.
+    :param aliases: aliases of the shards of the transaction; the shard that decides comes first.
     :param cause: the error with which the commit failed.
     """
 
@@ -364,7 +366,9 @@ class OperationHeld(OperationError, OperationalError):
 
 
 class LeaseLost(OperationError, OperationalError):
-    """Another process has taken the operation over. This process must stop at once."""
+    """Another process has taken over the operation (such as a migration). This process must stop at
+    once.
+    """
 
 
 class MoveRefused(OperationError, ValueError):

@@ -148,8 +148,8 @@ def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[st
     options = shard_options(field.model)
     assert options is not None and options.key is not None
     found = list(rows.only("pk", options.key.name).scatter())
-    # Inside bound(), the deletion on each shard is filtered by the bound key. So refuse rows of
-    # other keys here: the deletion would leave them in place.
+    # Inside bound(), the deletion on each shard is filtered by the shard key that bound() binds.
+    # So refuse rows of other keys here: the deletion would leave them in place.
     for row in found:
         refuse_other_key(row)
     return sorted({str(row._state.db) for row in found})

@@ -95,8 +95,8 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # Compare the submitted value, because the form has a field for the shard key: the
-            # project's model admin lists the key among its fields.
+            # The form has a field for the shard key, because the project's model admin lists the
+            # key among its fields. So compare the submitted value with the row's key.
             value = self.cleaned_data.get(name, key)
             # The form fields of foreign keys and of hidden ids return rows, not keys. Read the
             # shard key from such a row.

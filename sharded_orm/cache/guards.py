@@ -131,7 +131,8 @@ class Guard:
     :param generation: the guard's generation. Objects that carry another generation are void, and
         so are lists of narrower scopes whose revision was computed with another generation.
     :param created: when the guard was created, in seconds since 1970.
-    :param open: the open markers, of transactions that may commit at any time.
+    :param open: the open markers: the announcements of writes whose transactions may commit at any
+        time.
     :param digest: a digest of all bytes of the guard, used in the revision of its lists.
     :param size: the size of the guard in bytes.
     :param early: tokens of markers whose closing line has arrived, but whose opening line has not;

@@ -208,7 +208,7 @@ class Scope:
 
     @cached_property
     def _own_object(self) -> str:
-        # This is the name of the row whose primary key is the shard key.
+        # The entry name for the row whose primary key equals the shard key.
         return fit(f"{self._stem}-{self.key}")
 
     def list_name(self, query: str, revision: str) -> str:

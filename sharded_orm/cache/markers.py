@@ -63,12 +63,13 @@ class TouchedRows:
         #: or deleted; None if these may be all rows of the scope. New rows are left out, because
         #: they cannot be cached yet.
         self.pks: set[str] | None = set()
-        #: The scopes of all values of the isolate key that the rows had before or after the writes.
-        #: Each scope is keyed by the token of the value: the value as it is written in names of
-        #: entries.
+        #: The scopes of all values of the isolate key (the field that divides the rows of a shard
+        #: key) that the rows had before or after the writes. Each scope is keyed by the token of
+        #: the value: the value as it is written in names of entries.
         self.isolates: dict[str, Scope] = {}
-        #: Whether the write may concern every value of the isolate key. This is so if ``isolates``
-        #: may be incomplete, or if it has more than MAX_LISTED items.
+        #: Whether the write may concern every value of the isolate key (the field that divides the
+        #: rows of a shard key). This is so if ``isolates`` may be incomplete, or if it has more
+        #: than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:

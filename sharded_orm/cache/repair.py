@@ -49,7 +49,8 @@ _REMEMBERED = 4096
 class Sessions(Protocol):
     """The interface to a database by which a reader finds out which writers are dead.
 
-    A writer is dead if its database session has ended.
+    A writer is a transaction that announced a write to the cache. It is dead if its database
+    session has ended.
     """
 
     def judges(self, writer: Writer) -> bool:
@@ -69,7 +70,8 @@ class Sessions(Protocol):
 
 @dataclass(slots=True)
 class _MarkerState:
-    """What this process knows about a marker and its writer. Times are on the monotonic clock.
+    """What this process knows about a marker (announcement of a write) and its writer. Times are on
+    the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
     :param asked_at: when the database was last queried about the writer; None (the default) if it

@@ -190,7 +190,7 @@ class CacheStatistics:
         return dict(zip(FIELDS, self._server(type_name).counters(names), strict=True))
 
     def reset(self, type_names: Iterable[str]) -> None:
-        """Set the counters on the cache servers to 0. One round trip per model.
+        """Set the counters on the cache servers to 0. Costs one round trip per model.
 
         :raises ServerDown: a server is down.
         """
