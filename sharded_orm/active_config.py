@@ -103,8 +103,10 @@ class ActiveConfig:
         return config
 
     def _inherit(self) -> conf.Config:
-        """In a forked child, take over the parent's configuration. Open a new topology source and
-        watch it, because the threads of the parent's source do not run in the child.
+        """In a forked child, take over the parent's configuration.
+
+        Open a new topology source and watch it, because the threads of the parent's source do not
+        run in the child.
         """
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)

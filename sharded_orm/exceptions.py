@@ -123,8 +123,9 @@ class NoOpenShard(RoutingError, OperationalError):
 
 
 class NoReachableShard(RoutingError, OperationalError):
-    """All nodes with open shards are down. :attr:`causes` has the error of each node, keyed by the
-    node's name.
+    """All nodes with open shards are down.
+
+    :attr:`causes` has the error of each node, keyed by the node's name.
     """
 
     def __init__(self, group: str, causes: Mapping[str, BaseException]) -> None:
@@ -172,14 +173,13 @@ class UnknownExpression(RoutingError, NotSupportedError):
 
 
 class InvalidBoundKey(RoutingError, RuntimeError):
-    """The arguments of ``bound()`` name no shard key of any model, or have a value that cannot be a
-    key.
-    """
+    """The arguments of ``bound()`` name no shard key, or have a value that cannot be a key."""
 
 
 class BoundKeyMismatch(RoutingError, RuntimeError):
-    """A query, row or block has another shard key than the one that ``bound()`` binds. Nothing was
-    sent.
+    """A query, row or block has another shard key than the one that ``bound()`` binds.
+
+    Nothing was sent to a database.
     """
 
 
@@ -306,8 +306,9 @@ class TwoPhaseError(ShardedOrmError):
 
 
 class TwoPhaseUnavailable(TwoPhaseError, NotSupportedError):
-    """The shards of the group cannot commit in two phases. The message has the reason and the
-    remedy.
+    """The shards of the group cannot commit in two phases.
+
+    The message has the reason and the remedy.
     """
 
 
@@ -341,8 +342,9 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state (such as a variable), which other shards on the connection
-    share.
+    """The statement sets session state, such as a variable.
+
+    The state would affect other shards that share the connection.
     """
 
 
@@ -366,8 +368,9 @@ class OperationHeld(OperationError, OperationalError):
 
 
 class LeaseLost(OperationError, OperationalError):
-    """Another process has taken over the operation (such as a migration). This process must stop at
-    once.
+    """Another process has taken over the operation, such as a migration.
+
+    This process must stop at once.
     """
 
 
@@ -386,8 +389,9 @@ class MoveFailed(OperationError, OperationalError):
 
 
 class BranchesPrepared(OperationError, OperationalError):
-    """Two-phase transactions were prepared on shards and have not ended. They still lock rows and
-    tables.
+    """Two-phase transactions were prepared on shards and have not ended.
+
+    They still lock rows and tables.
 
     :attr:`problems` names every branch (the part of such a transaction on one shard), and why it
     could not be ended.
@@ -440,9 +444,7 @@ class InvalidID(ShardedOrmError, ValueError):
 
 
 class TimestampExhausted(InvalidID):
-    """The time since the epoch of the id layout does not fit into the bits that an id has for the
-    time.
-    """
+    """The time since the epoch of the id layout needs more bits than an id has for it."""
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):

@@ -93,8 +93,10 @@ def _bound_to(keys: Any) -> bound:
 
 
 def _stream_inside(binding: bound, response: Any) -> Any:
-    """Return ``response``. If it is a streaming response, its parts are generated while the shard
-    keys of ``binding`` are bound.
+    """Return ``response``.
+
+    If it is a streaming response, its parts are generated while the shard keys of ``binding`` are
+    bound.
     """
     # Do not wrap a response that streams a file: it reads no rows, and the server may send the file
     # without iterating over its parts.

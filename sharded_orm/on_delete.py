@@ -197,8 +197,9 @@ class _ShardDeletion:
 
 
 class _ShardUpdate:
-    """An item of ``fast_deletes`` of Django's collector that sets a foreign key to NULL on one
-    shard. It deletes nothing.
+    """An item of ``fast_deletes`` that sets a foreign key to NULL on one shard.
+
+    ``fast_deletes`` is a list of Django's collector. The item deletes nothing.
     """
 
     def __init__(self, rows: QuerySet[Any], field: ForeignKey[Any, Any]) -> None:

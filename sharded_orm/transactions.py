@@ -120,8 +120,9 @@ def _shard_of(
 
 
 class _AtomicOnKey(transaction.Atomic):
-    """An atomic block on the shard of a key. If the key moves to another shard while the block
-    begins, an error is raised.
+    """An atomic block on the shard of a key.
+
+    If the key moves to another shard while the block begins, an error is raised.
 
     If an instance is used as a decorator, it finds the shard again for each call of the function.
 

@@ -277,8 +277,7 @@ def _digest(deletions: list[Deletion]) -> str:
 
 
 def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
-    """Return the first :data:`MAX_LISTED` rows with their related rows, and how many rows are left
-    out.
+    """Return the first :data:`MAX_LISTED` rows, with their related rows, and the number of others.
 
     :param nested: a list of rows. After a row, there may be a list with the related rows of that
         row.

@@ -327,8 +327,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether shard ``number`` is open. A new row that may be stored on any shard is stored only on
-    an open shard.
+    """Whether shard ``number`` is open.
+
+    A new row that may be stored on any shard is stored only on an open shard.
     """
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0

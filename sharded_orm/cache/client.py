@@ -93,7 +93,7 @@ class CacheClient:
         return self.options.ttl * 2
 
     def objects(self, place: str) -> CacheServer:
-        """Return the server that holds the objects of ``place``.
+        """Return the server that holds the objects (cached rows) of ``place``.
 
         The server also holds the guards of the objects: entries that say whether the objects are
         valid.
@@ -107,7 +107,7 @@ class CacheClient:
             return self._objects.setdefault(place, servers[node_index(place, len(servers))])
 
     def lists(self, place: str) -> CacheServer:
-        """Return the server that holds the lists and counts of ``place``.
+        """Return the server that holds the lists and counts (results of queries) of ``place``.
 
         The server also holds the guards of the lists: entries that say whether the lists are valid.
 
@@ -120,8 +120,9 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers that may hold entries of ``place``, each once. Writes to ``place``
-        must be announced to all of them.
+        """Return the servers that may hold entries of ``place``, each once.
+
+        Writes to ``place`` must be announced to all of them.
 
         :param place: the alias of a shard, or the type name of a global model.
         """

@@ -92,8 +92,9 @@ class Filler:
             request.fillable[name] = None if lease is None else FoundEntry(None, lease)
 
     def fill(self, misses: Iterable[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store in the cache what the database returned for ``misses``, the requests that the cache
-        could not answer. See :meth:`Reader.fill`.
+        """Store in the cache what the database returned for ``misses``.
+
+        Misses are the requests that the cache could not answer. See :meth:`Reader.fill`.
         """
         packets: _Packets = {}
         for request, pks, rows in misses:

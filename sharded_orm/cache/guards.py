@@ -156,7 +156,7 @@ class Guard:
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
-        """Whether a write is under way to the object whose primary key has the token ``pk``."""
+        """Whether a write is under way to the cached row whose primary key has the token ``pk``."""
         return any(marker.covers(pk) for marker in self.open)
 
     @property

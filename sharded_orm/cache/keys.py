@@ -10,9 +10,10 @@ guard   ``Photo-{key}-revision``
 guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision``
 ======  ============================================  =======================
 
-A *guard* is the entry that says whether objects and lists are still valid: it changes with each
-write. There is one guard for the table on each shard, one for each shard key, and one for each
-value of the isolate key, the field that divides the lists of a shard key.
+An *object* is one cached row, a *list* is the result of a query. A *guard* is the entry that says
+whether objects and lists are still valid: it changes with each write. There is one guard for the
+table on each shard, one for each shard key, and one for each value of the isolate key, the field
+that divides the lists of a shard key.
 
 In names each value is represented by a *token* (:func:`token`), so that different values always
 give different names. :func:`fit` shortens names that are too long for memcached.
@@ -201,8 +202,9 @@ class Scope:
         return f"{self.type.name}-{self.key}"
 
     def object_name(self, pk: str) -> str:
-        """Return the name of the cache entry for a row; its primary key has the token ``pk`` in
-        names.
+        """Return the name of the cache entry for one row.
+
+        :param pk: the token of the primary key, which is its form in names.
         """
         return self._own_object if pk == self.key else fit(f"{self._stem}-{pk}")
 

@@ -170,8 +170,9 @@ class TransactionMarkers:
             the shard key is unknown or the model is global.
         :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
             be cached as objects; None for all rows of the scope.
-        :param isolates: scopes of the isolate keys that the rows have before and after the write
-            (default: none). If ``scope`` is such a scope itself, ``isolates`` need not contain it.
+        :param isolates: scopes of the isolate keys (values of the field that divides the rows of a
+            shard key) that the rows have before and after the write (default: none). If ``scope``
+            is such a scope itself, ``isolates`` need not contain it.
         :param wide: whether the write may also concern rows of other isolate keys than those in
             ``isolates`` (default: no).
         """
@@ -293,9 +294,10 @@ class TransactionMarkers:
         """Delete the objects of the written rows from the cache, then close the markers, which
         announced the writes.
 
-        Called after the transaction's end. One round trip per cache server. If a server does not
-        answer, the closing of its markers is queued, and the database session is discarded. Readers
-        that find an open marker then see from the missing session that the transaction has ended.
+        Called after the transaction's end. Costs one round trip per cache server. If a server does
+        not answer, the closing of its markers is queued, and the database session is discarded.
+        Readers that find an open marker then see from the missing session that the transaction has
+        ended.
         """
         markers, self._placed = self._placed, []
         try:

@@ -92,8 +92,10 @@ class Reader:
         self._count_read(requests)
 
     def _objects(self, requests: Sequence[ObjectRequest], exchange: Callable[..., Reply]) -> None:
-        """Look for objects in the cache. The result is that of :func:`drive` with :meth:`_object`,
-        but no generator per object is made, which is faster.
+        """Look for objects in the cache.
+
+        The result is that of :func:`drive` with :meth:`_object`, but no generator per object is
+        made, which is faster.
         """
         by_server: dict[CacheServer, list[ObjectRequest]] = {}
         for request in requests:
@@ -305,12 +307,12 @@ class Reader:
                 self.cache.statistics.add(scope.type.name, repairs=closed)
 
     def fill(self, misses: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store in the cache what the database returned for requests that the cache could not
-        answer.
+        """Store in the cache what the database returned for the requests that missed.
 
-        Does not raise if a cache server is down. Costs one round trip per cache server. If lists
-        and objects are on the same servers, each list costs up to three more round trips, to take
-        leases (permissions to store) for its objects.
+        A request has missed if the cache could not answer it. Does not raise if a cache server is
+        down. Costs one round trip per cache server. If lists and objects are on the same servers,
+        each list costs up to three more round trips, to take leases (permissions to store) for its
+        objects.
 
         :param misses: tuples of a request, the tokens of the rows' primary keys (their form in
             names of entries), and the rows. Without tokens, the rows are not stored. For

@@ -70,8 +70,9 @@ class Sessions(Protocol):
 
 @dataclass(slots=True)
 class _MarkerState:
-    """What this process knows about a marker (announcement of a write) and its writer. Times are on
-    the monotonic clock.
+    """What this process knows about a marker (announcement of a write) and its writer.
+
+    Times are on the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
     :param asked_at: when the database was last queried about the writer; None (the default) if it
@@ -215,12 +216,12 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace a guard (an entry that says whether others are valid) by a shorter one, if that saves
-    enough and the guard has not changed.
+    """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
 
-    The shorter guard keeps the markers of unfinished writes, and the generation that cached objects
-    carry, so objects stay valid. The lists of the scope become void. So the best moment to compact
-    is right after a write, which makes these lists void anyway.
+    A guard is an entry that says whether others are valid. The shorter guard keeps the markers of
+    unfinished writes, and the generation that cached objects carry, so objects stay valid. The
+    lists of the scope become void. So the best moment to compact is right after a write, which
+    makes these lists void anyway.
 
     :param name: the name of the guard.
     :param raw: the bytes of the guard as they were read.
@@ -237,8 +238,9 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Shorten the guards that have just got the announcement of a write, if they are larger than
-    COMPACT_FROM bytes.
+    """Shorten those guards that have just got an announcement of a write and are long.
+
+    A guard is long if it is larger than COMPACT_FROM bytes.
 
     :param sizes: the sizes of guards in bytes, keyed by the names of the guards, as
         :meth:`CacheServer.mark` returned them.

@@ -1,5 +1,6 @@
-"""Timestamped ids made by the Django process, for databases that cannot make such ids themselves
-(Instagram's layout, I2).
+"""Timestamped ids made by the Django process (Instagram's layout, I2).
+
+They are for databases that cannot make such ids themselves.
 """
 
 from __future__ import annotations

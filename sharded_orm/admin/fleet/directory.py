@@ -53,8 +53,9 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers another shard for the key than the directory (the table of
-        each key's shard) records.
+        """Whether this process remembers another shard for the key than the directory records.
+
+        The directory is the table that records the shard of each key.
         """
         return (
             self.has_directory and (self.entry.shard if self.entry else None) != self.location.shard
@@ -213,9 +214,7 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the values of the field in ``location`` are shard keys of the model that has the
-    shard options ``options``.
-    """
+    """Whether the field in ``location`` has shard keys of the model of ``options``."""
     if options.key is None:
         return False
     label = options.model._meta.label

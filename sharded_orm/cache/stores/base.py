@@ -156,7 +156,9 @@ class CacheServer(ABC):
 
     @abstractmethod
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        """Replace the value of an entry if no one else has changed it. Two round trips at most.
+        """Replace the value of an entry if no one else has changed it.
+
+        Costs at most two round trips.
 
         :param seen: the value that the entry must still have.
         :param new: the new value.

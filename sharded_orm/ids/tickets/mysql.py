@@ -25,10 +25,10 @@ _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 
 
 class MySQLSession(TicketSession):
-    """A session on MariaDB or MySQL, which gets an id as the insert id of an ``UPDATE`` or
-    ``REPLACE`` (Flickr's method, F1).
+    """A session on MariaDB or MySQL, which gets ids by ``UPDATE`` or ``REPLACE``.
 
-    A sequence has one of two forms, that is, ways to make its next number:
+    An id is the insert id of the statement (Flickr's method, F1). A sequence has one of two forms,
+    that is, ways to make its next number:
 
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each

@@ -396,9 +396,7 @@ class TicketServer:
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
-        """Return the last failure of the server, or of its sequence ``name``; None if none is
-        recorded.
-        """
+        """Return the last failure of the server or of its sequence ``name``; None if there is none."""
         return self._current().breaker.cause(name)
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:

@@ -32,11 +32,11 @@ _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 @dataclass(frozen=True)
 class SequenceSlot:
-    """The numbers that one ticket server may hand out: ``position``, ``position + step``, …
-    (Flickr, F2).
+    """The numbers that one ticket server may hand out (Flickr, F2).
 
-    ``step`` is the number of ticket servers. ``position`` is the server's position in the list of
-    them, counted from 1 like MySQL's ``auto_increment_offset``.
+    They are ``position``, ``position + step``, … ``step`` is the number of ticket servers.
+    ``position`` is the server's position in the list of them, counted from 1 like MySQL's
+    ``auto_increment_offset``.
     """
 
     position: int
@@ -154,9 +154,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
-        """Return the database ``OPTIONS`` that make the driver wait for the server at most
-        ``seconds``.
-        """
+        """Return the database ``OPTIONS`` that make the driver wait at most ``seconds``."""
 
     def _prepare(self) -> None:
         """Set and verify the variables of the database session. Called right after connecting."""
@@ -191,10 +189,9 @@ class TicketSession(ABC):
         """Whether ``exc`` means that a table does not exist."""
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """Return the row of sequence ``name`` in the catalog, the table of sequences; None if
-        missing.
+        """Return the row of sequence ``name`` in the catalog; None if there is no such row.
 
-        Costs one round trip.
+        The catalog is the table of sequences. Costs one round trip.
         """
         rows = self._read(" WHERE name = %s", [name], deadline)
         return rows[0] if rows else None

@@ -126,9 +126,7 @@ class RedisServer(RemoteServer):
         return opened
 
     def _open(self, timeout: float) -> Connection | str:
-        """Return a new connection that is logged in; or, as a text, the reason why none could be
-        opened.
-        """
+        """Return a new connection that is logged in; or a text that says why there is none."""
         options = {
             option: value
             for option, value in self._pool.connection_kwargs.items()
