@@ -103,7 +103,11 @@ class ActiveConfig:
         return config
 
     def _inherit(self) -> conf.Config:
-        """In a forked child, take over the parent's configuration. Open and watch a new source."""
+        """In a forked child, take over the parent's configuration.
+
+        Open a new topology source and watch it, because the threads of the parent's source do not
+        run in the child.
+        """
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
@@ -216,7 +220,8 @@ class ActiveConfig:
             if document is None or watcher is not self._watcher:
                 return
             if watcher.document is not before and watcher.status.version >= document.version:
-                # The source's thread was faster: it has stored this document or a newer one.
+                # The thread of the topology source was faster: this document or a newer one is in
+                # use already.
                 return
             if not at_least or watcher.status.version < at_least:
                 self._consider(watcher, document)

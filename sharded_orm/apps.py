@@ -93,8 +93,8 @@ class ShardedOrmConfig(AppConfig):
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
             # Make iteration over DATABASES yield the shards in the command line, because Django's
             # option --database refuses any alias that is not yielded. Do not do this for the
-            # command "test": Django would create a database for each yielded shard, although the
-            # backend of groups creates the databases of all shards.
+            # command "test": Django would create a database for each yielded shard, but the
+            # database backend of the groups' aliases already creates the databases of all shards.
             settings.DATABASES.expose(sys.argv[1:])
 
 

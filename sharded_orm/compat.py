@@ -34,7 +34,8 @@ def binary_placeholder(connection: Any, value: bytes | None) -> str:
     """Return the SQL placeholder for ``value``, the value of a ``BinaryField``."""
     ops = connection.ops
     if _PLACEHOLDERS_HAVE_PARAMETERS:
-        # Pass no compiler: only an expression needs one, and a stored value is none.
+        # Pass None as the compiler: only an expression needs a compiler, and ``value`` is a plain
+        # value.
         return str(ops.binary_placeholder_sql(value, None)[0])
     return str(ops.binary_placeholder_sql(value))
 
@@ -69,7 +70,8 @@ def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
 def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> None:
     """Set the fetch mode of ``instances`` to that of ``queryset``, which has read them together.
 
-    Like Django, make the instances peers of each other if the mode needs that.
+    Like Django, make the instances peers of each other (a missing value is then fetched for all of
+    them) if the mode needs that.
 
     :param is_set: whether the instances have the mode already, because :func:`from_db` has made
         them.

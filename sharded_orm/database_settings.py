@@ -43,8 +43,8 @@ def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any
 
     :param among: the topology that ``shard`` was taken from; by default the topology in use.
     """
-    # Read the number of the topology (the map of shards to nodes) before the topology itself. If
-    # the topology is replaced in between, the connection looks up its settings once more than
+    # Read the generation (the number of topologies used so far) before the topology itself. If the
+    # topology is replaced in between, the connection looks up its settings once more than
     # necessary. In the other order, the connection would keep outdated settings.
     generation = relocation.generation
     node = _application_settings((among or runtime.topology()).nodes[shard.node])

@@ -21,7 +21,7 @@
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
     │   ├── KeyMoved               (OperationalError)      a key moved while an operation used its old shard
     │   │   ├── KeyFenced                                  the old shard refused a write of a key that moves
-    │   │   └── UnknownKeyOfRows                           no model tells the keys of a table while a key moves
+    │   │   └── UnknownKeyOfRows                           a table without a model is used while a key moves
     │   ├── DanglingShardKey       (IntegrityError)        a new key refers to no row of the global database
     │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ShardMoved                 (OperationalError)      a shard moved to another node during a transaction
@@ -75,7 +75,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 
 def bullet_list(problems: tuple[str, ...]) -> str:
-    """Return problems as the end of a message, each on a line of its own."""
+    """Return ``problems`` as text for the end of a message, each on a line of its own."""
     return "".join(f"\n  - {problem}" for problem in problems)
 
 
@@ -107,7 +107,7 @@ class InvalidShardKey(RoutingError, ValueError):
 
 
 class InexactShardKey(RoutingError, RuntimeError):
-    """A column's collation treats keys as equal that the router distinguishes, such as ``Ada`` and ``ada``.
+    """A column's collation treats different shard keys as equal, such as ``Ada`` and ``ada``.
 
     The query was not sent. The message names the model, the column and the collation, and tells how to
     change the column.
@@ -123,7 +123,10 @@ class NoOpenShard(RoutingError, OperationalError):
 
 
 class NoReachableShard(RoutingError, OperationalError):
-    """All nodes with open shards are down. :attr:`causes` has each node's error, keyed by its name."""
+    """All nodes with open shards are down.
+
+    :attr:`causes` has the error of each node, keyed by the node's name.
+    """
 
     def __init__(self, group: str, causes: Mapping[str, BaseException]) -> None:
         self.causes: dict[str, BaseException] = dict(causes)
@@ -170,11 +173,14 @@ class UnknownExpression(RoutingError, NotSupportedError):
 
 
 class InvalidBoundKey(RoutingError, RuntimeError):
-    """``bound()`` names no shard key of any model, or a value that cannot be a key."""
+    """The arguments of ``bound()`` name no shard key, or have a value that cannot be a key."""
 
 
 class BoundKeyMismatch(RoutingError, RuntimeError):
-    """A query, row or block has another shard key than the key that is bound. Nothing was sent."""
+    """A query, row or block has another shard key than the one that ``bound()`` binds.
+
+    Nothing was sent to a database.
+    """
 
 
 class UnplacedKey(RoutingError, LookupError):
@@ -182,7 +188,7 @@ class UnplacedKey(RoutingError, LookupError):
 
 
 class KeyMoved(RoutingError, OperationalError):
-    """The key moved to another shard, and the operation cannot be repeated there by the library.
+    """The key moved to another shard, and the library cannot repeat the operation there.
 
     This happens inside a transaction, and for rows that are being streamed. Nothing that the
     operation has read may be used. The transaction can be run again; it then uses the new shard.
@@ -202,7 +208,7 @@ class KeyFenced(KeyMoved):
 
 
 class UnknownKeyOfRows(KeyMoved):
-    """A statement for several shards uses a table without a model while a key moves.
+    """While a shard key is moved, a statement for several shards uses a table that has no model.
 
     Without a model, the keys of the table's rows are unknown, so rows of the moving key could be
     counted twice. After the move has ended, the statement can be executed.
@@ -300,7 +306,10 @@ class TwoPhaseError(ShardedOrmError):
 
 
 class TwoPhaseUnavailable(TwoPhaseError, NotSupportedError):
-    """The shards of the group cannot commit in two phases. The message says why, and the remedy."""
+    """The shards of the group cannot commit in two phases.
+
+    The message has the reason and the remedy.
+    """
 
 
 class TwoPhaseMisused(TwoPhaseError, RuntimeError):
@@ -308,13 +317,13 @@ class TwoPhaseMisused(TwoPhaseError, RuntimeError):
 
 
 class CommitOutcomeUnknown(TwoPhaseError, OperationalError):
-    """The connection was lost during the commit on the deciding shard.
+    """The connection was lost during the commit on the shard that decides for all.
 
     If this commit took effect, all shards commit; otherwise none does. ``manage.py transactions
     recover`` ends the transaction, and so does a later block with ``two_phase=True``. Look at the
     rows before you run the transaction again.
 
-    :param aliases: aliases of the shards of the transaction; the deciding shard comes first.
+    :param aliases: aliases of the shards of the transaction; the shard that decides comes first.
     :param cause: the error with which the commit failed.
     """
 
@@ -333,7 +342,10 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state, which would affect other shards that share the connection."""
+    """The statement sets session state, such as a variable.
+
+    The state would affect other shards that share the connection.
+    """
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):
@@ -356,7 +368,10 @@ class OperationHeld(OperationError, OperationalError):
 
 
 class LeaseLost(OperationError, OperationalError):
-    """Another process has taken the operation over. This process must stop at once."""
+    """Another process has taken over the operation, such as a migration.
+
+    This process must stop at once.
+    """
 
 
 class MoveRefused(OperationError, ValueError):
@@ -374,9 +389,12 @@ class MoveFailed(OperationError, OperationalError):
 
 
 class BranchesPrepared(OperationError, OperationalError):
-    """Transactions in two phases are prepared on shards and not ended. They hold locks of rows and tables.
+    """Two-phase transactions were prepared on shards and have not ended.
 
-    :attr:`problems` names every branch, and why it could not be ended.
+    They still lock rows and tables.
+
+    :attr:`problems` names every branch (the part of such a transaction on one shard), and why it
+    could not be ended.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -426,7 +444,7 @@ class InvalidID(ShardedOrmError, ValueError):
 
 
 class TimestampExhausted(InvalidID):
-    """The time since the layout's epoch no longer fits into the bits that an id has for the time."""
+    """The time since the epoch of the id layout needs more bits than an id has for it."""
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):

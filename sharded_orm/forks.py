@@ -37,8 +37,8 @@ def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
     """Make each later fork of this process acquire ``locks`` first, and release them after the fork.
 
     Use this for locks that threads hold while they run a statement of SQLite. A child that is
-    forked meanwhile would inherit SQLite's records of file locks and the mutexes of its library.
-    The child could then find the file or the library locked for ever.
+    forked meanwhile would inherit SQLite's records of file locks and the mutexes of the SQLite
+    library. The child could then find the file or the library locked for ever.
 
     :param locks: a function that yields the locks; called before each fork.
     """

@@ -27,7 +27,8 @@ class BoundKeyMiddleware:
 
     :raises InvalidConfiguration: ``BOUND_KEY`` is missing or cannot be imported. Raised when the
         server loads its middleware.
-    :raises InvalidBoundKey: the function returns something else. Raised during the request.
+    :raises InvalidBoundKey: the function returns neither such a dict nor None. Raised during the
+        request.
     """
 
     sync_capable = True
@@ -92,8 +93,10 @@ def _bound_to(keys: Any) -> bound:
 
 
 def _stream_inside(binding: bound, response: Any) -> Any:
-    """Return ``response``. If it is a streaming response, its parts are generated with the keys of
-    ``binding`` bound.
+    """Return ``response``.
+
+    If it is a streaming response, its parts are generated while the shard keys of ``binding`` are
+    bound.
     """
     # Do not wrap a response that streams a file: it reads no rows, and the server may send the file
     # without iterating over its parts.

@@ -20,16 +20,18 @@ class MySQLFlavor:
 
     #: Collation that compares every character of a text, including spaces at the end.
     exact_collation: str
-    #: Storage engine of tables in which REPLACE takes numbers without locking a row.
+    #: Storage engine for the counter tables of ticket servers. It locks whole tables, so that
+    #: REPLACE takes each number only once.
     counter_engine: str
     #: Names of variables whose values together identify a server. Some versions of the server lack
-    #: some of them.
+    #: some of these variables.
     identity: tuple[str, ...]
     #: Error code after which the server closes the session: it was killed, or idle for too long.
     session_ended: int
     #: Error code for a statement that took longer than the server allows.
     statement_timeout: int
-    #: Whether ``backends.mysql.replication`` knows the server's statements about replication.
+    #: Whether replicas of this kind of server can be promoted to primaries. That is so if
+    #: ``backends.mysql.replication`` knows the server's statements about replication.
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
@@ -73,15 +75,15 @@ class MySQLFlavor:
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
         """Return the flavor of a server, judged by the names of its variables.
 
-        :param names: all names in the :attr:`identity` of any flavor that are variables of the
-            server, in lower case.
+        :param names: the variables of the server, in lower case, as far as they are in the
+            :attr:`identity` of MariaDB's or MySQL's flavor.
         """
         return MYSQL if names >= set(MYSQL.identity) else MARIADB
 
 
 MARIADB = MySQLFlavor(
     exact_collation="utf8mb4_nopad_bin",
-    # Aria, in contrast to MyISAM, survives a crash of the server.
+    # Use Aria for counters: in contrast to MyISAM, it survives a crash of the server.
     counter_engine="Aria",
     # server_uid alone is not enough, because it is made of the network address and the port: two
     # containers may have the same server_uid.

@@ -141,15 +141,15 @@ def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[st
     If ``field`` is the shard key, return the shards to which the keys lead, even if they have no
     such rows.
 
-    :raises BoundKeyMismatch: one of the rows has another key than the bound key in force.
+    :raises BoundKeyMismatch: one of the rows has another key than the one that ``bound()`` binds.
     """
     if _is_key(field):
         return list(rows.explain_routing().aliases)
     options = shard_options(field.model)
     assert options is not None and options.key is not None
     found = list(rows.only("pk", options.key.name).scatter())
-    # Inside bound(), the deletion on each shard is filtered by the bound key. So refuse rows of
-    # other keys here: the deletion would leave them in place.
+    # Inside bound(), the deletion on each shard is filtered by the shard key that bound() binds.
+    # So refuse rows of other keys here: the deletion would leave them in place.
     for row in found:
         refuse_other_key(row)
     return sorted({str(row._state.db) for row in found})
@@ -197,7 +197,10 @@ class _ShardDeletion:
 
 
 class _ShardUpdate:
-    """An item of ``fast_deletes`` that sets a foreign key to NULL on one shard, and deletes nothing."""
+    """An item of ``fast_deletes`` that sets a foreign key to NULL on one shard.
+
+    ``fast_deletes`` is a list of Django's collector. The item deletes nothing.
+    """
 
     def __init__(self, rows: QuerySet[Any], field: ForeignKey[Any, Any]) -> None:
         self.model: type[Model] = rows.model
@@ -209,10 +212,10 @@ class _ShardUpdate:
 
 
 class _Deleted:
-    """An item of ``fast_deletes`` that deletes nothing, and only adds to Django's count of deleted rows.
+    """An item of ``fast_deletes`` of Django's collector that only adds to the count of deleted rows.
 
-    The number is that of the rows of another model that were deleted together with the rows of a
-    :class:`_ShardDeletion`.
+    It deletes nothing: the rows that it counts, of another model, were deleted together with the
+    rows of a :class:`_ShardDeletion`.
     """
 
     def __init__(self, label: str, count: int) -> None:

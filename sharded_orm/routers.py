@@ -37,8 +37,8 @@ from sharded_orm.models.sharding.options import (
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
-#: The app with the table of the decisions of two-phase commits. This table is on every shard, and
-#: on no other database.
+#: The app whose table records the decisions (commit or not) about two-phase transactions. This
+#: table is on every shard, and on no other database.
 APP_OF_DECISIONS = "sharded_orm_two_phase"
 #: The names of the models whose tables are in the database of the directory (the table that records
 #: the shard of each key).
@@ -174,8 +174,8 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # If the options of a row have no key, it is a row of an automatic many-to-many
-                # table. The keys of other rows were compared before this method was called.
+                # A row whose options have no shard key is a row of an automatic many-to-many table.
+                # The keys of other rows were compared before this method was called.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"

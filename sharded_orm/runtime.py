@@ -217,7 +217,8 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            # keys() makes DATABASES add the groups' aliases, before threads are started.
+            # Call keys() here, before threads are started: it makes DATABASES add the aliases of
+            # groups.
             settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems
@@ -226,7 +227,7 @@ def validate() -> None:
 
 
 def swap(new: Topology | None) -> None:
-    """Use the topology ``new`` from now on. For test runs.
+    """Use the topology ``new`` (a map of shards to nodes) from now on. Only test runs call this.
 
     A running statement or transaction finishes on its node. The next statement or transaction goes
     to the shard's node in ``new``. The routing strategies are created again and start with nothing
@@ -279,7 +280,7 @@ def strategy(name: str) -> Strategy:
 
 
 def placement_lease() -> PlacementLease | PermanentLease:
-    """Return the lease (limited permission) under which this process remembers the shards of keys.
+    """Return the lease: the permission, for a limited time, to remember the shards of keys.
 
     Thread-safe.
     """

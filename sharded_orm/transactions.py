@@ -40,9 +40,9 @@ def atomic(
 
     If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
     the key's rows. Without ``two_phase``, the transaction covers a single shard: blocks for two
-    shards commit one after the other, not atomically (P14). With ``two_phase``, all shards of the
-    group that are used in the block commit, or none does. They need not be known when the block
-    begins.
+    shards commit one after the other, not atomically (Pinterest, P14). With ``two_phase``, all
+    shards of the group that are used in the block commit, or none does. They need not be known when
+    the block begins.
 
     :param rows: an instance of a sharded model, or the model class. With the class, pass one more
         keyword argument: the name and the value of the shard key. With ``two_phase``, pass any
@@ -60,7 +60,8 @@ def atomic(
     A block with ``two_phase`` raises :exc:`TwoPhaseUnavailable` when it is entered, if the shards
     cannot commit in this way, and :exc:`TwoPhaseMisused` if an ordinary transaction of the group is
     open. When the block is left, it raises :exc:`CommitOutcomeUnknown` if the connection was lost
-    during the commit on the deciding shard. Any other error means that nothing is committed.
+    during the commit on the deciding shard (the one whose commit decides for all). Any other error
+    means that nothing is committed.
     """
     if two_phase:
         return _two_phase_block(rows, key, savepoint, durable)
@@ -119,8 +120,9 @@ def _shard_of(
 
 
 class _AtomicOnKey(transaction.Atomic):
-    """An atomic block on the shard of a key. The key must not move to another shard while the block
-    begins.
+    """An atomic block on the shard of a key.
+
+    If the key moves to another shard while the block begins, an error is raised.
 
     If an instance is used as a decorator, it finds the shard again for each call of the function.
 
@@ -141,8 +143,9 @@ class _AtomicOnKey(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look up the shard again, now that the transaction is open. The look-up makes the
-            # transaction remember on which shard it uses the key.
+            # Look up the shard again, because the key may have moved while the transaction was
+            # opened. The look-up also makes the transaction remember on which shard it uses the
+            # key.
             if self._find() != self.using:
                 refuse_repetition(self._group)
         except BaseException:

@@ -254,7 +254,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             "object_ids": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", ""),
             "perms_lacking": perms_needed,
-            # ModelAdmin has this attribute since Django 6.1. Django's template reads it.
+            # Django's template reads this variable. ModelAdmin has the attribute since Django 6.1.
             "delete_confirmation_max_display": getattr(
                 self, "delete_confirmation_max_display", None
             ),
@@ -277,8 +277,7 @@ def _digest(deletions: list[Deletion]) -> str:
 
 
 def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
-    """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of the rows
-    left out.
+    """Return the first :data:`MAX_LISTED` rows, with their related rows, and the number of others.
 
     :param nested: a list of rows. After a row, there may be a list with the related rows of that
         row.

@@ -56,7 +56,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def by_node(errors: Mapping[str, BaseException]) -> list[Failed]:
-    """Group failed shards by node and cause of the error.
+    """Return the failed shards, grouped by node and cause of the error.
 
     :param errors: the error of each failed shard, keyed by the shard's alias.
     """

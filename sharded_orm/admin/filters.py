@@ -129,7 +129,7 @@ def count_where_possible(spec: Any) -> None:
 
 
 def unknown_counts() -> defaultdict[str, str]:
-    """Return facets that show a dash instead of a number for each choice of a filter."""
+    """Return facets (the numbers next to a filter's choices) that show a dash for each choice."""
     return defaultdict(lambda: "-")
 
 

@@ -95,8 +95,8 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # Compare the submitted value, because the form has a field for the shard key: the
-            # project's model admin lists the key among its fields.
+            # The form has a field for the shard key, because the project's model admin lists the
+            # key among its fields. So compare the submitted value with the row's key.
             value = self.cleaned_data.get(name, key)
             # The form fields of foreign keys and of hidden ids return rows, not keys. Read the
             # shard key from such a row.
@@ -265,8 +265,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     #: The shard of the children, if the parent is in the global database and the children have a
     #: shard; otherwise None. If the parent is inside the shard group, this attribute is not needed.
     home: Shard | None = None
-    #: The message about a shard that is down, so that the children of a parent in the global
-    #: database cannot be shown; an empty string if they can be shown.
+    #: If the parent is in the global database and the shard of its children is down: the message
+    #: that says so, shown in place of the children. Otherwise an empty string.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -327,8 +327,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether shard ``number`` is open: new rows that may be stored on any shard are stored only on
-    open shards.
+    """Whether shard ``number`` is open.
+
+    A new row that may be stored on any shard is stored only on an open shard.
     """
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0

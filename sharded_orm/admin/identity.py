@@ -183,8 +183,8 @@ def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Iden
 
     :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
         shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.
-    :raises InvalidObjectID: no row can have this object id, its shard key leads to no shard, or
-        another shard key is bound for the request.
+    :raises InvalidObjectID: no row can have this object id, or its shard key leads to no shard. Or
+        the request runs inside ``bound()`` with another shard key.
     """
     first, separator, pk_text = text.partition(SEPARATOR)
     try:

@@ -65,7 +65,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     The forms of the inline have no field for the shard key: a new row gets the key of its parent,
     the row that the page shows. The parent is in the same shard group, or in the global database.
-    In the latter case, the shard key is the inline's foreign key to the parent.
+    If the parent is in the global database, the shard key of the inline's rows is the foreign key
+    to the parent.
     """
 
     formset: Any = InlineFormSetOnShard

@@ -142,7 +142,7 @@ def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     this key.
 
     :raises InvalidFocus: the named shard or key does not exist, the rows of the key are not on the
-        named shard, or another key is bound.
+        named shard, or ``bound()`` has bound another key.
     """
     alias, text = values.get(SHARD_VAR), values.get(KEY_VAR)
     shard = named_shard(options, alias) if alias else None
@@ -161,7 +161,7 @@ def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
 
 
 def refuse_key(options: ShardOptions, key: Any) -> None:
-    """Refuse the shard key ``key`` if another shard key is bound for the request.
+    """Refuse the shard key ``key`` if the request runs inside ``bound()`` with another shard key.
 
     :raises InvalidFocus: another key is bound. The error's message is a sentence for the user.
     """

@@ -26,8 +26,8 @@ class Holder(NamedTuple):
 
     A place is one shard, or one global model.
 
-    :param objects: whether the server may hold objects of the place.
-    :param lists: whether the server may hold lists of the place.
+    :param objects: whether the server may hold objects (cached rows) of the place.
+    :param lists: whether the server may hold lists (results of queries) of the place.
     """
 
     server: CacheServer
@@ -56,7 +56,8 @@ class CacheClient:
             f"{options.prefix}:" if options.prefix else ""
         )
         self.object_servers = self.list_servers = tuple(open_servers(options.objects, options))
-        #: Whether the objects and the lists of each shard or global model are on the same server.
+        # Whether the objects (cached rows) and the lists (results of queries) of each shard or
+        # global model are on the same server.
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
@@ -92,7 +93,7 @@ class CacheClient:
         return self.options.ttl * 2
 
     def objects(self, place: str) -> CacheServer:
-        """Return the server that holds the objects of ``place``.
+        """Return the server that holds the objects (cached rows) of ``place``.
 
         The server also holds the guards of the objects: entries that say whether the objects are
         valid.
@@ -106,7 +107,7 @@ class CacheClient:
             return self._objects.setdefault(place, servers[node_index(place, len(servers))])
 
     def lists(self, place: str) -> CacheServer:
-        """Return the server that holds the lists and counts of ``place``.
+        """Return the server that holds the lists and counts (results of queries) of ``place``.
 
         The server also holds the guards of the lists: entries that say whether the lists are valid.
 
@@ -119,7 +120,9 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers to which writes to ``place`` must be announced. Each server occurs once.
+        """Return the servers that may hold entries of ``place``, each once.
+
+        Writes to ``place`` must be announced to all of them.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -137,8 +140,8 @@ class CacheClient:
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # These servers belong to the aliases of the setting ALSO_MARK: other processes may keep
-            # objects and lists on them.
+            # Also return the servers of the aliases in the setting ALSO_MARK, because other
+            # processes may keep objects and lists on them.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)

@@ -23,11 +23,12 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """Return the :class:`Listed` of a list of rows, which the process keeps to save a later read.
+    """Return a list of rows as a :class:`Listed`, which the process remembers for later reads.
 
-    :param revision: the digest of the guards under which the list is valid. Guards are the entries
-        that say whether other entries are valid.
-    :param pks: tokens of the rows' primary keys, in the order of the list.
+    :param revision: the digest that the list's guards had when the list was stored. Guards are the
+        entries that say whether other entries are valid.
+    :param pks: tokens of the rows' primary keys (their form in names of entries), in the order of
+        the list.
     """
     pks = tuple(pks)
     return Listed(revision, pks, tuple(map(request.scope.object_name, pks)), None)
@@ -130,8 +131,8 @@ class EntryDecoder:
             if len(items) == 1 and type(items[0]) is int:
                 return Listed(revision, (), (), items[0])
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
-            # The condition is strict, because the primary keys become parts of entry names, and
-            # anybody may have written the list.
+            # Check strictly that each item has the form of a primary key: the items become parts
+            # of entry names, and anybody may have written the list.
             return listed_rows(request, revision, items)
         self._count_broken(request)
         return None

@@ -48,7 +48,7 @@ def forbid_fill(request: CacheRequest) -> None:
 
 
 class Filler:
-    """Stores in the cache what the database returned for requests that missed.
+    """Stores in the cache what the database returned for requests that the cache could not answer.
 
     An object is stored with a *lease*, the server's permission to store one entry. The lease is
     taken before the SQL query if the object's name is known then, and otherwise after it. A lease
@@ -92,7 +92,10 @@ class Filler:
             request.fillable[name] = None if lease is None else FoundEntry(None, lease)
 
     def fill(self, misses: Iterable[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store in the cache what the database returned for ``misses``; see :meth:`Reader.fill`."""
+        """Store in the cache what the database returned for ``misses``.
+
+        Misses are the requests that the cache could not answer. See :meth:`Reader.fill`.
+        """
         packets: _Packets = {}
         for request, pks, rows in misses:
             if request.state is None or len(rows) > MAX_ROWS:

@@ -116,8 +116,7 @@ class Marker:
 
     @property
     def voids(self) -> bool:
-        """Whether closing the marker must make all entries void whose validity depends on the
-        guard.
+        """Whether closing the marker must make void all entries that depend on the marker's guard.
 
         True if the marker does not list which objects and narrower scopes the write concerns. In
         this case, the line that closes the marker gives the guard a new generation.
@@ -132,7 +131,8 @@ class Guard:
     :param generation: the guard's generation. Objects that carry another generation are void, and
         so are lists of narrower scopes whose revision was computed with another generation.
     :param created: when the guard was created, in seconds since 1970.
-    :param open: the open markers, of transactions that may commit at any time.
+    :param open: the open markers: the announcements of writes whose transactions may commit at any
+        time.
     :param digest: a digest of all bytes of the guard, used in the revision of its lists.
     :param size: the size of the guard in bytes.
     :param early: tokens of markers whose closing line has arrived, but whose opening line has not;
@@ -156,7 +156,7 @@ class Guard:
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
-        """Whether a write is under way to the object whose primary key has the token ``pk``."""
+        """Whether a write is under way to the cached row whose primary key has the token ``pk``."""
         return any(marker.covers(pk) for marker in self.open)
 
     @property
@@ -198,7 +198,7 @@ def opening(marker: Marker) -> bytes:
 
 
 def closing(token: str, *, void: bool) -> bytes:
-    """Return the line that closes the marker with ``token``, after the announced write is over.
+    """Return the line that closes the marker with ``token``, after the write that it announced.
 
     :param void: if True, the line also gives the guard a new generation, and all entries with an
         earlier generation become void. If False, the line only closes the marker.
@@ -274,8 +274,8 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 def compacted(guard: Guard) -> bytes:
     """Return the bytes of a shorter guard: ``guard`` without the markers of writes that are over.
 
-    The open markers and the generation stay the same, so objects stay valid. A new random salt
-    makes the digest unique.
+    The markers of unfinished writes stay, and so does the generation, which cached objects carry.
+    So the objects stay valid. A new random salt makes the digest unique.
     """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
@@ -295,7 +295,8 @@ def digest(*parts: bytes | str) -> str:
 def stamp(guards: Iterable[Guard]) -> str:
     """Return the stamp that an object must carry to be valid: the generations of ``guards``.
 
-    When one of the guards gets a new generation, all objects with the earlier stamp become void.
+    A guard is the entry that says whether others are valid. When one of the guards gets a new
+    generation (a random digest), all objects with the earlier stamp become void.
 
     :param guards: the guard of the table, then the guard of the object's shard key (none for a
         global model).

@@ -18,7 +18,8 @@ class VoidRows:
 
     :param scope: the narrowest scope (set of rows) that is known to contain the rows: the scope of
         an isolate key, of a shard key, or of the table.
-    :param pks: tokens of the rows' primary keys; None (the default) for all rows of the scope.
+    :param pks: tokens of the rows' primary keys (the form that keys have in names of entries); None
+        (the default) for all rows of the scope.
     :param wide: True if the model has an isolate key (a field that divides the rows of a shard
         key), and its values in the rows are unknown. In this case, all entries of the rows' shard
         key or table become void. Default: False.
@@ -39,8 +40,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
         on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # Whether all entries become void whose validity depends on a guard, keyed by the server and
-    # then by the guard's name.
+    # True for a guard if all entries whose validity depends on the guard become void. Keyed by the
+    # server, then by the guard's name.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:

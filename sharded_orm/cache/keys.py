@@ -10,9 +10,10 @@ guard   ``Photo-{key}-revision``
 guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision``
 ======  ============================================  =======================
 
-A *guard* is the entry that says whether objects and lists are still valid: it changes with each
-write. There is one guard for the table on each shard, one for each shard key, and one for each
-value of the isolate key, the field that divides the lists of a shard key.
+An *object* is one cached row, a *list* is the result of a query. A *guard* is the entry that says
+whether objects and lists are still valid: it changes with each write. There is one guard for the
+table on each shard, one for each shard key, and one for each value of the isolate key, the field
+that divides the lists of a shard key.
 
 In names each value is represented by a *token* (:func:`token`), so that different values always
 give different names. :func:`fit` shortens names that are too long for memcached.
@@ -72,8 +73,8 @@ def token(value: Any) -> str:
         return text
     safe = quote(text, safe="", errors="surrogatepass").replace("-", "%2D").replace("~", "%7E")
     if safe in _RESERVED or not safe:
-        # A reserved word gets its first character escaped; the empty text becomes "%", which is
-        # the token of no other text.
+        # Escape the first character of a reserved word, which has a meaning of its own in names;
+        # the empty text becomes "%", which is the token of no other text.
         safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe else "%"
     if len(safe) > _MAX_TOKEN:
         return "~" + hashlib.blake2b(safe.encode(), digest_size=16).hexdigest()
@@ -147,8 +148,8 @@ class Scope:
 
     :param place: the alias of the shard. For a global model, it is the name of ``type``. The place
         decides which cache server has the entries.
-    :param key: the token of the shard key. It is None (the default) if the scope is a whole table,
-        or if the model is global.
+    :param key: the token of the shard key (its form in names of entries). It is None (the default)
+        if the scope is a whole table, or if the model is global.
     :param isolate: the token of the isolate key. It is None (the default) if the scope is not
         limited to one isolate key.
     """
@@ -201,19 +202,23 @@ class Scope:
         return f"{self.type.name}-{self.key}"
 
     def object_name(self, pk: str) -> str:
-        """Return the name of the object whose primary key has the token ``pk``."""
+        """Return the name of the cache entry for one row.
+
+        :param pk: the token of the primary key, which is its form in names.
+        """
         return self._own_object if pk == self.key else fit(f"{self._stem}-{pk}")
 
     @cached_property
     def _own_object(self) -> str:
-        # The row whose primary key is the shard key.
+        # The entry name for the row whose primary key equals the shard key.
         return fit(f"{self._stem}-{self.key}")
 
     def list_name(self, query: str, revision: str) -> str:
         """Return the name of a list or count.
 
         :param query: a digest of the query and of the fingerprint of the model's fields.
-        :param revision: the digest of the guards under which the list is valid.
+        :param revision: the digest that the list's guards (entries that say whether others are
+            valid) have now. It changes with each write to the list's rows.
         """
         stem = f"{self.type.name}-list{self._stem[len(self.type.name) :]}"
         return fit(f"{stem}-{query}-{revision}")

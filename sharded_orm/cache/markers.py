@@ -59,15 +59,17 @@ class TouchedRows:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        #: Tokens of the primary keys of the rows that were changed or deleted; None if these may be
-        #: all rows of the scope. New rows are left out, because they cannot be cached yet.
+        #: Tokens (the form in names of entries) of the primary keys of the rows that were changed
+        #: or deleted; None if these may be all rows of the scope. New rows are left out, because
+        #: they cannot be cached yet.
         self.pks: set[str] | None = set()
-        #: The scopes of all values of the isolate key that the rows had before or after the writes.
-        #: Each scope is keyed by the token of the value: the value as it is written in names of
-        #: entries.
+        #: The scopes of all values of the isolate key (the field that divides the rows of a shard
+        #: key) that the rows had before or after the writes. Each scope is keyed by the token of
+        #: the value: the value as it is written in names of entries.
         self.isolates: dict[str, Scope] = {}
-        #: Whether the write may concern every value of the isolate key. This is so if ``isolates``
-        #: may be incomplete, or if it has more than MAX_LISTED items.
+        #: Whether the write may concern every value of the isolate key (the field that divides the
+        #: rows of a shard key). This is so if ``isolates`` may be incomplete, or if it has more
+        #: than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -99,8 +101,8 @@ class GuardUpdate(NamedTuple):
 
     :param scope: the scope of the guard.
     :param guard: the name of the guard.
-    :param pks: tokens of the primary keys of those written rows that may be cached as objects; None
-        for all rows of the scope.
+    :param pks: tokens (the form in names of entries) of the primary keys of those written rows that
+        may be cached as objects; None for all rows of the scope.
     :param wide: whether the write may concern every isolate key (value of the field that divides
         the rows of a shard key) in the scope.
     :param at_home: True if the guard decides whether objects and lists are valid; False if it
@@ -166,10 +168,11 @@ class TransactionMarkers:
 
         :param scope: the scope of the rows' shard key or isolate key; the scope of the table if
             the shard key is unknown or the model is global.
-        :param pks: tokens of the primary keys of those rows that may be cached as objects; None for
-            all rows of the scope.
-        :param isolates: scopes of the isolate keys that the rows have before and after the write
-            (default: none). If ``scope`` is such a scope itself, ``isolates`` need not contain it.
+        :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
+            be cached as objects; None for all rows of the scope.
+        :param isolates: scopes of the isolate keys (values of the field that divides the rows of a
+            shard key) that the rows have before and after the write (default: none). If ``scope``
+            is such a scope itself, ``isolates`` need not contain it.
         :param wide: whether the write may also concern rows of other isolate keys than those in
             ``isolates`` (default: no).
         """
@@ -291,9 +294,10 @@ class TransactionMarkers:
         """Delete the objects of the written rows from the cache, then close the markers, which
         announced the writes.
 
-        Called after the transaction's end. One round trip per cache server. If a server does not
-        answer, the closing of its markers is queued, and the database session is discarded. Readers
-        that find an open marker then see from the missing session that the transaction has ended.
+        Called after the transaction's end. Costs one round trip per cache server. If a server does
+        not answer, the closing of its markers is queued, and the database session is discarded.
+        Readers that find an open marker then see from the missing session that the transaction has
+        ended.
         """
         markers, self._placed = self._placed, []
         try:
@@ -398,7 +402,8 @@ def _home(scope: Scope) -> str | None:
 class Unfinished:
     """What one cache server must do after a transaction: delete objects, then append to guards.
 
-    The lines that are appended to the guards close the transaction's markers.
+    Guards are the entries that say whether others are valid. The appended lines close the
+    transaction's markers, the announcements of its writes.
 
     :ivar objects: the names of the objects to delete.
     :ivar records: a tuple for each marker: the name of its guard, and the line that closes the

@@ -2,7 +2,7 @@
 
 A *guard* is the entry that says whether other entries are still valid. A *revision* is a digest of
 the guards of a list, and a part of the list's name. The guards are read from the server each time.
-A remembered value is used only if it was read under the same guards.
+A remembered value is used only if the guards are still the same as when the value was read.
 
 A remembered list saves a round trip. A remembered revision also saves one: the list can be read in
 the same packet as the guards, because its name is known already. A remembered row
@@ -24,8 +24,10 @@ _LONGEST_LIST = 100
 class Listed:
     """The result of a query as the cache stores it: the primary keys of a list, or one number.
 
-    :param revision: the revision of the guards under which the result is valid.
-    :param pks: tokens of the rows' primary keys, in order; empty for a number.
+    :param revision: the digest that the guards (entries that say whether others are valid) had when
+        the result was stored.
+    :param pks: tokens (the form in names of entries) of the rows' primary keys, in the order of the
+        list; empty for a number.
     :param names: the names of the rows' objects in the cache, in the same order.
     :param value: the number, for ``count()`` and ``exists()``; None for a list.
     """

@@ -92,12 +92,17 @@ class Reader:
         self._count_read(requests)
 
     def _objects(self, requests: Sequence[ObjectRequest], exchange: Callable[..., Reply]) -> None:
-        """Look for objects, as :func:`drive` does with :meth:`_object`, but without a generator for each."""
+        """Look for objects in the cache.
+
+        The result is that of :func:`drive` with :meth:`_object`, but no generator per object is
+        made, which is faster.
+        """
         by_server: dict[CacheServer, list[ObjectRequest]] = {}
         for request in requests:
             by_server.setdefault(self.cache.objects(request.scope.place), []).append(request)
         for server, of_server in by_server.items():
-            # The guard of the table is that of many objects. Read it once.
+            # Many objects have the same guards (entries that say whether others are valid), such as
+            # the guard of the table. Read each guard once.
             names = list(dict.fromkeys(n for request in of_server for n in request.scope.guards))
             try:
                 raws, entries, _ = exchange(server, names, [r.name for r in of_server], ())
@@ -302,15 +307,17 @@ class Reader:
                 self.cache.statistics.add(scope.type.name, repairs=closed)
 
     def fill(self, misses: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store what the database returned for requests that missed.
+        """Store in the cache what the database returned for the requests that missed.
 
-        Does not raise if a cache server is down. Costs one round trip per cache server. If lists
-        and objects are on the same servers, each list costs up to three more round trips, to take
-        leases (permissions to store) for its objects.
+        A request has missed if the cache could not answer it. Does not raise if a cache server is
+        down. Costs one round trip per cache server. If lists and objects are on the same servers,
+        each list costs up to three more round trips, to take leases (permissions to store) for its
+        objects.
 
-        :param misses: tuples of a request, the tokens of the primary keys of the rows, and the rows.
-            Without tokens, the rows are not stored. For ``count()`` and ``exists()``, tokens and
-            rows are empty: the number is taken from ``request.value``.
+        :param misses: tuples of a request, the tokens of the rows' primary keys (their form in
+            names of entries), and the rows. Without tokens, the rows are not stored. For
+            ``count()`` and ``exists()``, tokens and rows are empty: the number is taken from
+            ``request.value``.
         """
         self._filler.fill(misses)
 
@@ -324,7 +331,8 @@ class Reader:
             self.cache.statistics.add(type_name, **{name: count})
 
 
-#: The count of a request, by whether it is for an object, and its outcome.
+#: The name of the counter that a request increases. The key is a pair: whether the request is for
+#: an object, and its outcome.
 _COUNTED = {
     (True, HIT): "object_hits",
     (True, MISS): "object_misses",

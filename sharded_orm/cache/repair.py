@@ -36,7 +36,8 @@ from sharded_orm.cache.guards import (
 from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.stores.base import CacheServer
 
-#: Seconds for which readers assume that the writer of a marker is alive and will close it.
+#: Seconds for which readers assume that the writer of a marker (the announcement of a write) is
+#: alive and will close the marker.
 REPAIR_AFTER = 1.0
 #: Seconds that a process waits before it queries the database about the same marker (the
 #: announcement of a write) once more, or before it closes that marker in the same cache entry once
@@ -48,7 +49,8 @@ _REMEMBERED = 4096
 class Sessions(Protocol):
     """The interface to a database by which a reader finds out which writers are dead.
 
-    A writer is dead if its database session has ended.
+    A writer is a transaction that announced a write to the cache. It is dead if its database
+    session has ended.
     """
 
     def judges(self, writer: Writer) -> bool:
@@ -68,7 +70,9 @@ class Sessions(Protocol):
 
 @dataclass(slots=True)
 class _MarkerState:
-    """What this process knows about a marker and its writer. Times are on the monotonic clock.
+    """What this process knows about a marker (announcement of a write) and its writer.
+
+    Times are on the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
     :param asked_at: when the database was last queried about the writer; None (the default) if it
@@ -212,10 +216,10 @@ class Repairer:
 
 
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
-    """Replace a guard (an entry that says whether others are valid) by a shorter one, if that saves
-    enough and the guard has not changed.
+    """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
 
-    The shorter guard has the same open markers and the same generation, so objects stay valid. The
+    A guard is an entry that says whether others are valid. The shorter guard keeps the markers of
+    unfinished writes, and the generation that cached objects carry, so objects stay valid. The
     lists of the scope become void. So the best moment to compact is right after a write, which
     makes these lists void anyway.
 
@@ -234,8 +238,9 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact guards to which an announcement of a write was just added, if they are larger than
-    COMPACT_FROM bytes.
+    """Shorten those guards that have just got an announcement of a write and are long.
+
+    A guard is long if it is larger than COMPACT_FROM bytes.
 
     :param sizes: the sizes of guards in bytes, keyed by the names of the guards, as
         :meth:`CacheServer.mark` returned them.

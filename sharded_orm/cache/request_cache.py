@@ -47,7 +47,8 @@ class RequestCache:
 
         The dict is not a copy: the caller may add entries to it.
 
-        :param guard: the name of the guard of the shard key or table.
+        :param guard: the name of the guard (the entry that says whether others are valid) of the
+            shard key or table.
         """
         entries = self._homes.get(guard)
         if entries is None:

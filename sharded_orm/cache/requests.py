@@ -131,7 +131,7 @@ class CacheRequest:
         object's shard key or global table, and never that of an isolate key.
     :param format: how the rows are stored and decoded.
     :param sessions: finds out, in the database that holds the rows, which writers are dead. If
-        None, the markers of dead writers are left open.
+        None, the markers of dead writers (announcements of their writes) are left open.
     """
 
     outcome = BYPASS
@@ -139,11 +139,13 @@ class CacheRequest:
     rows: list[Row] | None = None
     #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
     value: int | None = None
-    #: After a miss, the guards under which the result is to be stored, as they were read when the
-    #: result was found missing. None if the result must not be stored.
+    #: After a miss, the state that the guards (entries that say whether others are valid) had when
+    #: the result was found missing. The result is stored for this state. None if the result must
+    #: not be stored.
     state: GuardState | None = None
-    #: After a miss, the guards under which the objects of the result are to be stored. They may be
-    #: on another server than the guards of the list. None if objects must not be stored.
+    #: After a miss, the state of the guards for which the objects (rows) of the result are stored.
+    #: These guards may be on another server than the guards of the list. None if objects must not
+    #: be stored.
     object_state: GuardState | None = None
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None) -> None:
@@ -161,7 +163,7 @@ class CacheRequest:
 class ObjectRequest(CacheRequest):
     """A request for one row by its primary key.
 
-    :param pk: the token of the primary key.
+    :param pk: the token of the primary key (its form in names of entries).
     """
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None, pk: str) -> None:

@@ -76,7 +76,7 @@ class CacheStatistics:
     """
 
     #: After at least this number of seconds since the last publication, :meth:`add` publishes the
-    #: counts again. None: :meth:`add` never publishes.
+    #: counts again. If it is None, :meth:`add` never publishes.
     interval: float | None = 10.0
     #: After at least this number of seconds since the last publication, the end of a request
     #: publishes the counts again.
@@ -190,7 +190,7 @@ class CacheStatistics:
         return dict(zip(FIELDS, self._server(type_name).counters(names), strict=True))
 
     def reset(self, type_names: Iterable[str]) -> None:
-        """Set the counters on the cache servers to 0. One round trip per model.
+        """Set the counters on the cache servers to 0. Costs one round trip per model.
 
         :raises ServerDown: a server is down.
         """

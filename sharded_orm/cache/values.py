@@ -9,8 +9,9 @@ has primary keys, or one number: the result of ``count()`` or ``exists()``. The 
     l1 {fingerprint} - {name} {fields}{checksum}
 
 - ``fingerprint`` is a digest of the model's fields.
-- ``stamp`` has the generations of the guards (entries that say whether other entries are valid)
-  under which the object is valid. A list has a digest of its guards in its name instead.
+- ``stamp`` has the generations (versions) of the object's guards, the entries that say whether
+  other entries are valid. The object is valid while the guards have these generations. A list has a
+  digest of its guards in its name instead.
 - ``name`` is the name of the entry, so a copy under another name is not accepted.
 - ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
   one call of the JSON parser can read many entries, and damage to one entry cannot spread to the
@@ -149,7 +150,8 @@ def pack_object(name: str, fingerprint: str, stamp: str, row: Row) -> bytes | No
 
     :param name: the name of the object's entry.
     :param fingerprint: the hexadecimal digest of the model's fields.
-    :param stamp: the :func:`~sharded_orm.cache.guards.stamp` of the object's guards.
+    :param stamp: the generations of the object's guards, the entries that say whether others are
+        valid (:func:`~sharded_orm.cache.guards.stamp`).
     :param row: the fields of the row as the driver gave them, before Django's converters.
     :returns: the bytes to store; None if the row has a value that the format cannot hold exactly.
         Such an object is not cached.
@@ -169,8 +171,8 @@ def unpack_objects(
     For an unusable object, the item is the reason (:class:`Unusable`) and not a row.
 
     :param raws: the bytes of the entries ``names``; None for a missing entry.
-    :param fingerprint: the fingerprint that the objects must carry.
-    :param stamp: the stamp that the objects must carry.
+    :param fingerprint: the digest of the model's fields that the objects must carry.
+    :param stamp: the stamp (generations of the guards) that the objects must carry.
     :param width: the number of the model's concrete fields.
     """
     start = f"{_OBJECT} {fingerprint} {stamp} "
@@ -202,7 +204,8 @@ def pack_list(name: str, fingerprint: str, values: Iterable[Any]) -> bytes | Non
 
     :param name: the name of the list's entry, which contains a digest of the list's guards.
     :param fingerprint: the hexadecimal digest of the model's fields.
-    :param values: the tokens of the primary keys; for a count one number.
+    :param values: the tokens of the primary keys (their form in names of entries); for a count one
+        number.
     :returns: the bytes to store; None if the format cannot hold one of ``values`` exactly.
     """
     return _pack(_prefix(_LIST, fingerprint, "-", name), tuple(values))
@@ -213,7 +216,7 @@ def unpack_list(raw: bytes | None, name: str, fingerprint: str) -> list[Any] | U
 
     :param raw: the bytes of the entry; None for a missing entry.
     :param name: the name of the entry.
-    :param fingerprint: the fingerprint that the list must carry.
+    :param fingerprint: the digest of the model's fields that the list must carry.
     """
     if not raw:
         return MISS
@@ -264,8 +267,10 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
         # JSON cannot hold an integer of thousands of digits, so such a row is not stored.
         return None
     if "[" in text or "]" in text:
-        # These brackets are inside JSON strings, where a bracket may be written as an escape. A
-        # backslash before a bracket does not matter, because _dump() has doubled each backslash.
+        # Escape all brackets, so that brackets in texts cannot end the arrays in which _rows()
+        # parses several entries at once. All brackets here are inside JSON strings, where escapes
+        # are allowed. A backslash before a bracket does not matter, because _dump() has doubled
+        # each backslash.
         text = text.replace("[", "\\u005b").replace("]", "\\u005d")
     value = prefix + text.encode("utf-8", "surrogatepass")
     return value + crc32(value).to_bytes(4, "little")
@@ -281,8 +286,9 @@ def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # The JSON text of each entry must become exactly one element of the outer array. This is so
-        # if the text contains no bracket, and no JSON string continues after a line end.
+        # All entries are parsed at once, as elements of one outer array. Each entry must become
+        # exactly one element. This is so if its JSON text has no bracket, and no JSON string
+        # continues after a line end.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")

@@ -66,10 +66,11 @@ class _Layout:
 
 @dataclass(frozen=True)
 class PackedLayout(_Layout):
-    """The widths, in bits, of the parts of a packed id: ``shard | type | local`` (P1).
+    """The widths, in bits, of the parts of a packed id.
 
-    ``type`` is the number of a table, ``local`` the row's number in the table. With the default
-    widths of 16, 10 and 36 bits, the top two bits of an id are zero.
+    The parts are ``shard | type | local`` (Pinterest's layout, P1). ``type`` is the number of a
+    table, ``local`` the row's number in the table. With the default widths of 16, 10 and 36 bits,
+    the top two bits of an id are zero.
 
     :raises InvalidID: the sum of the widths is above 63, or a width is not a positive integer.
     """
@@ -132,7 +133,9 @@ PACKED = PackedLayout()
 
 @dataclass(frozen=True)
 class PackedID:
-    """An id made of a shard, a type (the number of a table), and the row's number in that table (P1).
+    """An id made of a shard, a type, and a number (Pinterest, P1).
+
+    The type is the number of a table; the last part is the number of the row in that table.
 
     >>> PackedID.from_int(241294492511762325)
     PackedID(shard=3429, type=1, local=7075733)
@@ -164,9 +167,10 @@ class PackedID:
 
 @dataclass(frozen=True)
 class TimestampedLayout(_Layout):
-    """The epoch and the widths of a timestamped id: ``milliseconds | shard | sequence`` (I2).
+    """The epoch and the widths, in bits, of the parts of a timestamped id.
 
-    The time is the highest part, so ids sort by time.
+    The parts are ``milliseconds | shard | sequence`` (Instagram's layout, I2). The time is the
+    highest part, so ids sort by time.
 
     :param epoch: the datetime, with a time zone, from which milliseconds are counted. It must never
         change: with another epoch, all existing ids would mean another time.
@@ -267,7 +271,7 @@ TIMESTAMPED = TimestampedLayout()
 
 @dataclass(frozen=True)
 class TimestampedID:
-    """An id made of a time, a shard, and a sequence number among the ids of that millisecond (I2).
+    """An id made of a time, a shard, and a number in that millisecond (Instagram, I2).
 
     >>> int(TimestampedID(1387263000, shard=31341 % 2000, sequence=5001 % 1024))
     11637205501278089

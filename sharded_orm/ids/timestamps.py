@@ -1,4 +1,7 @@
-"""Timestamped ids made by the Django process, for databases that cannot make such ids themselves (I2)."""
+"""Timestamped ids made by the Django process (Instagram's layout, I2).
+
+They are for databases that cannot make such ids themselves.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,8 @@ class TimestampClock:
 
     def _after_fork(self) -> None:
         # In the forked child, replace all locks: another thread of the parent may have held one at
-        # the fork. That is safe, because the child has a single thread now, which holds no lock.
+        # the fork. Replacing them is safe, because the child has a single thread now, which holds
+        # no lock.
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()

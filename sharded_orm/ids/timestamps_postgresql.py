@@ -1,14 +1,14 @@
-"""The SQL for timestamped ids that PostgreSQL makes itself, as the default of a column (I2, I3).
+"""The SQL for timestamped ids that PostgreSQL makes itself (Instagram, I2, I3).
 
-The functions of this module return SQL statements and run none. Each table gets an SQL sequence. Each
-schema (that is, each shard) gets an SQL function, which contains the number of the shard. Neither the
-SQL sequence nor the SQL function contains the schema's name, so the schema may be renamed, dumped and
-moved.
+PostgreSQL makes such an id as the default of a column. The functions of this module return SQL
+statements and run none. Each table gets an SQL sequence. Each schema (that is, each shard) gets an
+SQL function, which contains the number of the shard. Neither the SQL sequence nor the SQL function
+contains the schema's name, so the schema may be renamed, dumped and moved.
 
 The function that Instagram published uses ``nextval % 1024`` as the last bits of an id. It can
 repeat an id in two cases: if the clock is set back, or if other sessions draw 1024 numbers while
-one session has called ``nextval`` but has not read the clock yet. In a test, bulk inserts of four
-sessions repeated an id within a second.
+one session has called ``nextval`` but has not read the clock yet. In a test of that function, bulk
+inserts of four sessions repeated an id within a second.
 
 Here the SQL sequence stores both the time and the sequence number of the last id, and one session
 at a time advances it. So the ids of a table always grow, and no id is repeated. If the sequence

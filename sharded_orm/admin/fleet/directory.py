@@ -53,8 +53,9 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers another shard for the key than the directory's table
-        records.
+        """Whether this process remembers another shard for the key than the directory records.
+
+        The directory is the table that records the shard of each key.
         """
         return (
             self.has_directory and (self.entry.shard if self.entry else None) != self.location.shard
@@ -120,7 +121,7 @@ class DirectoryPages(FleetAdmin):
         ]
 
     def forget_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask for confirmation, then remove the data of a key from the cache."""
+        """Ask the user for confirmation, then remove the data of a shard key from the cache."""
         if (refused := self.require_operator(request)) is not None:
             return refused
         model, field, value = (request.POST.get(name, "") for name in ("model", "field", "value"))
@@ -213,9 +214,7 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the values of the field in ``location`` are also shard keys of the model to which
-    ``options`` belong.
-    """
+    """Whether the field in ``location`` has shard keys of the model of ``options``."""
     if options.key is None:
         return False
     label = options.model._meta.label

@@ -38,7 +38,7 @@ else:
 DEADLINE: Final = 3.0
 TEMPLATES: Final = "admin/sharded_orm/fleet"
 SOURCE: Final = "the source of the topology"
-#: A list shows at most this many sentences, so that a page stays readable.
+#: A list of problems on a page shows at most this many sentences, so that the page stays readable.
 _MAX_LISTED = 100
 
 T = TypeVar("T")
@@ -291,14 +291,14 @@ class FleetAdmin(_ModelAdmin):
         *above: Step,
         within: float = DEADLINE,
     ) -> Document | HttpResponse:
-        """Call ``change()``, which publishes a version of the topology, and return that version's document.
+        """Call ``change()``, which publishes a version of the topology, and return its document.
 
         If ``change()`` fails, return a response that tells the user why.
 
         :param back: the URL of the page to which the response redirects or links.
         :param above: the breadcrumbs of the response, as in :meth:`page`.
-        :param within: seconds to wait. After this time, the response says that it is not known
-            whether the version was published.
+        :param within: seconds to wait. After this time, the response tells the user that nobody
+            knows yet whether the version was published.
         """
         try:
             return ask_one(SOURCE, change, within=within)

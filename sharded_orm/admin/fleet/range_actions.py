@@ -56,8 +56,8 @@ class RangeOfPage:
 class RangePages(FleetAdmin):
     """Views that open a range of shards for new keys, close it, or set its weight.
 
-    The change is published in the source of the topology, from which all processes load the
-    topology.
+    The change is published in the source of the topology (the map of shards to nodes), from which
+    all processes load the topology.
     """
 
     def ranges(self, group: ShardGroup, first: int, last: int) -> list[RangeOfPage]:

@@ -36,7 +36,7 @@ STATES: Final = (
     journal.UNCLEAR, journal.CARRIED,
 )  # fmt: skip
 
-#: Kinds of runs whose work is not divided into steps.
+#: Kinds of runs whose work is not divided into steps (the work on one shard or node).
 _WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND)
 _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 

@@ -51,8 +51,8 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
     make rectangles jump. Rectangles of very small weights are enlarged, so that users can see and
     click them.
 
-    :param part: the size of the drawn range of shards divided by the size of the largest range, 0
-        to 1. This determines the total height.
+    :param part: the size of the drawn range of shards divided by the size of the largest range: a
+        number from 0 to 1, which determines the total height.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)

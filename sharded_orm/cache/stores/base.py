@@ -86,7 +86,8 @@ class CacheServer(ABC):
 
         :param names: names of the entries to read first.
         :param objects: names of objects (cached rows), which are read second.
-        :param again: names of the entries to read last; may repeat some of the first ones.
+        :param again: names of the entries to read last; may repeat some of ``names``, to see
+            whether their entries have changed meanwhile.
         :returns: the values of the first group, the entries of the objects, and the values of the
             last group. The value of a missing entry is None.
         """
@@ -155,7 +156,9 @@ class CacheServer(ABC):
 
     @abstractmethod
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        """Replace the value of an entry if no one else has changed it. Two round trips at most.
+        """Replace the value of an entry if no one else has changed it.
+
+        Costs at most two round trips.
 
         :param seen: the value that the entry must still have.
         :param new: the new value.

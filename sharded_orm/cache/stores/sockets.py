@@ -30,7 +30,7 @@ Packet = bytes | Callable[["Connection"], bytes]
 
 
 class ProtocolError(Exception):
-    """The answer of a server is malformed, or does not fit the commands that were sent."""
+    """The answer of a cache server is malformed, or does not fit the commands that were sent."""
 
 
 class Outdated(ConnectionError):
@@ -42,7 +42,7 @@ class Outdated(ConnectionError):
 
 
 class Connection:
-    """One connection to a server. Used by one thread at a time."""
+    """One connection to a cache server. Used by one thread at a time."""
 
     __slots__ = ("_socket", "_timeout", "incarnation")
 
@@ -156,7 +156,7 @@ class RemoteServer(CacheServer):
         :param timeout: the time limit in seconds for one round trip. It includes connecting, but
             not resolving the host name.
         :param backoff: seconds after a failure in which the server is not called.
-        :param clock: measures the backoff: returns monotonic time in seconds.
+        :param clock: returns monotonic time in seconds, with which the backoff is measured.
         """
         self.name = name
         self.timeout = timeout

@@ -83,9 +83,9 @@ class TicketGenerator(IdGenerator):
 
     @async_unsafe
     def take(self, sequence: str, count: int) -> Sequence[int]:
-        """Return ``count`` new ids of ``sequence``, ascending, all from one server. One round trip.
+        """Return ``count`` new ids of ``sequence``, ascending, all from one server.
 
-        :param count: an integer from 1 to 1,000,000.
+        :param count: an integer from 1 to 1,000,000. Any number of ids costs one round trip.
         :raises InvalidTicketCount: ``count`` is not such an integer.
         :raises SynchronousOnlyOperation: called in an event loop; use ``sync_to_async``.
         :raises UnknownSequence: no server has the sequence.

@@ -25,17 +25,17 @@ _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 
 
 class MySQLSession(TicketSession):
-    """A session on MariaDB or MySQL, which gets an id as the insert id of an ``UPDATE`` or
-    ``REPLACE`` (F1).
+    """A session on MariaDB or MySQL, which gets ids by ``UPDATE`` or ``REPLACE``.
 
-    A sequence has one of two forms, that is, ways to make its next number:
+    An id is the insert id of the statement (Flickr's method, F1). A sequence has one of two forms,
+    that is, ways to make its next number:
 
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
       sequence. The table needs an engine that locks whole tables: MyISAM, which Flickr used, or, on
       MariaDB, Aria, which also survives a crash. InnoDB is not suitable, because on InnoDB a
-      REPLACE takes its number before it locks the row. So two REPLACEs would deadlock, and a
-      REPLACE that overlaps with a batch (an UPDATE that takes several numbers) would move the
+      REPLACE takes its number before it locks the row. So two REPLACEs would deadlock. And if a
+      REPLACE overlapped with a batch (an UPDATE that takes several numbers), it would move the
       counter back.
     """
 
@@ -56,8 +56,8 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # Only the time limits of the driver apply to the two statements that set and read the
-        # auto_increment variables. These statements have no deadline of their own.
+        # The two statements below set and read the auto_increment variables. They have no deadline
+        # of their own: only the time limits of the driver end them.
         cursor = self.connection.cursor()
         expected = (self.slot.step, self.slot.position)
         cursor.execute(
@@ -132,8 +132,8 @@ class MySQLSession(TicketSession):
     def _insert_id_of(self, statement: bytes, deadline: float) -> int | None:
         """Run ``statement`` and return its insert id; None if the statement matched no row."""
         self._send_checked(statement, deadline)
-        # If affected_rows() is 0, no row has matched. It also counts matching rows that were not
-        # changed, because Django connects with CLIENT.FOUND_ROWS.
+        # If affected_rows() is 0, no row has matched. The function also counts matching rows that
+        # were not changed, because Django connects with CLIENT.FOUND_ROWS.
         return int(self.connection.insert_id()) if self.connection.affected_rows() else None
 
     def _send_checked(self, statement: bytes, deadline: float) -> None:

@@ -73,8 +73,9 @@ class PostgreSQLSession(TicketSession):
             # If this client goes away while its statement waits for a lock, make the server end the
             # statement.
             "SET client_connection_check_interval = '1s';"
-            # At a stricter isolation level, one of two sessions that store the same predecessor's
-            # mark at the same time would fail.
+            # Two sessions may store the same predecessor's mark (the highest known id of the server
+            # before this one) at the same time. At a stricter isolation level, one of them would
+            # fail.
             "SET default_transaction_isolation = 'read committed'"
         )
 
@@ -155,8 +156,8 @@ class PostgreSQLSession(TicketSession):
     def _from_valid(self, name: str, count: str) -> str:
         """Return a FROM clause that yields one row if the sequence may be used, and otherwise no row.
 
-        The sequence may be used if its row in the catalog table and its ``SEQUENCE`` are both
-        unaltered, and if at least ``count`` numbers are left.
+        The sequence may be used if its row in the catalog (the table of sequences) and its
+        ``SEQUENCE`` are both unaltered, and if at least ``count`` numbers are left.
         """
         slot = self.slot
         return (
@@ -257,7 +258,7 @@ class PostgreSQLSession(TicketSession):
         return self._is(exc, errors.UndefinedTable)
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """Return the row of sequence ``name`` in the catalog table.
+        """Return the row of sequence ``name`` in the catalog, the table of sequences.
 
         Return None if the row or the ``SEQUENCE`` is missing.
 

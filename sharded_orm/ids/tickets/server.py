@@ -396,7 +396,7 @@ class TicketServer:
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
-        """Return the last failure of the server, or of its sequence ``name``; None if it works."""
+        """Return the last failure of the server or of its sequence ``name``; None if there is none."""
         return self._current().breaker.cause(name)
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
@@ -428,7 +428,10 @@ class TicketServer:
         self._current().pool.close()
 
     def _current(self) -> _State:
-        """Return the state for this process and for the database that the alias currently names."""
+        """Return what this process knows of the ticket server.
+
+        After a fork, or if the alias names another database than before, the state is a new one.
+        """
         state = self._state
         database = connections.settings[self.alias]["NAME"]
         if state.database == database and state.process == identity():

@@ -32,10 +32,11 @@ _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 @dataclass(frozen=True)
 class SequenceSlot:
-    """The numbers that one ticket server may hand out: ``position``, ``position + step``, … (F2).
+    """The numbers that one ticket server may hand out (Flickr, F2).
 
-    ``step`` is the number of ticket servers. ``position`` is the server's position in the list of
-    them, counted from 1 like MySQL's ``auto_increment_offset``.
+    They are ``position``, ``position + step``, … ``step`` is the number of ticket servers.
+    ``position`` is the server's position in the list of them, counted from 1 like MySQL's
+    ``auto_increment_offset``.
     """
 
     position: int
@@ -119,8 +120,8 @@ class TicketSession(ABC):
     ):
         """Connect to the server.
 
-        The driver may block for any length of time. So do not connect in a thread for which a
-        caller must wait.
+        Do not connect in a thread for which a caller must wait, because the driver may block for
+        any length of time.
 
         :param alias: the alias of the server's database.
         :param settings: the database settings of the alias.
@@ -153,7 +154,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
-        """Return the database ``OPTIONS`` that make the driver wait for at most ``seconds``."""
+        """Return the database ``OPTIONS`` that make the driver wait at most ``seconds``."""
 
     def _prepare(self) -> None:
         """Set and verify the variables of the database session. Called right after connecting."""
@@ -168,11 +169,13 @@ class TicketSession(ABC):
         """Take and return ``count`` new ids of a sequence, ascending. Costs one round trip.
 
         Return no id and change nothing if the sequence has fewer than ``count`` numbers left, or no
-        longer matches ``row``: it was dropped, or moved to another slot or form.
+        longer matches ``row``: it was dropped, or it now has another slot (set of numbers) or form
+        (way to make the next number).
 
         :param row: the sequence's row in the catalog table, as returned by :meth:`read`.
-        :param predecessor_mark: the highest id that the predecessor is known to have handed out. It is
-            stored if the row's form is in :attr:`carries_predecessor_mark`, and otherwise ignored.
+        :param predecessor_mark: the highest id that the predecessor (the server before this one in
+            ``TICKETS``) is known to have handed out. The mark is stored if the row's form is in
+            :attr:`carries_predecessor_mark`, and otherwise ignored.
         """
 
     # ##### The catalog #####
@@ -186,15 +189,15 @@ class TicketSession(ABC):
         """Whether ``exc`` means that a table does not exist."""
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """Return the row of sequence ``name`` in the catalog table; None if there is no such row.
+        """Return the row of sequence ``name`` in the catalog; None if there is no such row.
 
-        Costs one round trip.
+        The catalog is the table of sequences. Costs one round trip.
         """
         rows = self._read(" WHERE name = %s", [name], deadline)
         return rows[0] if rows else None
 
     def read_all(self, deadline: float) -> list[SequenceRow]:
-        """Return the rows of all sequences, ordered by name. One round trip.
+        """Return the catalog's rows of all sequences, ordered by name. Costs one round trip.
 
         The list is empty if the catalog table does not exist.
         """

@@ -73,7 +73,8 @@ _REPLACE_OWNER = RedisScript(
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
 # This script appends a line to a guard (an entry that says whether others are valid), if the guard
-# exists. The command APPEND alone would create it.
+# exists. The command APPEND alone would create a missing guard, without the first line that a guard
+# needs.
 _APPEND = RedisScript(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
@@ -125,7 +126,7 @@ class RedisServer(RemoteServer):
         return opened
 
     def _open(self, timeout: float) -> Connection | str:
-        """Return a new connection that is logged in, or the reason why it could not be opened."""
+        """Return a new connection that is logged in; or a text that says why there is none."""
         options = {
             option: value
             for option, value in self._pool.connection_kwargs.items()
@@ -154,8 +155,8 @@ class RedisServer(RemoteServer):
         except (RedisError, OSError, ProtocolError) as exc:
             connection.disconnect()
             return str(exc) if isinstance(exc, ProtocolError) else type(exc).__name__
-        # Take the socket out of redis-py's connection object, which is not used any more. The
-        # attribute _sock is private, but all releases of redis-py have it.
+        # Take the socket out of redis-py's connection object, because this module sends and
+        # receives itself. The attribute _sock is private, but all releases of redis-py have it.
         opened: socket.socket = connection._sock
         connection._sock = None
         return Connection(opened, self.timeout, owners[0])
