@@ -66,9 +66,9 @@ class InvalidIndexCursor(EntityError, ValueError):
 
 
 class UniqueValueTaken(EntityError, IntegrityError):
-    """Another entity has the values of a unique index, or an open transaction may keep or change them.
+    """Another entity has the same values in a unique index, or may have them after an open transaction.
 
-    For example, another entity gets new values in a transaction that is not committed yet. The new
+    For example, another entity loses the values in a transaction that is not committed yet. The new
     entity was not written.
     """
 
