@@ -1,4 +1,4 @@
-"""Counts the writes that were not delivered to mirrors yet, and the dead letters."""
+"""Counts the writes that were not delivered to mirrors yet, and those that relays have given up."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Backlog:
 
     An outbox row is a write that has to be delivered to mirrors.
 
-    :param rows: number of rows. Each process may leave up to 100 rows per shard that were delivered
-        already.
+    :param rows: number of rows. This includes up to 100 rows per process and shard that were delivered
+        and not removed yet.
     :param lag: age in seconds of the oldest row that a relay would deliver; 0.0 if there is none.
     :param dead: the dead letters, the rows that relays have given up, as sentences.
     :param problems: sentences about shards that did not answer.

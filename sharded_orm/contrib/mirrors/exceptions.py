@@ -40,7 +40,7 @@ class IdUsedTwice(MirrorError, RuntimeError):
 
 
 class VersionsExhausted(MirrorError, DataError):
-    """The versions of the rows of a source do not fit into 63 bits any more."""
+    """A version, the number that orders the writes of a source's row, does not fit into 63 bits any more."""
 
 
 class MirrorNotFound(OperationError, LookupError):

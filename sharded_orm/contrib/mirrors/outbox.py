@@ -115,7 +115,7 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
         {
             name: frozenset(value_of(fields[name], text) for text in texts)
             for name, texts in keys.items()
-            # An attribute that is not among the fields belonged to a mirror that was removed.
+            # Other attributes are left out: their mirrors were removed from the project.
             if name in fields
         },
         row.epoch,

@@ -31,7 +31,8 @@ KIND = "mirrors relay"
 #: The number of failures after which an outbox row is a dead letter: only ``relay --retry-dead``
 #: tries to deliver it again.
 MOST_ATTEMPTS = 10
-#: Outbox rows that are younger than this number of seconds are left to their writers.
+#: Relays skip outbox rows that are younger than this number of seconds: their writers are probably
+#: still delivering them.
 MIN_AGE = 1.0
 
 
@@ -61,7 +62,8 @@ def relay(*, min_age: float = MIN_AGE, stopping: Callable[[], bool] = lambda: Fa
 
     A shard that does not answer, or on which another relay works, is left out.
 
-    :param min_age: seconds; younger rows are left to their writers.
+    :param min_age: rows that are younger than this number of seconds are skipped: their writers are
+        probably still delivering them.
     :param stopping: returns True if the relay is to stop after its batch.
     """
     report = RelayReport()

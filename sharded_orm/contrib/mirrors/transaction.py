@@ -36,7 +36,7 @@ class SourceChange(StatementChange):
         #: A function that returns the outbox entries of the rows; None until the rows are in the
         #: outbox.
         self.recorded: Recorded | None = None
-        #: The number of the recording, within the transaction, that wrote the rows into the outbox.
+        #: Which write to the outbox in the transaction, counted from 1, had the rows; 0 if none had.
         self.recording = 0
         self.is_delivered = False
 
@@ -56,8 +56,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook: Callable[[], None] | None = None
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
-        # The number of recordings into the outbox so far, and at the time when each savepoint was
-        # set.
+        # The number of writes to the outbox so far, and the number at the time when each savepoint
+        # was set.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
         # Whether rows may be missing in the database although their statements have succeeded.
@@ -100,7 +100,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # One hook is enough, unless it may be dropped with a savepoint, or another hook was added
+        # Add no second hook, unless the first may be dropped with a savepoint, or another hook was added
         # after it.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
@@ -110,8 +110,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         transaction.on_commit(self._hook, using=connection.alias, robust=True)
 
     def _deliver(self) -> None:
-        # The hook is forgotten, because in a TestCase it stays in Django's list after it was
-        # called.
+        # The hook is forgotten, so that a later change adds a new one. In a TestCase, the old one stays
+        # in Django's list after it was called.
         self._hook = None
         if not self._may_deliver:
             return
@@ -129,7 +129,10 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             _Delivery(source, self._connection.alias, entries)()
 
     def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return ``entry`` without values if these may not be stored. The delivery then reads the row."""
+        """Return ``entry``, without values if the database may not have stored them.
+
+        A delivery without values reads the row.
+        """
         if not self._may_lack_rows:
             return entry
         return replace(entry, written=replace(entry.written, is_new=False, inserted=None))

@@ -75,7 +75,7 @@ class RelayMirrors(Action):
 
 
 def _relay(report: relay.RelayReport, stopping: Callable[[], bool]) -> relay.RelayReport:
-    """Deliver the changes of the other kinds of copies, and add the result to the report."""
+    """Deliver changes to copies that are no mirrors, as of reference tables. Add the result to ``report``."""
     for companion in companions():
         copied = companion.relay(stopping)
         report.delivered += copied.rows
