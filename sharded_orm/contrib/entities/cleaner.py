@@ -1,8 +1,8 @@
-"""The cleaner, which repairs the index rows of entities after a writer has died (FF6).
+"""The cleaner, which repairs the index rows of entities after a writer has died (FriendFeed, FF6).
 
-Each put marks its entity in the same transaction, so the mark is found even if the transaction
-commits late. Marked entities are cleaned first, starting with the newest. Then the cleaner goes
-through all entities and all rows of indexes (:mod:`.whole_pass`).
+Each ``put()`` of an entity also marks it, in the same transaction, so the mark is found even if the
+transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
+cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
 
 Any number of cleaners may run. Two cleaners of one shard do no harm; the lease that each takes only
 spares them the double work.

@@ -162,11 +162,11 @@ class Index:
     def get_all(
         self, *, limit: int = 50, after: str | None = None, **properties: Any
     ) -> EntityPage:
-        """Return a page of the entities with these properties, in the order of the index (FF5).
+        """Return a page of entities with these properties, in the order of the index (FriendFeed, FF5).
 
-        Each entity has these properties at the time when it is read, and is ordered by its real
-        properties. An entity may be missing for a moment after it was written, until its index row
-        is written. No entity is in a page twice.
+        Properties and order are those that the entities have when they are read. An entity may be
+        missing for a moment after it was written, until its index row is written. No entity is in a
+        page twice.
 
         :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index
             has no more.

@@ -1,4 +1,4 @@
-"""A store of entities (FF1, FF3, FF4)."""
+"""A store of entities, dicts of properties without a schema (FriendFeed, FF1, FF3, FF4)."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class DataStore:
     # ##### Writing #####
 
     def put(self, entity: Entity) -> Entity:
-        """Store ``entity``, and return it (FF4).
+        """Store ``entity``, and return it (FriendFeed, FF4).
 
         The entity is written first, in one local transaction on its shard. New index rows are
         written after it on their own shards: at once, or after the commit if the caller is in a

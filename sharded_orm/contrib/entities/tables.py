@@ -25,7 +25,7 @@ INDEX_COLUMNS = ("pk", "entity_id", "version")
 
 
 def entity_model(store: DataStore) -> type[ShardedModel]:
-    """Return a new model for the entities of ``store`` (FF1)."""
+    """Return a new model for the entities of ``store`` (FriendFeed, FF1)."""
     # The ids are unique over all shards, so that keys with their entities can move between shards.
     # Numbers that each shard counts by itself would repeat on other shards.
     columns: dict[str, Any] = {
@@ -58,7 +58,7 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
 
 
 def index_model(index: Index) -> type[ShardedModel]:
-    """Return a new model for the rows of ``index`` (FF2)."""
+    """Return a new model for the rows of ``index`` (FriendFeed, FF2)."""
     store = index.store
     columns: dict[str, Any] = {name: store.fields[name].clone() for name in index.names}
     columns["entity_id"] = models.UUIDField(db_index=True)

@@ -341,5 +341,5 @@ def _plain(field: Any, value: Any) -> Any:
         value = getattr(value, field.target_field.attname)
     try:
         return field.to_python(value)
-    except Exception:  # The value is not known: the database will refuse it, or return it in another form.
+    except Exception:  # The database will refuse the value, or return another form of it.
         return None

@@ -34,7 +34,7 @@ def follower_of(model: Any) -> ReferenceFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
-    # The model is a historical one, of a migration. The current model is followed instead.
+    # The model is the historical one of a migration. Its writes are treated as the current model's.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -171,5 +171,5 @@ class CopyDelivery(DeferrableDelivery):
 
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         for problem in bring_all().problems:
-            # The writer gets no error, because it has committed.
+            # The problem is only logged, because the writer has committed.
             logger.warning("copies of reference tables follow later, by a relay: %s", problem)
