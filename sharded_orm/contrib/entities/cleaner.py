@@ -136,7 +136,7 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
-    """Clean marked entities of any age, then compare everything, then clean the newly marked entities."""
+    """Repair the index rows of all entities: of marked ones first, and then of those found by comparison."""
     clean_marked(report, min_age=0, stopping=stopping)
     # The errors so far are dropped, because the last step cleans the same entities once more.
     report.failed, report.problems = 0, []

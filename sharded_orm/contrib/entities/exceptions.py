@@ -62,7 +62,7 @@ class InvalidIndexQuery(EntityError, RuntimeError):
 
 
 class InvalidIndexCursor(EntityError, ValueError):
-    """A cursor was not created by this index for a query by the same properties."""
+    """A text is no cursor of a page of this index, or is one of a query by other properties."""
 
 
 class UniqueValueTaken(EntityError, IntegrityError):

@@ -69,7 +69,7 @@ def insert(index: Index, row: IndexRow) -> None:
         try:
             instance_of(index, row).save(force_insert=True)
         except IntegrityError:
-            # Another process has inserted the row just now.
+            # Another process has inserted the row just now, so only its version has to be raised.
             raise_version(index, row)
 
 

@@ -144,7 +144,7 @@ def values_to_json(values: tuple[Any, ...]) -> list[Any]:
 
 
 def values_from_json(fields: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
-    """Return values of columns from JSON.
+    """Return the values of columns that :func:`values_to_json` has turned into JSON types.
 
     :raises ValueError: they are not values of ``fields``.
     """

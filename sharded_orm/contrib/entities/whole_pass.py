@@ -44,7 +44,7 @@ class WholePart:
 
     @property
     def subject(self) -> str:
-        """The name under which a cleaner takes the lease of this part."""
+        """The name of this part in its lease, which a cleaner holds while it works on the part."""
         if self.index is None:
             return f"{self.store.name} {self.alias} all"
         return f"{self.index.label} {self.alias}"

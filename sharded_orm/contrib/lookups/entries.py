@@ -5,7 +5,7 @@ transaction does not undo it, and the caller's snapshot does not hide entries of
 Django's ``TestCase``, the statements are a part of the test's transaction.
 
 The entries of a lookup are in one table of the global database, or in a table of the project. The
-latter is on all shards of a group, and the value names the shard of its entries.
+latter is on all shards of a group, and the value determines the shard of its entries.
 """
 
 from __future__ import annotations

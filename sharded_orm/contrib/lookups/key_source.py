@@ -17,7 +17,7 @@ MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class EntryGuess:
-    """The shard key that this process remembers for a value.
+    """The shard key that this process remembers for a value of a unique lookup. It may be out of date.
 
     A :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
     """

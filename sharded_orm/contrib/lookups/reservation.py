@@ -97,9 +97,10 @@ def _refuse_rows_without_entries(
 
 
 def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
-    """Return those of ``values`` that other rows have than those of this connection's transaction.
+    """Return those of ``values`` that other rows have already.
 
-    That is the case if a row on another shard has the value, or more than one row on this shard.
+    One row per value does not count: the row on this connection's shard that its open transaction
+    has written.
     """
     conditions = {
         f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
@@ -153,8 +154,8 @@ def _take_unique(
                 return
             continue
         if watcher.owns(entry.token):
-            # This transaction has written the entry before: it has deleted a row with this value,
-            # or has rolled back to a savepoint.
+            # The entry is this transaction's own. It has deleted a row with this value before, or
+            # has rolled back to a savepoint.
             if entry.key != key:
                 raise refuse_taken(
                     lookup,
@@ -236,7 +237,7 @@ def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:
 def _outside_transactions(read: Callable[[], R]) -> R:
     """Return the result of ``read``, run outside of this thread's transactions.
 
-    The transactions of this thread may see an older snapshot, and rows that are not committed yet.
+    Inside of them, it might see an older state of the rows, and rows that are not committed yet.
     """
     if not entries.is_committed_at_once():
         with unbound():

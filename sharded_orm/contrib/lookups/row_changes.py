@@ -34,7 +34,7 @@ MAX_UPDATED = 5000
 
 
 def follower_of(model: Any) -> RowFollower | None:
-    """Return the object that follows writes of a model with lookups; None for other models."""
+    """Return the object that writes entries whenever the ORM writes rows; None for a model without lookups."""
     lookups = lookups_of(model)
     return RowFollower(lookups) if lookups else None
 
@@ -104,7 +104,8 @@ class RowFollower:
         :raises LookupRefused: it is not known which values the rows get.
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
-            # The connection is to a database from which rows are imported. It has no lookups.
+            # Rows are imported from this connection's database, which is no shard of the model and has
+            # no lookups.
             return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:
@@ -375,7 +376,7 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
     for when in expression.cases:
         compared = _compared_pk(query, when.condition) if type(when) is When else None
         if compared is None:
-            # The condition is none by primary key: plain_value() raises LookupRefused.
+            # The condition does not compare the primary key, so this raises LookupRefused.
             plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
     # A row that no condition of the expression names gets its default.

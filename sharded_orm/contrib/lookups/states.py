@@ -49,8 +49,9 @@ def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
 
     Those processes would not find the new entries in the declared table. One query for each lookup.
 
-    :param lookups: lookups that this process does not know to be served, as they are declared now.
-    :raises LookupRefused: one of them is served, but with another table than the declared one.
+    :param lookups: lookups on which this process does not know that queries may rely.
+    :raises LookupRefused: queries may rely on one of them, but with another table than the declared
+        one.
     """
     for lookup in lookups:
         states = LookupState.objects.using(DEFAULT_DB_ALIAS)

@@ -58,7 +58,7 @@ class ChangesToClose:
 
 
 class EndedChanges:
-    """Changes whose transactions have ended, while their entries do not say so yet. Thread-safe.
+    """Changes (statements) whose transactions have ended, while their entries do not say so. Thread-safe.
 
     The entries of many changes are closed (updated) in one statement. If the process dies before,
     others find that its database sessions have ended, and so have its transactions.

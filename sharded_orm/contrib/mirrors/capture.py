@@ -23,7 +23,7 @@ from sharded_orm.models.cached.insert_keys import returned_keys
 
 
 def follower_of(model: Any) -> OutboxFollower | None:
-    """Return the object that follows writes of a source or a mirror; None for other models."""
+    """Return the object that is called when the ORM writes a source or a mirror; None for other models."""
     if not apps.models_ready:
         return None
     meta = getattr(model, "_meta", None)
@@ -128,7 +128,7 @@ class SourceWrite:
         self._connection = compiler.connection
 
     def _fields(self, fields: Sequence[Any]) -> list[Any]:
-        """Return the fields with the same names of the query's model, which may be that of a migration."""
+        """Return the fields of the query's model, perhaps that of a migration, with the names of ``fields``."""
         meta = self._query.get_meta()
         try:
             return [meta.get_field(field.name) for field in fields]

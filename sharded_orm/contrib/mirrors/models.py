@@ -1,4 +1,4 @@
-"""The tables of mirrors. Every shard has both tables, for its own rows."""
+"""The tables of mirrors: an outbox of writes, and the versions of rows. Every shard has both tables."""
 
 from __future__ import annotations
 

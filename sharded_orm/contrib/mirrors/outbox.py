@@ -128,8 +128,8 @@ def remove(alias: str, numbers: Iterable[int]) -> None:
     ordered = sorted(numbers)
     for start in range(0, len(ordered), BATCH):
         rows: Any = outbox_rows(alias).filter(pk__in=ordered[start : start + BATCH])
-        # _raw_delete() does not read the rows first, which is not necessary because nothing refers
-        # to them.
+        # _raw_delete() saves a read of the rows, which delete() needs to find rows that refer to
+        # them. Nothing refers to outbox rows.
         rows._raw_delete(alias)
 
 

@@ -45,9 +45,9 @@ class BodyFieldInQuery(ObjectError, RuntimeError):
 
 
 class ObjectWriteRefused(ObjectError, RuntimeError):
-    """A statement would write objects without comparing versions, or a mapping's entry would be changed.
+    """A statement would write objects without comparing versions, or change an entry of a mapping.
 
-    The source and target of an entry never change.
+    The source and the target of a mapping's entry never change.
     """
 
 

@@ -1,4 +1,4 @@
-"""The reference models of the project."""
+"""The reference models of the project: their rows are global, with a copy of each on every shard."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ logger = logging.getLogger("sharded_orm.references")
 
 
 def follower_of(model: Any) -> ReferenceFollower | None:
-    """Return the object that follows writes of a reference model; None for other models."""
+    """Return the object that is called when the ORM writes a reference model; None for other models."""
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
