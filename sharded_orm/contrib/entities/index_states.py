@@ -116,7 +116,7 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
         # entities, no index row is missing.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
-                # Plans of other databases contain the same migration, but create no table there.
+                # Skip databases in which the migration creates no table, although their plans have it.
                 if index.model._meta.label_lower in created and router.allow_migrate_model(
                     using, index.model
                 ):

@@ -36,7 +36,7 @@ class WholePart:
     alias: str
 
     def clean(self, report: CleanReport) -> Iterator[int]:
-        """Compare the part with the other side: entities with index rows. Yields after each batch."""
+        """Compare entities with index rows, or index rows with entities, and repair. Yields after each batch."""
         if self.index is None:
             written = [index for index in self.store.indexes if index_states.is_written(index)]
             return mark_lacking(self.store, written, rows_of(self.store, self.alias), report)
@@ -65,7 +65,7 @@ def whole_parts() -> list[WholePart]:
 def clean_whole(
     parts: Sequence[WholePart], report: CleanReport, stopping: Callable[[], bool]
 ) -> Generator[None, None, list[WholePart]]:
-    """Clean ``parts``. Yield after each batch.
+    """Repair ``parts``: the entities of stores, and the rows of indexes. Yield after each batch.
 
     Entities without their index rows are marked, so that the next cleaning of marked entities
     writes the rows. Index rows without a matching entity are removed. If another cleaner works on a

@@ -278,7 +278,7 @@ def _compare_batch(
         what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r}, key {key!r}"
         if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
             if not _still_has(lookup, alias, row):
-                continue  # The row has lost its value to another row since it was read.
+                continue  # The row has lost the value since it was read, so it is no duplicate.
             differences.duplicates += 1
             differences.example(f"{what}: another row has the same value")
             continue

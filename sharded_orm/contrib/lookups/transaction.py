@@ -190,7 +190,7 @@ class EntryChange(StatementChange):
         token = uuid4().hex[1:]
         self.fresh, self.taken, self.old = token + "f", token + "t", token + "o"
         self.has_fresh = self.has_taken = self.has_old = False
-        #: The identities of the entries of the new values.
+        #: The columns that identify the entries of the new values.
         self.places: Collection[Place] = ()
         #: Whether the statement was sent. Set only for a statement that is sent after its entries.
         self.is_sent = False

@@ -34,9 +34,9 @@ class Backlog:
 
 
 def backlog() -> Backlog:
-    """Return the :class:`Backlog` of all shards that have sources of mirrors.
+    """Return the :class:`Backlog` of all shards with models that have mirrors.
 
-    One query per shard, and one more for dead letters.
+    One query per shard, and one more for a shard with dead letters (writes that relays have given up).
     """
     found = Backlog()
     age = ExpressionWrapper(DatabaseClock() - F("written_at"), output_field=DurationField())

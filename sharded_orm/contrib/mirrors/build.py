@@ -1,4 +1,4 @@
-"""Copies the existing rows of a source into a new mirror."""
+"""Copies the existing rows of a source, a model that has mirrors, into a new mirror."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares mirrors with their sources, chunk by chunk."""
+"""Compares mirrors with their sources, the models whose rows they copy, chunk by chunk."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare ``suspects`` again, and add the rows that really differ to ``report``.
+    """Compare ``suspects``, rows that may differ, again. Add those that really differ to ``report``.
 
     :param repair: whether to repair these rows.
     """

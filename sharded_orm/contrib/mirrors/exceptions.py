@@ -17,7 +17,7 @@ class InvalidMirror(MirrorError, ImproperlyConfigured):
 
 
 class MirrorReadOnly(MirrorError, RuntimeError):
-    """The rows of a mirror follow those of its source, so only the source can be written."""
+    """The rows of a mirror are copies of those of its source, so only the source can be written."""
 
 
 class WriteNotFollowed(MirrorError, RuntimeError):

@@ -130,7 +130,7 @@ def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -
     for label, rows in by_source.items():
         source = source_of(label)
         if source is None:
-            # A process with newer code may know the source, so the rows stay.
+            # The rows stay, because a process with newer code may know mirrors of their model.
             report.failed += len(rows)
             report.problems.append(
                 f"{alias}: {len(rows)} rows of {label!r}, which has no mirrors in this process. If it has"

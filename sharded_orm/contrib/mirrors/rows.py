@@ -43,7 +43,7 @@ def _writing_mirror() -> Iterator[None]:
 
 
 class StoredVersion(NamedTuple):
-    """The version that a shard has stored for a row.
+    """The version of a mirror's row, as stored on the row's shard.
 
     :param key: the shard key of the source to which the version belongs, as text.
     """

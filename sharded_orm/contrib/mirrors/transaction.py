@@ -62,12 +62,12 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._recordings_at: dict[str, int] = {}
         # Whether rows may be missing in the database although their statements have succeeded.
         self._may_lack_rows = False
-        #: Whether changes may be delivered: the transaction is open, or is committed. While it is
-        #: open, Django calls the hook of deliver_after_commit() in tests only.
+        #: Whether changes may be delivered to mirrors: True while the transaction is open, and after
+        #: its commit. The hook that delivers them is called while it is open in tests only.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
-        """Add and return the change of a statement that is about to be sent."""
+        """Return a new record of the rows that a statement changes. Call this before it is sent."""
         change = SourceChange(source)
         self._changes.append(change)
         return change

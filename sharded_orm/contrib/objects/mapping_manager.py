@@ -1,4 +1,4 @@
-"""The manager of mappings."""
+"""The manager of mappings, tables that say which objects belong to an object."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def global_version() -> Version:
 
 
 def is_before(state: TableVersion, now: Version) -> bool:
-    """Whether ``state`` is a version before ``now``, or equal, in the same sequence of versions.
+    """Whether the version in ``state`` is not after ``now``, in the same sequence of versions.
 
     False if a new sequence has begun since, as after a flush.
     """

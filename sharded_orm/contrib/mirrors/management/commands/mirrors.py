@@ -1,4 +1,4 @@
-"""``manage.py mirrors``: runs the relay of mirrors, and builds, checks and reports mirrors."""
+"""``manage.py mirrors``: delivers writes to mirrors (the relay), and builds, checks and reports them."""
 
 from __future__ import annotations
 
