@@ -51,7 +51,7 @@ class LookupTable(ShardedModel, EntryColumns):
                 group = "emails"
 
     The group has the strategy ``"modulo"``: the md5 of a value determines the shard of its entries. It
-    must be another group than that of the rows. Only the lookups write to the table.
+    is another group than that of the rows. Only the lookups write to the table.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)

@@ -1,4 +1,6 @@
-"""Follows the ORM's writes: writes of sources are recorded in the outbox, writes of mirrors are refused."""
+"""Handles the ORM's writes: those of sources are recorded in the outbox, those of mirrors are refused.
+
+A source is a model that has mirrors. The outbox is a table on each shard."""
 
 from __future__ import annotations
 

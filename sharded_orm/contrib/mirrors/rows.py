@@ -216,7 +216,7 @@ def _insert(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
         if row.values is not None
     ]
     if objs:
-        # ShardedQuerySet refuses rows whose key is not on this shard, or no longer.
+        # ShardedQuerySet is used, because it refuses rows whose key is not on this shard (any more).
         ShardedQuerySet(mirror.model, using=alias).using(alias).bulk_create(objs)
 
 

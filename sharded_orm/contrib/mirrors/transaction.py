@@ -1,4 +1,6 @@
-"""Keeps the changes of sources in one transaction on a shard, and delivers them after its commit."""
+"""Records the rows of sources that one transaction changes, and delivers them to mirrors afterwards.
+
+A source is a model that has mirrors. The delivery begins after the commit."""
 
 from __future__ import annotations
 
@@ -212,7 +214,7 @@ class DeferrableDelivery:
 
 
 class _Delivery(DeferrableDelivery):
-    """Delivers the rows of a source that one transaction has written, after its commit."""
+    """Delivers the rows of a source that one transaction has written to mirrors, after its commit."""
 
     def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
         super().__init__({mirror.options.group for mirror in source.mirrors})

@@ -1,4 +1,4 @@
-"""Pages of mappings, and the cursors between them."""
+"""Pages of mappings (objects that belong to an object), and cursors, the positions between pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows the ORM's writes: writes of global rows are recorded, writes of copies are refused."""
+"""Handles the ORM's writes of reference tables: those of global rows are recorded, those of copies refused."""
 
 from __future__ import annotations
 
