@@ -36,7 +36,7 @@ class WholePart:
     alias: str
 
     def clean(self, report: CleanReport) -> Iterator[int]:
-        """Compare entities with index rows, or index rows with entities, and repair. Yields after each batch."""
+        """Repair index rows by a comparison with entities, in either direction. Yields after each batch."""
         if self.index is None:
             written = [index for index in self.store.indexes if index_states.is_written(index)]
             return mark_lacking(self.store, written, rows_of(self.store, self.alias), report)

@@ -130,7 +130,7 @@ class SourceWrite:
         self._connection = compiler.connection
 
     def _fields(self, fields: Sequence[Any]) -> list[Any]:
-        """Return the fields of the query's model, perhaps that of a migration, with the names of ``fields``."""
+        """Return the fields of the query's model that have the names of ``fields``."""
         meta = self._query.get_meta()
         try:
             return [meta.get_field(field.name) for field in fields]
