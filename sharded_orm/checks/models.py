@@ -137,11 +137,11 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     hint = f"Add {key!r} to it, or rely on uniqueness within a shard knowingly."
     for field in model._meta.local_fields:
         if isinstance(field, EmbeddedShardMixin):
-            # An id that contains the shard number is unique in the whole group.
+            # Give no warning: an id that contains the shard number is unique in the whole group.
             continue
         if isinstance(field, models.OneToOneField) and _is_on_one_shard(options, field):
-            # Rows that refer to the same row are all on that row's shard, so the shard enforces
-            # uniqueness.
+            # Give no warning: rows that refer to the same row are all on that row's shard, so the
+            # shard enforces that only one does.
             continue
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)

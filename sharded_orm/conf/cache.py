@@ -22,7 +22,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:]{0,32}\Z")
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """The values of ``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]`` (Yupoo, P8).
+    """The values of ``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]`` (Yupoo; Pinterest, P8).
 
     A *guard* is a record in the cache that stands for some rows, such as all rows of a shard key.
     Before its COMMIT, each write puts a *marker* into the guards of its rows, to announce the change.
@@ -44,10 +44,9 @@ class CacheOptions:
     #: A write may COMMIT within this many seconds after its marker (the announcement of the write
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
-    #: A time in seconds with two uses. No cache entry is stored under a guard that is younger than
-    #: this time. And if the database cannot report whether the writer of a marker still runs, the
-    #: writer counts as dead when the marker is older than this time. :class:`CacheOptions` explains
-    #: guards and markers.
+    #: A time in seconds with two uses, for guards and markers (:class:`CacheOptions` explains both). No
+    #: cache entry is stored under a guard that is younger than this. And a marker's writer counts as
+    #: dead if the marker is older than this, if the database cannot report whether the writer still runs.
     quarantine: float = 10.0
     #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
     #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.

@@ -66,8 +66,9 @@ class Config:
     :param max_idle_aliases: how many unused connection objects a thread keeps per shard group.
     :param cache: the options of the cache. None if the setting has no ``CACHE``: nothing is cached
         then.
-    :param bound_key: the dotted path of the function that returns the shard keys of a request, for
-        the middleware that binds them; None if the setting has no ``BOUND_KEY``.
+    :param bound_key: the dotted path of the function that returns the shard keys of a request. The
+        middleware binds these keys: queries of the request need not name them. None if the setting
+        has no ``BOUND_KEY``.
     :param placement_lease: seconds for which a process remembers the shards of keys before it
         queries the directory again for keys that are moving; None if no key ever moves.
     :param move_wait: seconds for which a write waits while its key moves to another shard.

@@ -268,8 +268,8 @@ class PostgreSQLCloner(ServerCloner):
 
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
         for schema in snapshot.names(cursor).intersection(schemas):
-            # Drop each schema in a separate transaction, because dropped tables stay locked until
-            # the end of the transaction.
+            # Each schema is dropped in a transaction of its own, because dropped tables stay locked
+            # until the end of the transaction.
             cursor.execute(f"DROP SCHEMA {_quoted(schema)} CASCADE")
 
     def _open(self, shard: Shard) -> Any:

@@ -57,8 +57,8 @@ class TwoPhaseAtomic(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look up the shards again, now that the transaction is open. The look-up makes the
-            # transaction remember on which shards it uses the keys.
+            # Look up the shards of the rows again, now that the transaction is open: from this look-up,
+            # the transaction remembers on which shards it uses the rows' keys.
             if self._find() != aliases:
                 refuse_repetition(self._group)
         except BaseException:

@@ -101,8 +101,8 @@ class BranchWatch:
             if recovery.end(prepared, seconds=0).is_over:
                 self._seen.pop(prepared, None)
             else:
-                # In one search, wait at most once for each deciding shard. The next search ends the
-                # other branches whose decision is on this shard.
+                # In one search, wait at most once for each deciding shard, which stores the decision to
+                # commit. The next search ends the other branches whose decision is on this shard.
                 left.add(prepared.branch.decider)
                 self._seen[prepared] = time.monotonic()
 

@@ -1,8 +1,8 @@
 """The SQL panel of django-debug-toolbar, with the statements of shards.
 
 The toolbar's own panel patches the connection objects over which Django iterates, and shards are not
-among these. This panel also installs an ``execute_wrapper`` on each group. The wrapper is called for
-every statement of the group's shards, whether their connection is open already or not.
+among these. This panel also installs an ``execute_wrapper`` on each group, a set of shards. The wrapper
+is called for every statement of the group's shards, whether their connection is open already or not.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         return self._record(execute, sql, params)
 
     def current_transaction_id(self, alias: str) -> str:
-        # The toolbar's cursor asks its logger for these ids, on PostgreSQL only.
+        # The toolbar's cursor, on PostgreSQL only, reads transaction ids from its logger: this object.
         return cast("str", self._panel.current_transaction_id(alias))
 
     def new_transaction_id(self, alias: str) -> str:
@@ -118,8 +118,8 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         else:
             node = self.cursor.node
             statement["alias"] = statement["label"] = f"{self.db.alias} on {node}"
-            # If a statement has its parameters, the toolbar offers to run it again on its alias.
-            # The parameters are left out, because that alias is no single database.
+            # The statement reads many shards. Its parameters are left out: with them, the toolbar
+            # would offer to run it again on the group's alias, which is no single database.
             statement["params"] = None
         self._panel.record(node=node, **statement)
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Django imports the package before models can be imported (PEP 562).
+    # Imports a class when it is first used (PEP 562): Django imports this package before models can
+    # be imported.
     if name == "DataStore":
         from sharded_orm.contrib.entities.store import DataStore
 

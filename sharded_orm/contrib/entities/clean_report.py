@@ -1,4 +1,4 @@
-"""The report of a cleaner: the work that it has done, and the problems that it has met."""
+"""The report of a cleaner, which repairs index rows of entities: the work it has done, and problems."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ MAX_PROBLEMS = 100
 class CleanReport:
     """The work that a cleaner has done.
 
+    An entity is marked while its index rows may be missing or out of date.
+
     :param settled: number of marked entities whose index rows are right now.
     :param failed: number of marked entities with index rows that could not be written.
     :param written: number of index rows that were missing.
     :param removed: number of index rows that were left over.
-    :param compared: number of entities and index rows that the pass over everything has compared.
+    :param compared: number of entities and index rows compared in the pass over all entities.
     :param problems: sentences about shards and entities.
     :param damaged: sentences about entities whose bodies cannot be read.
     """
@@ -72,8 +74,8 @@ class CleanReport:
 class ShardOutcome:
     """The result of the work on a shard.
 
-    :param has_failed: whether the work was ended by an error. Not if another cleaner works on the
-        shard.
+    :param has_failed: whether an error has ended the work. False if the shard was left out because
+        another cleaner works on it.
     """
 
     has_failed: bool = False

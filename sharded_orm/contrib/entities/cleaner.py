@@ -1,8 +1,8 @@
-"""The cleaner, which repairs the index rows of entities after a writer has died (FF6).
+"""The cleaner, which repairs the index rows of entities after a writer has died (FriendFeed, FF6).
 
-Each put marks its entity in the same transaction, so the mark is found even if the transaction
-commits late. Marked entities are cleaned first, starting with the newest. Then the cleaner goes
-through all entities and all rows of indexes (:mod:`.whole_pass`).
+Each ``put()`` of an entity also marks it, in the same transaction, so the mark is found even if the
+transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
+cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
 
 Any number of cleaners may run. Two cleaners of one shard do no harm; the lease that each takes only
 spares them the double work.
@@ -35,7 +35,8 @@ from sharded_orm.contrib.entities.stored_entity import (
 from sharded_orm.contrib.entities.whole_pass import WholePart, clean_whole, whole_parts
 from sharded_orm.operations.runs.lease import Lease
 
-#: Entities that were marked less than this number of seconds ago are left to their writers.
+#: The cleaner skips entities that were marked less than this number of seconds ago: their writers are
+#: probably still writing the index rows.
 MIN_AGE = 0.2
 #: Seconds until a part of the pass over all entities is tried again, if its shard did not answer.
 RETRY_AFTER = 10.0
@@ -48,13 +49,14 @@ def clean_marked(
     min_age: float = MIN_AGE,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Repair the index rows of marked entities, on all shards of all stores.
+    """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all stores.
 
     Costs one query for each shard without marked entities. A shard that does not answer, or on
     which another cleaner works, is left out.
 
     :param only: the only store to clean; None for all stores.
-    :param min_age: seconds; entities that were marked later are left to their writers.
+    :param min_age: entities that were marked less than this number of seconds ago are skipped:
+        their writers are probably still writing the index rows.
     :param stopping: returns True if the cleaner is to stop after its batch.
     """
     for store in list(stores.values()) if only is None else [only]:
@@ -82,8 +84,8 @@ def _clean_shard(
         with unbound():
             rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
             if oldest is not None:
-                # Do not use "<" here: more entities than were read may have been marked at that
-                # very moment.
+                # "lte" and not "lt": more entities may have been marked at the same moment as the
+                # last one that was read. Those already read are excluded.
                 rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
             found = list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
         if not found:
@@ -97,7 +99,7 @@ def _clean_shard(
 def clean_batch(
     store: DataStore, alias: str, entities: Sequence[StoredEntity], report: CleanReport
 ) -> None:
-    """Make the index rows of marked ``entities`` right, then remove the marks."""
+    """Repair the index rows of marked ``entities``, then remove the marks."""
     failed: set[UUID] = set()
     for index in store.indexes:
         if not index_states.is_written(index):
@@ -118,8 +120,8 @@ def clean_batch(
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> None:
     """Remove the marks of ``entities``, unless they have changed meanwhile.
 
-    The row of a deleted entity is removed now, because its index rows are gone. One statement for
-    each version that occurs.
+    The own row of a deleted entity is removed too, because its index rows are gone. Costs one
+    statement for each version number among the entities.
     """
     by_version: dict[tuple[bool, int], list[int]] = defaultdict(list)
     for entity in entities:
@@ -134,9 +136,9 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
-    """Clean marked entities of any age, then compare everything, then clean the newly marked entities."""
+    """Repair the index rows of all entities: of marked ones first, and then of those found by comparison."""
     clean_marked(report, min_age=0, stopping=stopping)
-    # The errors are dropped, because the last step tries the same entities once more.
+    # The errors so far are dropped, because the last step cleans the same entities once more.
     report.failed, report.problems = 0, []
     for _ in clean_whole(whole_parts(), report, stopping):
         pass
@@ -155,7 +157,7 @@ def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
 
 
 class ContinuousCleaner:
-    """Cleans until it is stopped: marked entities in each round, all entities from time to time.
+    """Repairs index rows until it is stopped: of marked entities in each round, of all from time to time.
 
     :param interval: seconds between two rounds.
     :param whole_every: seconds between the end of one pass over all entities and the start of the

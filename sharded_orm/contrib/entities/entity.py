@@ -18,7 +18,7 @@ def as_uuid(id: uuid.UUID | str) -> uuid.UUID:
 
 
 class Entity(dict[str, Any]):
-    """A dict of properties, with the id and version under which a store has it.
+    """A dict of properties, with the id and the version number that it has in a store.
 
     ::
 

@@ -62,13 +62,13 @@ class InvalidIndexQuery(EntityError, RuntimeError):
 
 
 class InvalidIndexCursor(EntityError, ValueError):
-    """A cursor was not created by this index for a query by the same properties."""
+    """A text is no cursor of a page of this index, or is one of a query by other properties."""
 
 
 class UniqueValueTaken(EntityError, IntegrityError):
-    """Another entity has the values of a unique index, or an open transaction may keep or change them.
+    """Another entity has the same values in a unique index, or may have them after an open transaction.
 
-    For example, another entity gets new values in a transaction that is not committed yet. The new
+    For example, another entity loses the values in a transaction that is not committed yet. The new
     entity was not written.
     """
 

@@ -1,4 +1,4 @@
-"""An index: a table of its own, sharded by a property of the entities (FF2), and its pages (FF5)."""
+"""An index of entities: a table sharded by one of their properties, read in pages (FriendFeed, FF2, FF5)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Index:
 
     :param store: the store, which declares fields for all of ``properties``.
     :param name: the name of the table, after the label of the app. Unique among the stores of the app.
-    :param properties: the names; "-" in front of a name lets the values descend.
+    :param properties: the names; "-" in front of a name sorts by it in descending order.
     :param shard_on: the property whose values decide on which shard a row is. Each query names it.
     :param unique: whether no two entities have equal values in all ``properties``.
     :param group: the group of the shards with the table; by default that of the store.
@@ -162,11 +162,11 @@ class Index:
     def get_all(
         self, *, limit: int = 50, after: str | None = None, **properties: Any
     ) -> EntityPage:
-        """Return a page of the entities with these properties, in the order of the index (FF5).
+        """Return a page of entities with these properties, in the order of the index (FriendFeed, FF5).
 
-        Each entity has these properties at the time when it is read, and is ordered by its real
-        properties. An entity may be missing for a moment after it was written, until its index row
-        is written. No entity is in a page twice.
+        Properties and order are those that the entities have when they are read. An entity may be
+        missing for a moment after it was written, until its index row is written. No entity is in a
+        page twice.
 
         :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index
             has no more.
@@ -278,9 +278,12 @@ class Index:
 
 
 def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
-    """Return a condition for the rows that come after ``position`` in the order of ``names``."""
-    # The conditions below select the rows by themselves. This bound only lets databases find the
-    # first row in the index; without it, some databases would also read all rows before that row.
+    """Return a condition for the rows that come after ``position`` in the order of ``names``.
+
+    :param position: the values of ``names`` in the last row that was read.
+    """
+    # The conditions below are complete. This further bound only lets databases start at the first
+    # row in their index; without it, some databases would also read all rows before that row.
     bound = Q(**{f"{names[0]}__{'lte' if descending[0] else 'gte'}": position[0]})
     condition, same = Q(), Q()
     for name, descends, value in zip(names, descending, position, strict=True):

@@ -1,4 +1,4 @@
-"""Builds an index while the site writes, and drops one."""
+"""Builds an index of entities while the site writes entities, and drops an index."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _paced(
 
 
 def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Write the rows of all entities. Yield 0 after each batch."""
+    """Write the index rows of all entities. Yield 0 after each batch."""
     for shard in runtime.group(index.store.group).shards():
         with found.shard(shard.alias):
             for entities in entity_batches(index.store, rows_of(index.store, shard.alias), found):
@@ -163,7 +163,7 @@ def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[in
 
 
 def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Mark the entities that lack their rows, and remove stale rows. Yield the number of marked entities."""
+    """Mark the entities that lack index rows, and remove stale rows. Yield the number of marked entities."""
     store, moving = index.store, MovingKeys(index.store.group)
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):

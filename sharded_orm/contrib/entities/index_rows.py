@@ -42,10 +42,9 @@ class IndexRow:
 def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
     """Write the index rows of an entity that was committed.
 
-    If a row cannot be written, the cleaner writes it later, because the entity is marked. The
-    transaction may have been rolled back in spite of the call, as with a savepoint that was made by
-    hand. Then the rows are stale, which does no harm: only the cleaner removes rows, and it reads
-    the entity first.
+    If a row cannot be written, the cleaner writes it later, because the entity is marked. This may
+    also be called although the entity's write was rolled back, to a savepoint that was made by hand.
+    The rows are then stale. This does no harm: reads skip stale rows, and the cleaner removes them.
     """
     for index, row in rows:
         try:
@@ -70,7 +69,7 @@ def insert(index: Index, row: IndexRow) -> None:
         try:
             instance_of(index, row).save(force_insert=True)
         except IntegrityError:
-            # Another process has inserted the row just now.
+            # Another process has inserted the row just now, so only its version has to be raised.
             raise_version(index, row)
 
 
@@ -120,7 +119,7 @@ def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dic
     try:
         prepared = {key: field.get_prep_value(key) for key in keys}
         numbers = options.place_keys(dict.fromkeys(prepared.values()))
-    except Exception as exc:  # One of the keys has the error, so the keys are looked up one by one.
+    except Exception as exc:  # One key has the error: try them one by one.
         if len(keys) < 2:
             return {}, dict.fromkeys(keys, exc)
         aliases: dict[Any, str] = {}

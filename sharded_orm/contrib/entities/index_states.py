@@ -54,7 +54,7 @@ def read_state(index: Index) -> str:
     states = IndexState.objects.filter(index=index.label).values_list("state", "declaration")
     rows = list(states.query.get_compiler(connection=connection).results_iter())
     state, declaration = rows[0] if rows else (WRITTEN, "")
-    # An index that was built by a version without declarations has an empty one.
+    # The stored declaration is empty if a former version of this library has built the index.
     if state == SERVED and declaration not in ("", index.declaration):
         # The index has changed since it was built, so its rows may be missing or on other shards.
         state = WRITTEN
@@ -66,8 +66,8 @@ def read_state(index: Index) -> str:
 def is_written(index: Index) -> bool:
     """Whether writers write rows of ``index``.
 
-    If the global database does not answer, the last known state counts; if none is known, writers
-    do.
+    If the global database does not answer, the last known state counts. If none is known, writers
+    write the rows.
     """
     try:
         return state_of(index) != DROPPED
@@ -99,7 +99,7 @@ def set_state(index: Index, state: str) -> None:
 
 
 def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> None:
-    """Stop reads of indexes whose tables were deleted and are about to be created anew, and empty.
+    """Stop reads of indexes whose tables this migration creates: they are empty, and old entities exist.
 
     A receiver of ``pre_migrate``.
     """
@@ -112,11 +112,11 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
         if isinstance(operation, CreateModel) and not is_backwards
     }
     for store in stores.values():
-        # On a new shard, the table of entities is created as well. It has no rows, so the new index
-        # lacks none.
+        # Reads go on if the table of entities is created as well, as on a new shard: without
+        # entities, no index row is missing.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
-                # Plans of other databases contain the same migration, but create no table there.
+                # Skip databases in which the migration creates no table, although their plans have it.
                 if index.model._meta.label_lower in created and router.allow_migrate_model(
                     using, index.model
                 ):

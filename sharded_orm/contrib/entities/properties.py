@@ -52,8 +52,8 @@ def clean_value(field: Any, name: str, value: Any) -> Any:
         converted = field.to_python(value)
         field.run_validators(converted)
         if isinstance(converted, datetime) and is_aware(converted):
-            # Databases return times in UTC. A time near the ends of the calendar may have no equal
-            # in UTC.
+            # The time is converted to UTC, in which databases return it. This fails for some times
+            # near the ends of the calendar.
             converted = converted.astimezone(UTC)
     except ValidationError as exc:
         raise InvalidProperty(f"The property {name}={value!r}: {'; '.join(exc.messages)}") from exc
@@ -144,7 +144,7 @@ def values_to_json(values: tuple[Any, ...]) -> list[Any]:
 
 
 def values_from_json(fields: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
-    """Return values of columns from JSON.
+    """Return the values of columns that :func:`values_to_json` has turned into JSON types.
 
     :raises ValueError: they are not values of ``fields``.
     """

@@ -134,8 +134,8 @@ def _confirm(index: Index, row: IndexRow) -> bool:
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # On SQLite, the row is only read: two writers that each write to the other's shard would wait
-    # for each other.
+    # On SQLite, the row is read and not locked. A lock would lock the whole shard, and two writers that
+    # each need the other's shard would wait for each other.
     return bool(rows.exists())
 
 
@@ -156,7 +156,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # A writer that verifies its reservation would not wait for this transaction's commit.
+        # The row is kept. A writer that verifies its reservation would not wait for the commit of
+        # this removal, and would still find the row.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
@@ -170,8 +171,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 def _repeated(group: str, work: Callable[[], R]) -> R:
     """Return the result of ``work``. Call it again if others have caused a rollback of its transaction.
 
-    The cause may be a deadlock, as of two claims of one value on MariaDB, or a move of a key or a
-    shard. If the caller is in a transaction on ``group``, nothing is repeated.
+    The cause may be a deadlock (on MariaDB, two writers that reserve one value), or a move of a key
+    or a shard. If the caller is in a transaction on ``group``, nothing is repeated.
 
     :param work: it must be harmless to call this again after a part of it was committed.
     """

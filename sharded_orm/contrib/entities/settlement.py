@@ -118,7 +118,7 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
             continue
         try:
             work(row)
-        except Exception as exc:  # An invalid value in one row must not stop the others.
+        except Exception as exc:  # The error is recorded, so that the other rows are still written.
             settlement.failures[row.entity_id] = exc
             if is_outage(exc):
                 outage = exc
@@ -135,9 +135,11 @@ def _present(
     aliases: Mapping[Any, str],
     settlement: Settlement,
 ) -> dict[UUID, list[IndexRow]]:
-    """Return the index rows that entities have under ``keys``, by entity. One query for each shard.
+    """Return the index rows of entities, keyed by entity id. One query for each shard.
 
     A single query of all shards would send the ids of all entities to each shard.
+
+    :param keys: values of the property ``shard_on``, each with the entities that may have such rows.
     """
     present: dict[UUID, list[IndexRow]] = defaultdict(list)
     keys_by_alias: dict[str, list[Any]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The current status of stores and indexes."""
+"""The current status of stores of entities, and of their indexes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store of entities (FF1, FF3, FF4)."""
+"""A store of entities, dicts of properties without a schema (FriendFeed, FF1, FF3, FF4)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class DataStore:
 
     @property
     def key_name_in_indexes(self) -> str:
-        """The column of index rows that has the shard key of the entity."""
+        """The name of the column of index rows that holds the shard key of the entity."""
         return self.shard_on or "entity_id"
 
     @cached_property
@@ -228,7 +228,7 @@ class DataStore:
     # ##### Writing #####
 
     def put(self, entity: Entity) -> Entity:
-        """Store ``entity``, and return it (FF4).
+        """Store ``entity``, and return it (FriendFeed, FF4).
 
         The entity is written first, in one local transaction on its shard. New index rows are
         written after it on their own shards: at once, or after the commit if the caller is in a
@@ -323,8 +323,8 @@ class DataStore:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
         if pending is not None:
             changes.update(marked_at=now, pending=pending.text)
-        # The time is compared as well. If the transaction of the last put was rolled back, another
-        # writer may have stored the same version.
+        # The time is compared as well as the version: if the transaction of the last put was rolled
+        # back, another writer may have stored the same version number.
         rows = self._rows(entity.id, entity._stored)
         rows = rows.filter(version=entity.version, updated=entity.updated)
         if not rows.update(**changes):
@@ -431,8 +431,8 @@ class DataStore:
             with unbound():
                 rows: Any = self.model._default_manager.filter(**condition)
                 if not connections[str(block.using)].features.has_select_for_update:
-                    # The transaction begins with a write: after a read, SQLite might refuse its
-                    # first write.
+                    # This write changes nothing. It is sent first because SQLite might refuse the
+                    # first write of a transaction that has begun with a read.
                     rows.update(version=F("version"))
                 row = rows.select_for_update().values_list(*self._names).first()
             if row is None or not row[4]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.clean_report import CleanReport
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The number of entities that a cleaner reads at once. MariaDB turns a list of 1000 values into a
-#: subquery.
+#: The number of entities that a cleaner reads at once. It is below 1000, because MariaDB turns a list
+#: of 1000 values into a subquery.
 BATCH = 900
 
 

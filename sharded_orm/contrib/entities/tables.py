@@ -25,19 +25,19 @@ INDEX_COLUMNS = ("pk", "entity_id", "version")
 
 
 def entity_model(store: DataStore) -> type[ShardedModel]:
-    """Return a new model for the entities of ``store`` (FF1)."""
-    # Numbers that each shard counts by itself would repeat on other shards. The values of this
-    # field are unique over all shards, so that keys can move between shards.
+    """Return a new model for the entities of ``store`` (FriendFeed, FF1)."""
+    # The ids are unique over all shards, so that keys with their entities can move between shards.
+    # Numbers that each shard counts by itself would repeat on other shards.
     columns: dict[str, Any] = {
         "added_id": TimestampedIDField(primary_key=True),
-        # If the store has another shard key, the unique constraint has both columns, so that its
-        # index also serves queries by both.
+        # If the store is sharded by a property, a constraint below makes the pair of property and
+        # id unique instead, and its index also serves queries by both.
         "id": models.UUIDField(unique=store.shard_on is None),
         "updated": models.DateTimeField(),
         "version": models.BigIntegerField(),
         # Empty if the entity was deleted, while its index rows may still exist.
         "body": models.BinaryField(),
-        # The mark: set while index rows of the entity may be missing or left over.
+        # The mark for the cleaner: set while index rows of the entity may be missing or left over.
         "marked_at": models.DateTimeField(null=True, db_index=True),
         # JSON: the index rows of former versions that may still exist.
         "pending": models.TextField(null=True),
@@ -58,7 +58,7 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
 
 
 def index_model(index: Index) -> type[ShardedModel]:
-    """Return a new model for the rows of ``index`` (FF2)."""
+    """Return a new model for the rows of ``index`` (FriendFeed, FF2)."""
     store = index.store
     columns: dict[str, Any] = {name: store.fields[name].clone() for name in index.names}
     columns["entity_id"] = models.UUIDField(db_index=True)
@@ -76,9 +76,9 @@ def index_model(index: Index) -> type[ShardedModel]:
             )
         ]
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
-        # A second index is needed if the order mixes directions: the primary key can be read in
-        # both, but only in one at a time. The properties before these have equal values in all rows
-        # of a query.
+        # If some properties ascend and others descend, rows are sorted by an index of their own: a
+        # database reads the primary key either forwards or backwards. Properties before these do
+        # not matter, because a query's rows have equal values in them.
         ordered = [
             f"-{name}" if descends else name
             for name, descends in zip(index.names, index.descending, strict=True)

@@ -1,6 +1,6 @@
-"""Compares all entities and all index rows, and so finds errors of which no mark exists.
+"""Compares all entities with all index rows, and so also repairs those of entities without a mark.
 
-Such errors are rows that a very late writer has left, and changes by SQL.
+Such an entity has wrong rows if a very late writer has left them, or if they were changed by SQL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WholePart:
     alias: str
 
     def clean(self, report: CleanReport) -> Iterator[int]:
-        """Compare the part with the other side: entities with index rows. Yields after each batch."""
+        """Repair index rows by a comparison with entities, in either direction. Yields after each batch."""
         if self.index is None:
             written = [index for index in self.store.indexes if index_states.is_written(index)]
             return mark_lacking(self.store, written, rows_of(self.store, self.alias), report)
@@ -44,7 +44,7 @@ class WholePart:
 
     @property
     def subject(self) -> str:
-        """The name under which a cleaner takes the lease of this part."""
+        """The name of this part in its lease, which a cleaner holds while it works on the part."""
         if self.index is None:
             return f"{self.store.name} {self.alias} all"
         return f"{self.index.label} {self.alias}"
@@ -65,7 +65,7 @@ def whole_parts() -> list[WholePart]:
 def clean_whole(
     parts: Sequence[WholePart], report: CleanReport, stopping: Callable[[], bool]
 ) -> Generator[None, None, list[WholePart]]:
-    """Clean ``parts``. Yield after each batch.
+    """Repair ``parts``: the entities of stores, and the rows of indexes. Yield after each batch.
 
     Entities without their index rows are marked, so that the next cleaning of marked entities
     writes the rows. Index rows without a matching entity are removed. If another cleaner works on a
@@ -117,7 +117,7 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
 def mark_lacking(
     store: DataStore, indexes: Sequence[Index], rows: Any, report: CleanReport
 ) -> Iterator[int]:
-    """Mark entities that lack index rows and have no mark. Yield the number of marked ones of each batch.
+    """Mark entities that lack index rows, for the cleaner. Yield the number of newly marked ones per batch.
 
     :param rows: a query of the entities to compare.
     :raises django.db.OperationalError: at the end, if a shard of an index did not answer.
@@ -137,8 +137,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # The version is a condition: if the entity has changed meanwhile, its writer
-                    # has marked it.
+                    # Entities that have changed since (their version is higher) are left out: their
+                    # writers have marked them.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked
@@ -155,7 +155,8 @@ def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]
             if index.unique:
                 removed += reservations.take_away(index, row)
             else:
-                # If a later version of the entity has written the row again, it has a higher version.
+                # The row is kept if a later version of the entity has written it again, because its
+                # version is then above ``up_to``.
                 removed += index_rows.remove(index, row.values, row.entity_id, up_to=row.version)
         report.removed += removed
         yield removed

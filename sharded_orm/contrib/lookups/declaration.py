@@ -22,7 +22,7 @@ from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.routing.modulo import ModuloStrategy
 
-#: The largest number of characters of a value, and of a shard key.
+#: The largest number of characters of a value in a lookup, and of the shard key stored with it.
 MAX_VALUE, MAX_KEY = 255, 100
 
 # Methods of a field that change the stored value. If a project's field class overrides one of them,
@@ -41,8 +41,8 @@ class ModelLookup:
     field: Any
     unique: bool
     options: ShardOptions
-    #: The label of the project's model whose table has the entries; None if they are in the table
-    #: of the global database.
+    #: The label of the project's model whose table has the lookup's entries (rows with a value and
+    #: the shard key); None if they are in the global database.
     table_name: str | None = None
 
     @cached_property
@@ -56,12 +56,12 @@ class ModelLookup:
 
     @cached_property
     def table(self) -> ShardOptions | None:
-        """The ``ShardMeta`` of the model that stores the entries; None for the global database."""
+        """The ``ShardMeta`` of the model that stores the lookup's entries; None for the global database."""
         return None if self.table_name is None else table_options(self.table_name)
 
     @cached_property
     def problem(self) -> str | None:
-        """Why the model cannot have this lookup, as the end of a sentence; None if it can."""
+        """Why the model cannot have this lookup, as the predicate of a sentence; None if it can."""
         meta = self.model._meta
         if self.options.key_is_generated:
             return "needs a shard key that is known before the insert, not a generated one"
@@ -106,7 +106,7 @@ class ModelLookup:
         """Return the text that the lookup stores for ``value``.
 
         :param value: a value of the field, prepared for the database.
-        :raises LookupRefused: the database might store another value in the row.
+        :raises LookupRefused: the row itself might get another value than the lookup.
         """
         return _text(self.field, value, f"{self.model.__name__}.{self.field.name}", MAX_VALUE)
 
@@ -119,7 +119,7 @@ class ModelLookup:
         return field.get_prep_value(field.to_python(text))
 
     def slot(self, pk: Any, key_text: str) -> str:
-        """Return a text that distinguishes the row's entry from other entries with the same value.
+        """Return a text that distinguishes the row's entry in the lookup from others with the same value.
 
         The text is empty if the lookup is unique, because there is only one entry for each value.
         """
@@ -204,13 +204,13 @@ def plain_value(lookup_field: Any, value: Any) -> Any:
 
 
 def declared(model: Any) -> list[Lookup]:
-    """Return the declarations in the model's ``ShardMeta.lookups``, without any check."""
+    """Return the :class:`Lookup` objects in the model's ``ShardMeta.lookups``, unchecked."""
     names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
     return [Lookup(each) if isinstance(each, str) else each for each in names]
 
 
 def lookups_of(model: Any) -> tuple[ModelLookup, ...]:
-    """Return the lookups of a model's own fields; empty if it has none. Sends nothing.
+    """Return the lookups of a model's own fields; empty if it has none. Sends no query.
 
     :param model: a model, perhaps a proxy or the historical model of a migration.
     """
@@ -252,7 +252,7 @@ def own_field(model: Any, lookup: Any) -> Any:
 
 
 def declared_inexact(lookup: ModelLookup, collations: Any) -> str | None:
-    """Return the declared collation of a text lookup if it treats different texts as equal."""
+    """Return the collation of the lookup's text field if it treats different texts as equal, else None."""
     target = target_field(lookup.field)
     if not isinstance(target, models.CharField) or isinstance(target, ExactCharField):
         return None

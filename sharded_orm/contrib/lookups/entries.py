@@ -5,7 +5,7 @@ transaction does not undo it, and the caller's snapshot does not hide entries of
 Django's ``TestCase``, the statements are a part of the test's transaction.
 
 The entries of a lookup are in one table of the global database, or in a table of the project. The
-latter is on all shards of a group, and the value names the shard of its entries.
+latter is on all shards of a group, and the value determines the shard of its entries.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupEntry
 
-#: The largest number of entries that one statement writes, and the largest number of values that
-#: one query reads. Old versions of SQLite accept 999 parameters.
+#: The largest number of entries that one statement writes, and the largest number of values in the
+#: condition of one query. Old versions of SQLite accept 999 parameters.
 BATCH, MAX_VALUES = 100, 500
-#: A value has few entries if it has fewer than this number. For such a value, this process removes
-#: equal keys from the answer, because DISTINCT takes the database a fifth of the query's time.
+#: If a value has fewer entries than this number, this process removes equal shard keys from the
+#: result itself, because DISTINCT would take the database a fifth of the query's time.
 FEW_ENTRIES = 20
 _connections = AutonomousConnections()
 R = TypeVar("R")
@@ -56,7 +56,7 @@ GLOBAL_TABLE: Final = EntryTable(DEFAULT_DB_ALIAS, LookupEntry._meta.db_table)
 
 
 class Place(NamedTuple):
-    """The columns that identify an entry; see :class:`~sharded_orm.contrib.lookups.models.LookupEntry`."""
+    """The columns that identify an entry of a lookup, described in :class:`.tables.EntryColumns`."""
 
     lookup: str
     value: str
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
 
 class StoredEntry(NamedTuple):
-    """An entry with the values that it had when it was read."""
+    """An entry of a lookup (a value and the shard key of its row), as it was when it was read."""
 
     place: Place
     key: str
@@ -75,7 +75,10 @@ class StoredEntry(NamedTuple):
 
 
 def writer_text(session: Any) -> str:
-    """Return the text that entries store for a database session; "" if the session has no identity."""
+    """Return the text that entries of lookups store for the database session that has written them.
+
+    Returns "" if the database, such as SQLite, does not identify sessions.
+    """
     server, account, number = session
     return f"{server} {account} {number}" if number else ""
 
@@ -89,7 +92,7 @@ def writer_session(text: str) -> SessionID:
 
 
 def table_of(lookup: str, value: str) -> EntryTable:
-    """Return the table that has the entries of a value.
+    """Return the table that has the entries of a value in a lookup.
 
     :param lookup: the name of the lookup.
     """
@@ -109,7 +112,9 @@ def tables_of(lookup: str) -> list[EntryTable]:
 
 
 def tables_of_model(model: str) -> list[EntryTable]:
-    """Return the tables of a model that stores entries, one per shard; empty if the model is gone.
+    """Return the tables of a model that stores entries of lookups, one per shard.
+
+    Returns an empty list if no such model is installed any more.
 
     :param model: the label of the model; "" for the table of the global database.
     """
@@ -126,9 +131,9 @@ def tables_of_model(model: str) -> list[EntryTable]:
 
 
 def is_committed_at_once() -> bool:
-    """Whether each statement on entries is committed at once: not inside Django's ``TestCase``.
+    """Whether each statement on entries is committed at once. False inside Django's ``TestCase``.
 
-    Sends nothing.
+    Sends no query.
     """
     return not is_in_test_case(DEFAULT_DB_ALIAS)
 
@@ -136,7 +141,7 @@ def is_committed_at_once() -> bool:
 def refuse_own_lock(table: EntryTable) -> None:
     """Refuse to write entries if the statement would wait for a transaction of this very thread.
 
-    That happens on a database with one writer at a time, such as an SQLite file. Sends nothing.
+    That happens on a database with one writer at a time, such as an SQLite file. Sends no query.
 
     :raises LookupRefused: this thread has a transaction open on such a database.
     """
@@ -161,7 +166,8 @@ def blocking_transaction(alias: str) -> Any:
     connection: Any = connections[alias]
     if connection.in_atomic_block:
         return connection
-    # A connection object that is not connected has no transaction. get_autocommit() would connect.
+    # A connection object that is not connected has no transaction, and get_autocommit() would connect
+    # it. So that is verified first.
     is_connected = connection.connection is not None
     return connection if is_connected and not connection.get_autocommit() else None
 
@@ -174,13 +180,15 @@ def _has_one_writer(alias: str) -> bool:
 def add(
     places: Sequence[Place], keys: Sequence[str], token: str, writer: str, *, is_open: bool = True
 ) -> list[int]:
-    """Store entries that do not exist yet. One statement per table and :data:`BATCH` entries.
+    """Insert entries that do not exist yet. One statement per table and :data:`BATCH` entries.
+
+    A change is one statement that writes rows with lookups.
 
     :param places: the identities of the entries.
     :param keys: the shard key of each entry.
     :param token: the name of the change that writes the entries.
     :param writer: the database session of the change.
-    :param is_open: whether the transaction of the change may be open.
+    :param is_open: whether the transaction of the change may still be open.
     :returns: the positions in ``places`` of the entries that exist already. These are not changed.
         One more query is sent if there are any.
     """
@@ -210,6 +218,8 @@ def take(
 ) -> bool:
     """Assign an existing entry to the change ``token``, and return whether the entry was there.
 
+    A change is one statement that writes rows with lookups, and has written the entry last.
+
     :param key: the new shard key of the entry.
     :param writer: the database session of the change.
     :param former: the entry as it was read; it is left alone if it has changed since. If None, the
@@ -223,7 +233,10 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Assign existing entries to the change ``token``, whose transaction may remove them when it ends."""
+    """Assign existing entries to the change ``token``, the statement after which no row has their values.
+
+    When the transaction of that statement ends, it may remove the entries.
+    """
     now = time.time()
     groups: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
     for place in places:
@@ -236,15 +249,18 @@ def mark(places: Iterable[Place], token: str, writer: str) -> None:
 
 
 def remove(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Remove the entries that these changes have written. One statement per :data:`BATCH` changes."""
+    """Remove the entries that the changes (row-writing statements) named by ``tokens`` have written.
+
+    One statement per :data:`BATCH` tokens.
+    """
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).remove(len(some)), some)
 
 
 def close(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of these changes that their transactions have ended.
+    """Record in the entries of some changes that their transactions have ended.
 
-    :param tokens: the names of the changes.
+    :param tokens: the names of the changes, the statements that have written the entries.
     """
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).close(len(some)), (False, *some))
@@ -256,13 +272,13 @@ def entry_at(place: Place) -> StoredEntry | None:
 
 
 def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]:
-    """Return the entries that were written last by one of these changes."""
+    """Yield the entries that were written last by one of the changes (row-writing statements) ``tokens``."""
     for some in _batches(tokens, BATCH):
         yield from _read(table, _statements(table).of_tokens(len(some)), some)
 
 
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of these changes that their transactions are still open at this time."""
+    """Record in the entries of the changes ``tokens`` that their transactions are open at this time."""
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).renew(len(some)), (time.time(), *some))
 
@@ -278,7 +294,7 @@ def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
 
 
 def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
-    """Return the distinct shard keys of the entries with one of ``values``.
+    """Return the distinct shard keys that a lookup has for ``values``.
 
     Costs one query, or two for one value with many entries.
 
@@ -302,7 +318,7 @@ def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
 def after(
     table: EntryTable, lookup: str, last: int, limit: int
 ) -> Iterator[tuple[int, StoredEntry]]:
-    """Return up to ``limit`` pairs of id and entry, in the order of the ids.
+    """Yield up to ``limit`` pairs of an entry's id and the entry, in the order of the ids.
 
     :param last: the largest id that was read before; 0 at first.
     """
@@ -374,8 +390,9 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
 
     own = blocking_transaction(table.alias)
     if own is not None and own.transaction_mode == "EXCLUSIVE":
-        # In this mode, other connections cannot even read while this transaction is open. So nobody
-        # has written to the file since its BEGIN, and the transaction reads what is committed.
+        # The read is sent on the open transaction: in this mode of SQLite, other connections cannot
+        # even read meanwhile. Nobody has written to the file since its BEGIN, so it reads what is
+        # committed.
         with own.cursor() as cursor:
             return read(cursor)
     return _with_cursor(table, read)

@@ -15,12 +15,15 @@ class LookupValueTaken(ShardedOrmError, IntegrityError):
 
 
 class LookupRefused(ShardedOrmError, RuntimeError):
-    """A lookup cannot follow a write. The write was refused, or its transaction was rolled back."""
+    """The entries of a lookup cannot be kept equal to the rows that a write changes.
+
+    The write was refused, or its transaction was rolled back.
+    """
 
 
 class LookupExpired(ShardedOrmError, OperationalError):
     """A transaction was rolled back: it stayed open too long after it had written rows with lookups.
 
-    Other transactions have taken values over meanwhile. This happens only on databases that cannot
-    tell whether the session of another transaction still exists, such as SQLite.
+    Meanwhile, other transactions have reserved the same values. This happens only on databases, such as
+    SQLite, that cannot report whether the session of another transaction still exists.
     """

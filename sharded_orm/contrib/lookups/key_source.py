@@ -17,7 +17,7 @@ MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class EntryGuess:
-    """The shard key that this process remembers for a value.
+    """The shard key that this process remembers for a value of a unique lookup. It may be out of date.
 
     A :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
     """
@@ -34,9 +34,10 @@ class EntryKeySource:
     """Finds shard keys in the entries of lookups. Thread-safe.
 
     A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for one
-    value with many entries, or none if the column has no lookup. The keys of more than 500 values are not looked up, nor those of values
-    whose entries are on several shards: several queries would be needed, and a row that changes its
-    value between two of them could be missed.
+    value with many entries, or none if the column has no lookup.
+
+    No keys are returned for more than 500 values, nor if the entries are on several shards. Several
+    queries would be needed then, and a row that changes its value between two of them could be missed.
     """
 
     def __init__(self) -> None:
@@ -55,8 +56,8 @@ class EntryKeySource:
             except LookupRefused:
                 if not isinstance(value, str) or str(value) != value:
                     return None
-                # A text that is too long for the lookup is left out: no row has it, because its
-                # write was refused.
+                # A text that is too long for the lookup is skipped: no row has it, because the
+                # write of such a row is refused.
         if len(texts) > entries.MAX_VALUES:
             return None
         key_texts = entries.keys_of_values(lookup.name, texts)
@@ -65,8 +66,8 @@ class EntryKeySource:
         keys = [lookup.key_of_text(text) for text in key_texts]
         if lookup.unique and len(texts) == len(keys) == 1:
             if len(self._remembered) >= MAX_REMEMBERED:
-                # No lock is taken, because a fork could copy the lock while another thread holds
-                # it.
+                # The dict is changed without a lock, because a fork could copy the lock while
+                # another thread holds it.
                 self._remembered.clear()
             self._remembered[lookup.name, texts[0]] = keys[0]
         return keys

@@ -1,7 +1,8 @@
-"""Builds, compares and repairs lookups. The rows are the truth, the entries follow them (FriendFeed, FF4).
+"""Builds, compares and repairs lookups. If entries and rows differ, the rows are right (FriendFeed, FF4).
 
 All functions of this module may run while the site writes, may run several times, and may be killed
-at any point. Each of their steps leaves entries that are right or superfluous.
+at any point. After each of their steps, no entry is missing that existed before; some may be
+superfluous.
 """
 
 from __future__ import annotations
@@ -40,15 +41,14 @@ _EXAMPLES = 10
 
 @dataclass
 class LookupDifferences:
-    """How the entries of a lookup differ from the rows."""
+    """The differences between the entries of a lookup and the rows: how many, and examples."""
 
     lookup: str
     rows: int = 0
     entries: int = 0
     #: Rows without an entry. A query by the lookup misses them.
     missing: int = 0
-    #: Entries without a row, whose writers have ended. Queries are not affected, but nobody can use
-    #: such a value in a unique lookup.
+    #: Entries without a row, whose transactions have ended. Queries are not affected.
     surplus: int = 0
     #: Rows with a value of a unique lookup that another row has as well.
     duplicates: int = 0
@@ -89,7 +89,7 @@ def selected(names: Sequence[str]) -> list[ModelLookup]:
 
 
 def statuses() -> list[LookupStatus]:
-    """Return the state of each declared lookup. Two queries for each lookup."""
+    """Return a :class:`LookupStatus` for each declared lookup. Two queries for each lookup."""
     return [
         LookupStatus(
             lookup.name, lookup.unique, states.is_served(lookup), entries.count_of(lookup.name)
@@ -187,7 +187,10 @@ def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterato
 
 
 def _rows_of(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Any:
-    """Return a query of rows on the shard ``alias``. If it is None, the conditions name the shard key."""
+    """Return a query of primary key, shard key and value of rows with a value, on the shard ``alias``.
+
+    If ``alias`` is None, the conditions must contain the shard key.
+    """
     rows: Any = ShardedQuerySet(lookup.model, using=alias).uncached()
     value = lookup.field.attname
     return rows.filter(**{f"{value}__isnull": False}, **conditions).values_list(
@@ -208,7 +211,7 @@ def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair
 
 
 def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
-    """Return the moves of keys between shards that are under way or ended after number ``since``.
+    """Return the moves of keys between shards that are under way, or ended after the move ``since``.
 
     Returns None if keys of the group do not move.
     """
@@ -221,7 +224,7 @@ def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
 def _compare_moved_rows(
     lookup: ModelLookup, differences: LookupDifferences, before: MoveList, *, repair: bool
 ) -> None:
-    """Compare the rows of all keys that have moved between shards since ``before`` was read.
+    """Compare rows and entries of all keys that have moved between shards since ``before`` was read.
 
     The walk over the shards may have missed such rows: a key may have moved from a shard that was
     not read yet to a shard that had been read.
@@ -241,9 +244,9 @@ def _compare_moved_rows(
 def _rows_at_home(
     lookup: ModelLookup, number: int, rows: Sequence[Sequence[Any]]
 ) -> list[Sequence[Any]]:
-    """Return the rows whose key belongs to the shard ``number``.
+    """Return those of ``rows`` whose shard key is assigned to the shard ``number``.
 
-    The others are left out: they are old copies, which a move of a key leaves for a while.
+    Other rows are old copies, which a move of a key leaves on its former shard for a while.
     """
     prepared = [lookup.key.get_prep_value(row[1]) for row in rows]
     numbers = runtime.strategy(lookup.options.group).locate_many(prepared)
@@ -275,14 +278,14 @@ def _compare_batch(
         what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r}, key {key!r}"
         if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
             if not _still_has(lookup, alias, row):
-                continue  # The row has lost its value to another row since it was read.
+                continue  # The row has lost the value since it was read, so it is no duplicate.
             differences.duplicates += 1
             differences.example(f"{what}: another row has the same value")
             continue
         first[place] = row
         own = entry if entry is not None and entry.key == key else None
-        # If the entry was written by a transaction that is still open, a rollback would remove it.
-        # So it is written again, without a transaction that may remove it.
+        # A right entry is left alone, unless it belongs to a transaction that may still be open. A
+        # rollback of that transaction would remove it, so it is written again by itself.
         if own is not None and not (repair and own.is_open):
             continue
         if not _still_has(lookup, alias, row):
@@ -364,8 +367,8 @@ def _compare_entries_in(
         for entry in _without_row(lookup, [entry for _, entry in batch]):
             if not is_over(lookup, entry):
                 continue
-            # The writer of the entry has ended, so it cannot commit the row any more. It may have
-            # committed the row since the first query, so the row is looked for again.
+            # The entry's transaction has ended, so it cannot commit the row any more. But it may have
+            # committed the row since the first query, so the row is queried again.
             if not has_row(lookup, entry):
                 differences.surplus += 1
                 differences.example(

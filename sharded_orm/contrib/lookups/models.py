@@ -11,7 +11,7 @@ from sharded_orm.models.fields import ExactCharField
 
 
 class LookupEntry(EntryColumns):
-    """An entry of the table in the global database."""
+    """An entry of a lookup (a value and the shard key of its row) in the global database."""
 
     class Meta:
         db_table = "sharded_orm_lookup"

@@ -1,4 +1,4 @@
-"""Reserves the values of rows for an open transaction, by entries that are committed before it."""
+"""Reserves the values of new rows by entries of lookups, which are committed before the rows."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def reserve(
     change: EntryChange,
     rows: Mapping[Place, tuple[ModelLookup, str]],
 ) -> None:
-    """Write the entries of rows that the open transaction has written. One statement per 100 rows.
+    """Write the lookups' entries of rows that a transaction has written. One statement per 100 entries.
 
     :param connection: the connection object of the rows' shard.
-    :param change: the change that writes the entries.
+    :param change: the record of the statement that writes the rows.
     :param rows: for each entry, its lookup and the shard key of its row.
     :raises LookupValueTaken: another row has the value of a unique lookup, or an open transaction
         may write such a row.
@@ -55,7 +55,7 @@ def reserve(
         lookup for lookup in {lookup for lookup, _ in rows.values()} if not is_served(lookup)
     ]
     refuse_other_table(waiting)
-    # The entries are written in one order, so that two processes do not wait for each other.
+    # All processes write entries in the same order, so that two do not wait for each other.
     places = sorted(rows)
     change.note_tables(places)
     change.has_fresh, change.places = True, places
@@ -97,9 +97,10 @@ def _refuse_rows_without_entries(
 
 
 def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
-    """Return those of ``values`` that a row has, besides one row per value on this connection's shard.
+    """Return those of ``values`` that other rows have already.
 
-    That one row is the row that the open transaction has written.
+    One row per value does not count: the row on this connection's shard that its open transaction
+    has written.
     """
     conditions = {
         f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
@@ -128,8 +129,8 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
 
 
 def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
-    # The lookup is not unique, so the existing entry is of this very row, which had the value
-    # before.
+    # Take over the existing entry. The lookup is not unique, so the entry belongs to this very
+    # row, which had the value before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             return
@@ -153,8 +154,8 @@ def _take_unique(
                 return
             continue
         if watcher.owns(entry.token):
-            # This transaction has written the entry before: it has deleted a row with this value,
-            # or has rolled back to a savepoint.
+            # The entry is this transaction's own. It has deleted a row with this value before, or
+            # has rolled back to a savepoint.
             if entry.key != key:
                 raise refuse_taken(
                     lookup,
@@ -168,8 +169,8 @@ def _take_unique(
                 raise refuse_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # The row is searched after its writer has ended, because the writer can then no longer
-            # commit it.
+            # The row is queried only after the entry's transaction has ended, because it can then no
+            # longer commit the row.
             if has_row(lookup, entry):
                 raise refuse_taken(
                     lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
@@ -227,7 +228,7 @@ def has_row(lookup: ModelLookup, entry: StoredEntry) -> bool:
 
 
 def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:
-    """Return how many rows on the connection's shard have a value, as its open transaction sees them."""
+    """Return the number of rows with a value on one shard, as its open transaction sees them."""
     rows: Any = ShardedQuerySet(lookup.model, using=connection.alias)
     with unbound():
         return int(rows.filter(**{lookup.field.attname: place.value}).uncached().count())
@@ -236,7 +237,7 @@ def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:
 def _outside_transactions(read: Callable[[], R]) -> R:
     """Return the result of ``read``, run outside of this thread's transactions.
 
-    The transactions of this thread may see an older snapshot, and rows that are not committed yet.
+    Inside of them, it might see an older state of the rows, and rows that are not committed yet.
     """
     if not entries.is_committed_at_once():
         with unbound():

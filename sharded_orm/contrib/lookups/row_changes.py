@@ -1,4 +1,4 @@
-"""Follows the ORM's writes of a model with lookups: the values that its rows get and lose.
+"""Writes the entries of lookups when the ORM writes rows: for the values that rows get and lose.
 
 The entries of new values are committed before the rows are. The entries of old values are removed
 after the rows are committed. So each committed row has its entries at any time.
@@ -34,7 +34,7 @@ MAX_UPDATED = 5000
 
 
 def follower_of(model: Any) -> RowFollower | None:
-    """Return the object that follows writes of a model with lookups; None for other models."""
+    """Return the object that writes entries whenever the ORM writes rows; None for a model without lookups."""
     lookups = lookups_of(model)
     return RowFollower(lookups) if lookups else None
 
@@ -72,9 +72,8 @@ class RowFollower:
     def needs_transaction(self, compiler: Any) -> bool:
         """Whether the statement has to be sent before its entries are written, in one transaction.
 
-        An INSERT of rows with known primary keys can be sent after its entries were written, if all
-        the entries are of unique lookups. The INSERT is then a transaction by itself, which saves a
-        round trip.
+        False for an INSERT of rows with known primary keys, if all its entries are of unique lookups: it
+        is sent after its entries, and outside of a transaction, which saves a round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)
@@ -83,8 +82,8 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # Only the lock of its row protects an entry of a lookup that is not unique: a transaction that deletes a
-        # former row with the same primary key would take it away.
+        # An entry of a lookup that is not unique needs the transaction: only the lock of its row protects
+        # it from a transaction that deletes a former row with the same primary key.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)
@@ -105,7 +104,8 @@ class RowFollower:
         :raises LookupRefused: it is not known which values the rows get.
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
-            # The connection is to a database from which rows are imported. It has no lookups.
+            # Rows are imported from this connection's database, which is no shard of the model and has
+            # no lookups.
             return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:
@@ -122,8 +122,8 @@ class RowFollower:
 
     def _watcher(self, compiler: Any) -> TransactionEntries:
         if compiler.connection.in_two_phase:
-            # A writer whose database session has ended counts as rolled back. But a prepared
-            # transaction survives its session, and its rows may be committed later.
+            # Two phases are refused. A transaction whose database session has ended counts as
+            # rolled back, but a prepared one survives its session and may be committed later.
             raise LookupRefused(
                 f"{self._lookups[0].model.__name__} has lookups, which cannot follow a commit in two"
                 " phases. Write its rows in a block of their own, without two_phase=True."
@@ -176,7 +176,7 @@ class RowFollower:
         return result
 
     def _column(self, query: Any, lookup: ModelLookup) -> Any:
-        """Return the query model's field of ``lookup``; None if a historical model lacks it."""
+        """Return the field of ``lookup`` in the query's model; None if that is an old model without it."""
         try:
             field = query.get_meta().get_field(lookup.field.name)
         except FieldDoesNotExist:
@@ -229,7 +229,7 @@ class RowFollower:
                     f"update() would change a field with a lookup in more than {MAX_UPDATED} rows of"
                     f" {query.model.__name__} on {compiler.connection.alias!r}. Update fewer at a time."
                 )
-            # Historical models, those of migrations, write the shard key with each save().
+            # Models of migrations write the shard key with each save(), so an equal key is accepted.
             if new_key is not None and any(new_key(row.pk) != row.key for row in rows):
                 raise self._fixed(query)
             result = _execute_on(query, rows, execute)
@@ -279,7 +279,7 @@ class RowFollower:
                 fields.append(meta.get_field(lookup.field.name))
                 positions.append(len(fields) - 1)
             except FieldDoesNotExist:
-                # The query's model is a historical one, of a migration, and lacks the field.
+                # The query's model belongs to a migration and does not have the field.
                 positions.append(None)
         select = _select(query, connection, [field.attname for field in fields], limit)
         try:
@@ -304,7 +304,8 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
     select.clear_select_clause()
     joins = any(select.alias_refcount[a] for a in select.alias_map if a != select.base_table)
     if select.group_by is not None or joins:
-        # FOR UPDATE must not lock rows of joined tables, and databases refuse it for aggregates.
+        # The query becomes a subquery of primary keys: FOR UPDATE must not lock rows of joined
+        # tables, and databases refuse it for aggregates.
         inner = select
         inner.add_fields([query.get_meta().pk.attname])
         select = Query(query.model)
@@ -375,7 +376,7 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
     for when in expression.cases:
         compared = _compared_pk(query, when.condition) if type(when) is When else None
         if compared is None:
-            # plain_value() raises LookupRefused, as for any other expression.
+            # The condition does not compare the primary key, so this raises LookupRefused.
             plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
     # A row that no condition of the expression names gets its default.

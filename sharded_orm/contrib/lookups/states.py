@@ -13,8 +13,9 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The declarations of lookups that this process has found served: queries may rely on them. A lookup
-# is never withdrawn while processes use it, see docs/howto/lookups.md.
+# The declarations of lookups on which queries may rely ("served"), as far as this process has read.
+# They are never read again: a lookup is not withdrawn while processes use it, see
+# docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
 
@@ -39,7 +40,7 @@ def is_served(lookup: ModelLookup) -> bool:
 
 
 def is_known_to_be_served(lookup: ModelLookup) -> bool:
-    """Whether this process knows already that queries may rely on ``lookup``. Sends nothing."""
+    """Whether this process knows already that queries may rely on ``lookup``. Sends no query."""
     return _declaration(lookup) in _served
 
 
@@ -48,8 +49,9 @@ def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
 
     Those processes would not find the new entries in the declared table. One query for each lookup.
 
-    :param lookups: lookups that this process does not know to be served, as they are declared now.
-    :raises LookupRefused: one of them is served, but with another table than the declared one.
+    :param lookups: lookups on which this process does not know that queries may rely.
+    :raises LookupRefused: queries may rely on one of them, but with another table than the declared
+        one.
     """
     for lookup in lookups:
         states = LookupState.objects.using(DEFAULT_DB_ALIAS)
@@ -105,15 +107,15 @@ def forget(name: str) -> None:
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Withdraw lookups that no model declares any more. In a test database, serve all others.
+    """Record that queries may not rely on lookups that no model declares any more.
 
-    A test database is new, so it has no rows without entries. A receiver of ``post_migrate``, which
-    Django also sends after a flush.
+    In a test database, queries may rely on all others: it is new, so it has no rows without entries.
+    A receiver of ``post_migrate``, which Django also sends after a flush.
     """
     if using != DEFAULT_DB_ALIAS:
         return
     declared = lookups_by_name()
-    # The states are kept, because 'lookups drop' needs to know the tables.
+    # The rows of states are not deleted, because 'lookups drop' reads the entries' tables there.
     LookupState.objects.using(using).exclude(lookup__in=declared).update(served_since=None)
     if _is_test_database():
         for lookup in declared.values():

@@ -1,4 +1,4 @@
-"""The columns of entries, and the base class of tables with entries on shards (Pinterest, P11)."""
+"""The columns of lookups' entries, and the base class of tables with entries on shards (Pinterest, P11)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class EntryColumns(models.Model):
     slot: models.CharField[str, str] = ExactCharField(max_length=64)
     #: The shard key.
     key: models.CharField[str, str] = ExactCharField(max_length=100)
-    #: The name of the change that has written the entry last.
+    #: A random name of the statement that has written the entry last.
     token: models.CharField[str, str] = ExactCharField(max_length=32)
-    #: Whether the transaction of this change may still be open. A transaction that has ended may be
-    #: recorded here some seconds later.
+    #: Whether the transaction that has written the entry last may still be open. Its end may be
+    #: recorded some seconds late.
     is_open: models.BooleanField[bool, bool] = models.BooleanField()
-    #: The database session of this transaction; empty if the session has no identity.
+    #: The database session that has written the entry; empty if the database does not identify
+    #: sessions.
     writer: models.CharField[str, str] = ExactCharField(max_length=64)
     #: The time when the entry was written, in seconds since 1970.
     written_at: models.FloatField[float, float] = models.FloatField()
@@ -49,8 +50,8 @@ class LookupTable(ShardedModel, EntryColumns):
             class ShardMeta(LookupTable.ShardMeta):
                 group = "emails"
 
-    The group has the strategy ``"modulo"``: the md5 of a value names the shard of its entries. It is not the group
-    of the rows. Only the lookups write to the table.
+    The group has the strategy ``"modulo"``: the md5 of a value determines the shard of its entries. It
+    is another group than that of the rows. Only the lookups write to the table.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)

@@ -1,8 +1,9 @@
-"""Keeps track of the entries that one transaction on a shard has written.
+"""Keeps track of the entries of lookups that one transaction on a shard has written.
 
-Each statement that writes rows is one :class:`EntryChange`. It has three tokens, which name the
-entries that it has written: new entries, existing entries that it has taken over, and entries of
-values that no row will have any more. After the end of the transaction, some of them are removed.
+Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names), one
+for each kind of entries that it has written: new entries, existing entries that it has taken over,
+and entries of values that no row will have any more. After the end of the transaction, new entries
+are removed if it was rolled back, and those of lost values if it was committed.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 
-#: Seconds after which the writer of an entry counts as ended, if the database cannot tell whether
-#: the writer's session still exists.
+#: Seconds after which the transaction that has written an entry counts as ended, if the database cannot
+#: report whether its session still exists.
 QUARANTINE = 600.0
 #: Seconds after a commit before its entries are updated to say that the transaction has ended. The
 #: update is sent with the next transaction of the process that writes entries.
 CLOSE_AFTER = 5.0
-#: The largest number of changes of a table that a process keeps in memory while the database does
-#: not answer. The entries of further changes are not updated.
+#: The largest number of ended changes per table of entries that a process keeps in memory while the
+#: table's database does not answer. The entries of older changes are left as they are.
 MAX_WAITING = 10_000
 #: How many times a process tries to update the entries of a table, with pauses of 5 s, 10 s, 20 s
 #: and so on.
@@ -44,17 +45,20 @@ CLOSE_ATTEMPTS = 10
 
 @dataclass
 class ChangesToClose:
-    """Changes of one table whose transactions have ended, while their entries do not say so yet."""
+    """Changes whose transactions have ended, while their entries, in one table, are not closed yet.
 
-    #: When the last attempt to close them was made, or the first change was added, in monotonic
-    #: seconds.
+    To close an entry is to record in it that its transaction has ended.
+    """
+
+    #: The time of the last attempt to close the entries, or when the first change was added, in
+    #: monotonic seconds.
     since: float
     tokens: dict[str, None] = field(default_factory=dict)
     failures: int = 0
 
 
 class EndedChanges:
-    """Changes whose transactions have ended, while their entries do not say so yet. Thread-safe.
+    """Changes (statements) whose transactions have ended, while their entries do not say so. Thread-safe.
 
     The entries of many changes are closed (updated) in one statement. If the process dies before,
     others find that its database sessions have ended, and so have its transactions.
@@ -65,7 +69,7 @@ class EndedChanges:
         self._by_table: dict[EntryTable, ChangesToClose] = {}
 
     def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
-        """Add changes. Close the entries of a table if they are many, or if some have waited long enough.
+        """Add ended changes. Close a table's entries if they are many, or if some have waited long enough.
 
         To close an entry is to record in it that its transaction has ended. Costs one statement per
         table. If a table's database does not answer, the next attempt is made later, after a pause
@@ -99,8 +103,8 @@ class EndedChanges:
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # Other processes that find an entry which was left wait until the sessions of this
-            # process have ended.
+            # Entries of changes that are dropped here stay open. Other processes that find one wait
+            # until this process's session that has written it has ended.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]
@@ -140,7 +144,7 @@ def _log_left(table: EntryTable, count: int, what: str) -> None:
 def in_each_table(
     run: Callable[[EntryTable, Sequence[str]], None], tokens: Iterable[tuple[EntryTable, str]]
 ) -> list[tuple[EntryTable, str]]:
-    """Call ``run`` for the changes of each table, and return the changes of tables where it failed.
+    """Call ``run`` for the changes in each table, and return the changes in tables where it failed.
 
     An error is logged and not raised: the transactions of these changes have ended, and the caller
     would take the error for a failure of its transaction.
@@ -168,8 +172,8 @@ ended_changes = EndedChanges()
 
 
 def _forget_changes_of_parent() -> None:
-    # The lock is replaced, because another thread of the parent may have held it at the fork. The
-    # object itself stays, because other modules have imported it.
+    # A child process begins without changes, and with a new lock, because another thread of the parent
+    # may have held the lock at the fork. The object itself stays, because other modules have imported it.
     ended_changes.__init__()  # type: ignore[misc]
 
 
@@ -177,13 +181,16 @@ os.register_at_fork(after_in_child=_forget_changes_of_parent)
 
 
 class EntryChange(StatementChange):
-    """The entries that one statement has changed. The change is complete if each row has its entries."""
+    """The entries of lookups that one statement has changed.
+
+    The change is complete if each row that the statement has written has its entries.
+    """
 
     def __init__(self) -> None:
         token = uuid4().hex[1:]
         self.fresh, self.taken, self.old = token + "f", token + "t", token + "o"
         self.has_fresh = self.has_taken = self.has_old = False
-        #: The identities of the entries of the new values.
+        #: The columns that identify the entries of the new values.
         self.places: Collection[Place] = ()
         #: Whether the statement was sent. Set only for a statement that is sent after its entries.
         self.is_sent = False
@@ -202,7 +209,7 @@ class EntryChange(StatementChange):
         self.tables |= tables
 
     def in_tables(self, tokens: Iterable[str]) -> Iterator[tuple[EntryTable, str]]:
-        """Return pairs of a table and a token, for every table that may have entries of ``tokens``."""
+        """Return each pair of one of ``tokens`` and a table in which the change has written entries."""
         return product(self.tables, tokens)
 
     def tokens(self) -> tuple[str, ...]:
@@ -284,17 +291,18 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def _failed(self, change: EntryChange, exc: BaseException) -> None:
         """Note that a statement in autocommit has raised ``exc``."""
-        # A statement that the database has answered with an error is not committed.
+        # The statement is not committed if it was not sent, or if the database has refused it.
         is_undone = (
             not change.tables or not change.is_sent or isinstance(exc, IntegrityError | DataError)
         )
-        # The connection keeps no session that may still run the statement.
+        # A session that may still run the statement is not kept. So if there is one, the statement has
+        # ended.
         is_over = is_undone or bool(self._connection.session_id().connection)
         if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
             self.ended(False)
         elif is_over and self._is_committed_at_once:
-            # An error of Python, before the statement was sent or after it was answered. The next writer of a
-            # value asks the shard.
+            # Python raised the error, before the statement was sent or after it was answered. The entries
+            # are closed and not removed: the next writer of a value queries whether its row exists.
             ended_changes.add(in_each_table(entries.close, change.in_tables(change.tokens())))
         else:
             self.ended(None)
@@ -318,10 +326,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             self._renew()
 
     def _renew(self) -> None:
-        """Make sure that this transaction still has its entries, and keeps them during the COMMIT.
+        """Verify that this transaction still has its entries, and make sure that it keeps them.
 
-        Other transactions may take entries over if they find the time of their last write too old. So
-        the time is renewed first, and then the entries are read.
+        Other transactions may take over entries that were written too long ago. So the time of the last
+        write is renewed first, and then the entries are read.
 
         :raises LookupExpired: another transaction has taken an entry over.
         """
@@ -353,8 +361,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))
         left = in_each_table(entries.remove, surplus)
-        # Entries of a rollback are closed at once, and not later, because others may wait for their
-        # values.
+        # Entries of a transaction that was rolled back are closed at once, and not later, because others may
+        # wait for their values.
         undone = (change for change, stands in ends if not stands)
         rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
         left += in_each_table(entries.close, rest)

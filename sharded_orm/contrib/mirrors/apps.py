@@ -1,4 +1,4 @@
-"""The Django app of mirrors. It follows the writes of models that have mirrors."""
+"""The Django app of mirrors, which are copies of a model's rows, sharded by another key."""
 
 from __future__ import annotations
 

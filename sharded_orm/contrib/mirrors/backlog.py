@@ -1,4 +1,4 @@
-"""Counts the writes that were not delivered to mirrors yet, and the dead letters."""
+"""Counts the writes that were not delivered to mirrors yet, and those that relays have given up."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Backlog:
 
     An outbox row is a write that has to be delivered to mirrors.
 
-    :param rows: number of rows. Each process may leave up to 100 rows per shard that were delivered
-        already.
+    :param rows: number of rows. This includes up to 100 rows per process and shard that were delivered
+        and not removed yet.
     :param lag: age in seconds of the oldest row that a relay would deliver; 0.0 if there is none.
     :param dead: the dead letters, the rows that relays have given up, as sentences.
     :param problems: sentences about shards that did not answer.
@@ -34,9 +34,9 @@ class Backlog:
 
 
 def backlog() -> Backlog:
-    """Return the :class:`Backlog` of all shards that have sources of mirrors.
+    """Return the :class:`Backlog` of all shards with models that have mirrors.
 
-    One query per shard, and one more for dead letters.
+    One query per shard, and one more for a shard with dead letters (writes that relays have given up).
     """
     found = Backlog()
     age = ExpressionWrapper(DatabaseClock() - F("written_at"), output_field=DurationField())

@@ -1,4 +1,4 @@
-"""Copies the existing rows of a source into a new mirror."""
+"""Copies the existing rows of a source, a model that has mirrors, into a new mirror."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def build(mirror: Mirror, *, stopping: Callable[[], bool] = lambda: False) -> It
 
 
 def _copy(mirror: Mirror, rows: list[Any]) -> None:
-    # The version is 0, because any delivery since then has a higher version and must win.
+    # The version is 0, because any delivery since these rows were read has a higher version and
+    # must win.
     attname = mirror.key.attname
     new = [
         RowToDeliver(pk, key, 0, {attname: frozenset([mirror_key])}, is_new=False)

@@ -1,4 +1,6 @@
-"""Follows the ORM's writes: writes of sources are recorded in the outbox, writes of mirrors are refused."""
+"""Handles the ORM's writes: those of sources are recorded in the outbox, those of mirrors are refused.
+
+A source is a model that has mirrors. The outbox is a table on each shard."""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ from sharded_orm.models.cached.insert_keys import returned_keys
 
 
 def follower_of(model: Any) -> OutboxFollower | None:
-    """Return the object that follows writes of a source or a mirror; None for other models."""
+    """Return the object that is called when the ORM writes a source or a mirror; None for other models."""
     if not apps.models_ready:
         return None
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # The model is a historical one, of a migration. The current model is followed instead.
+    # The model is the historical one of a migration. Its writes are treated as the current model's.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -65,7 +67,8 @@ class OutboxFollower:
         """
         followed = self._followed
         if compiler.connection.shard.group != followed.options.group:
-            # The connection is to a database from which rows are imported. It has no mirrors.
+            # Rows are imported from this connection's database, which is none of the source's shards
+            # and has no mirrors.
             return execute()
         if isinstance(followed, Mirror):
             _refuse_write_of_mirror(followed)
@@ -127,7 +130,7 @@ class SourceWrite:
         self._connection = compiler.connection
 
     def _fields(self, fields: Sequence[Any]) -> list[Any]:
-        """Return the fields of the query's model with the same names. It may be a historical model."""
+        """Return the fields of the query's model that have the names of ``fields``."""
         meta = self._query.get_meta()
         try:
             return [meta.get_field(field.name) for field in fields]
@@ -208,7 +211,8 @@ class SourceWrite:
                 f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
             ) from exc
         for position, field in enumerate(identity):
-            # A historical model saves all its fields, including fields that have not changed.
+            # The update is refused only if a value changes. Models of migrations save all their fields,
+            # including those that have not changed.
             if field.attname in new and any(
                 _plain(field, new[field.attname]) != row[position] for row in matching
             ):
@@ -327,7 +331,9 @@ def _keys_before_and_after(
 
 
 def _plain(field: Any, value: Any) -> Any:
-    """Return a new value of a field as it is read back; None if only the database knows the value.
+    """Return a new value of a field in the form in which the database returns it later.
+
+    Returns None if only the database knows the value.
 
     The result is only a hint, which saves a query. If it is missing, the delivery reads the row.
     """
@@ -337,5 +343,5 @@ def _plain(field: Any, value: Any) -> Any:
         value = getattr(value, field.target_field.attname)
     try:
         return field.to_python(value)
-    except Exception:  # The database will refuse the value, or read it back in another form.
+    except Exception:  # The database will refuse the value, or return another form of it.
         return None

@@ -59,7 +59,7 @@ _companions: list[Companion] = []
 
 
 def provide_companion(companion: Companion) -> None:
-    """Register a kind of copies."""
+    """Register a kind of copies, such as reference tables, for the command ``mirrors``."""
     _companions.append(companion)
 
 

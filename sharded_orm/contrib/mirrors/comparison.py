@@ -1,4 +1,4 @@
-"""Compares mirrors with their sources, chunk by chunk."""
+"""Compares mirrors with their sources, the models whose rows they copy, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class _Sides:
                 behind = self._range(rows.using(alias), after, None)
                 behind = behind.order_by("-pk" if self._newest_first else "pk")
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
-        # Python may order text keys in another way than the database. That is no error, because a
-        # row of any shard is in the first chunk whose end it does not exceed. But a chunk may then
-        # be much larger.
+        # The shards' ends of the chunk are compared in Python, which may order text keys in another way
+        # than the database. The chunks are still complete, because each row is in the first chunk whose
+        # end it does not exceed. But a chunk may then be much larger.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:
@@ -141,7 +141,7 @@ def _compare_chunk(
     twice = []
     for row in source:
         pk, key = row[pk_at], row[key_at]
-        # If two rows of the source have the same id, the second finds no stored row, and becomes
+        # If two rows of the source have the same id, no copy is left for the second row, which becomes
         # suspect.
         copy = stored.pop((homes.get(key, ""), pk), None)
         if copy is None or not is_same(copy, row[:-1], mirror.json_positions):

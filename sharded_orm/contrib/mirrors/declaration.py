@@ -72,12 +72,12 @@ class Mirror:
 
     @cached_property
     def attributes(self) -> tuple[str, ...]:
-        """The attributes of the mirror that have the copies, in the order of :attr:`fields`."""
+        """The attributes of the mirror that hold the copied values, in the order of :attr:`fields`."""
         return tuple(own.attname for own, _ in self.fields)
 
     @cached_property
     def json_positions(self) -> tuple[int, ...]:
-        """The positions of JSON fields in :attr:`fields`."""
+        """The indexes of JSON fields in the tuple :attr:`fields`."""
         return tuple(n for n, (own, _) in enumerate(self.fields) if isinstance(own, JSONField))
 
     @cached_property
@@ -116,7 +116,7 @@ class Source:
         return self.model._meta.pk
 
     def epoch_of(self, key: Any) -> int:
-        """Return a number that grows each time the shard key moves to another shard; 0 if keys do not move."""
+        """Return a number that grows each time ``key`` moves to another shard; 0 if keys do not move."""
         strategy = runtime.strategy(self.options.group)
         return strategy.version(self.key.get_prep_value(key)) if strategy.moves_keys else 0
 
@@ -129,7 +129,7 @@ class Source:
     def keeps_values(self) -> bool:
         """Whether an instance still has the values that its INSERT has stored, until the commit.
 
-        Not if a project's own field class may store another value, or if a value is mutable and so
+        False if a project's own field class may store another value, or if a value is mutable and so
         may change before the commit.
         """
         kinds = {type(f) for f in self.model._meta.concrete_fields if f.attname in self.copied}

@@ -28,7 +28,7 @@ from sharded_orm.models.sharding.bound_key import unbound
 
 @dataclass(frozen=True)
 class RowToDeliver:
-    """The row of a source that is to be delivered, with the combined data of its outbox rows."""
+    """A row of a source to be delivered to mirrors, with the combined data of its outbox rows."""
 
     pk: Any
     key: Any

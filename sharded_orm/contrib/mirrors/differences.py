@@ -118,7 +118,7 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare ``suspects`` again, and add the rows that really differ to ``report``.
+    """Compare ``suspects``, rows that may differ, again. Add those that really differ to ``report``.
 
     :param repair: whether to repair these rows.
     """
@@ -181,7 +181,7 @@ def _look(
     for alias, pks in by_alias.items():
         for pk, version in stored_versions(mirror, alias, pks).items():
             versions[alias, pk] = version
-    # The source is read after the versions, so that its state is at least as new as they are.
+    # The source is read after the mirror's versions, so that its rows are at least as new.
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     existing = _source_keys(mirror, suspects)
     differing: dict[Any, list[Finding]] = defaultdict(list)
@@ -257,8 +257,8 @@ def _recorded(
     strategy = runtime.strategy(source.options.group)
     keys = {difference.source_key for found in findings.values() for difference, _, _ in found}
     if None in keys or strategy.moves_keys:
-        # All shards are searched, because a key is not known, or has moved after its row was
-        # written.
+        # The outboxes of all shards are searched, because the source key of a row is not known, or
+        # may have moved after the row was written.
         shards = list(runtime.group(source.options.group).shards())
     else:
         numbers = strategy.locate_many({source.key.get_prep_value(k) for k in keys})
@@ -277,7 +277,7 @@ def _recorded(
 
 
 def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
-    """Whether a relay will deliver ``entry`` to one of the shards that differ.
+    """Whether a relay will deliver the outbox entry to one of the shards on which the row differs.
 
     The existence of the entry proves nothing: entries that were delivered stay in the outbox for a
     while.
@@ -330,7 +330,7 @@ def _repair(
 ) -> bool:
     """Repair one row, unless it has been delivered since it was compared.
 
-    :returns: False if the source's row was deleted meanwhile, because a relay delivers that.
+    :returns: False if the source's row was deleted meanwhile. A relay delivers the deletion.
     """
     if row.values is None:
         assert difference.alias is not None

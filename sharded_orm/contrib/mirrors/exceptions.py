@@ -17,7 +17,7 @@ class InvalidMirror(MirrorError, ImproperlyConfigured):
 
 
 class MirrorReadOnly(MirrorError, RuntimeError):
-    """The rows of a mirror follow those of its source, so only the source can be written."""
+    """The rows of a mirror are copies of those of its source, so only the source can be written."""
 
 
 class WriteNotFollowed(MirrorError, RuntimeError):
@@ -40,7 +40,7 @@ class IdUsedTwice(MirrorError, RuntimeError):
 
 
 class VersionsExhausted(MirrorError, DataError):
-    """The versions of the rows of a source do not fit into 63 bits any more."""
+    """A version, the number that orders the writes of a source's row, does not fit into 63 bits any more."""
 
 
 class MirrorNotFound(OperationError, LookupError):

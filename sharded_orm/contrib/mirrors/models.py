@@ -1,4 +1,4 @@
-"""The tables of mirrors. Every shard has both tables, for its own rows."""
+"""The tables of mirrors: an outbox of writes, and the versions of rows. Every shard has both tables."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class OutboxRow(models.Model):
     #: JSON: the shard keys in the mirrors that the row may have had before the write, or has after
     #: it. They are grouped by the name of the source's attribute.
     mirror_keys: models.TextField[str, str] = models.TextField(default="{}")
-    #: A number that grows each time the shard key moves to another shard, whose ``id`` may be
-    #: lower.
+    #: A number that grows each time the shard key moves to another shard. Versions begin with it,
+    #: because the values of ``id`` in the outbox of the new shard may be lower.
     epoch: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     written_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
     #: The number of failed deliveries by a relay, without those that failed because of an outage.

@@ -115,7 +115,7 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
         {
             name: frozenset(value_of(fields[name], text) for text in texts)
             for name, texts in keys.items()
-            # An attribute that is not among the fields belonged to a mirror that was removed.
+            # Other attributes are left out: their mirrors were removed from the project.
             if name in fields
         },
         row.epoch,
@@ -128,8 +128,8 @@ def remove(alias: str, numbers: Iterable[int]) -> None:
     ordered = sorted(numbers)
     for start in range(0, len(ordered), BATCH):
         rows: Any = outbox_rows(alias).filter(pk__in=ordered[start : start + BATCH])
-        # _raw_delete() does not read the rows first, which is not necessary because nothing refers
-        # to them.
+        # _raw_delete() saves a read of the rows, which delete() needs to find rows that refer to
+        # them. Nothing refers to outbox rows.
         rows._raw_delete(alias)
 
 

@@ -97,7 +97,7 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
 
 
 def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
-    """Return the alias of the shard of each of ``keys``. Keys without a shard are left out."""
+    """Return the alias of the mirror's shard for each shard key. Keys without a shard are left out."""
     group, field = mirror.options.group, mirror.options.key
     assert field is not None
     prepared = {key: field.get_prep_value(key) for key in keys}

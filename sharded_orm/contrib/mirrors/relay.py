@@ -31,7 +31,8 @@ KIND = "mirrors relay"
 #: The number of failures after which an outbox row is a dead letter: only ``relay --retry-dead``
 #: tries to deliver it again.
 MOST_ATTEMPTS = 10
-#: Outbox rows that are younger than this number of seconds are left to their writers.
+#: Relays skip outbox rows that are younger than this number of seconds: their writers are probably
+#: still delivering them.
 MIN_AGE = 1.0
 
 
@@ -61,7 +62,8 @@ def relay(*, min_age: float = MIN_AGE, stopping: Callable[[], bool] = lambda: Fa
 
     A shard that does not answer, or on which another relay works, is left out.
 
-    :param min_age: seconds; younger rows are left to their writers.
+    :param min_age: rows that are younger than this number of seconds are skipped: their writers are
+        probably still delivering them.
     :param stopping: returns True if the relay is to stop after its batch.
     """
     report = RelayReport()
@@ -128,7 +130,7 @@ def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -
     for label, rows in by_source.items():
         source = source_of(label)
         if source is None:
-            # A process with newer code may know the source, so the rows stay.
+            # The rows stay, because a process with newer code may know mirrors of their model.
             report.failed += len(rows)
             report.problems.append(
                 f"{alias}: {len(rows)} rows of {label!r}, which has no mirrors in this process. If it has"

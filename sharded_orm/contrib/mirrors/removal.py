@@ -1,4 +1,4 @@
-"""Removes delivered rows from outboxes, in batches."""
+"""Removes rows from outboxes, the records of writes for mirrors, after their delivery, in batches."""
 
 from __future__ import annotations
 

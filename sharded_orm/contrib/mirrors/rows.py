@@ -43,7 +43,7 @@ def _writing_mirror() -> Iterator[None]:
 
 
 class StoredVersion(NamedTuple):
-    """The version that a shard has stored for a row.
+    """The version of a mirror's row, as stored on the row's shard.
 
     :param key: the shard key of the source to which the version belongs, as text.
     """
@@ -149,7 +149,8 @@ def _write_locked(
     for row in present:
         assert row.values is not None
         if row.pk in stored and stored[row.pk] != row.values[position]:
-            # The shard key of a stored row never changes, so the row is deleted and inserted again.
+            # The row is to get another shard key. UPDATE cannot change a shard key, so the row is deleted
+            # and inserted again.
             gone.append(row.pk)
             del stored[row.pk]
     if gone:
@@ -215,7 +216,7 @@ def _insert(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
         if row.values is not None
     ]
     if objs:
-        # ShardedQuerySet refuses rows whose key is not on this shard, or no longer.
+        # ShardedQuerySet is used, because it refuses rows whose key is not on this shard (any more).
         ShardedQuerySet(mirror.model, using=alias).using(alias).bulk_create(objs)
 
 
@@ -258,8 +259,8 @@ def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> N
                 for row in rows
             )
     except IntegrityError as exc:
-        # Other writers have inserted a version at the same time. If a constraint of the mirror
-        # itself is violated, a later statement fails.
+        # Other writers have inserted a version of a row at the same time. The error cannot come from a
+        # constraint of the mirror itself, whose rows are written by a later statement.
         raise MirrorRaced(
             f"Others write the same rows of {mirror.label} on {alias!r}: {exc}"
         ) from exc
@@ -273,8 +274,8 @@ def _lock_versions(
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # On databases without row locks, a transaction that begins with a read may fail when it
-        # writes.
+        # This write changes nothing. It is sent because a transaction that begins with a read may
+        # fail at its first write, on databases without row locks.
         versions.update(version=F("version"))
     return _by_row(versions)
 

@@ -30,7 +30,7 @@ def insert_outbox_row(alias: str, *values: Any) -> Callable[[], int]:
         if cursor.description is not None:
             number = int(cursor.fetchone()[0])
             return lambda: number
-        # If the row is sent with the COMMIT, the cursor has its id only afterwards.
+        # The id is read later: if the row is sent with the COMMIT, the cursor has it only afterwards.
         return lambda: int(cursor.cursor.lastrowid)
 
 

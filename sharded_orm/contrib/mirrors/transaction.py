@@ -1,4 +1,6 @@
-"""Keeps the changes of sources in one transaction on a shard, and delivers them after its commit."""
+"""Records the rows of sources that one transaction changes, and delivers them to mirrors afterwards.
+
+A source is a model that has mirrors. The delivery begins after the commit."""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class SourceChange(StatementChange):
         #: A function that returns the outbox entries of the rows; None until the rows are in the
         #: outbox.
         self.recorded: Recorded | None = None
-        #: The number of the recording, within the transaction, that wrote the rows into the outbox.
+        #: Which write to the outbox in the transaction, counted from 1, had the rows; 0 if none had.
         self.recording = 0
         self.is_delivered = False
 
@@ -56,18 +58,18 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook: Callable[[], None] | None = None
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
-        # The number of recordings into the outbox so far, and at the time when each savepoint was
-        # set.
+        # The number of writes to the outbox so far, and the number at the time when each savepoint
+        # was set.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
         # Whether rows may be missing in the database although their statements have succeeded.
         self._may_lack_rows = False
-        #: Whether changes may be delivered: the transaction is open, or is committed. While it is
-        #: open, Django calls the hook of deliver_after_commit() in tests only.
+        #: Whether changes may be delivered to mirrors: True while the transaction is open, and after
+        #: its commit. The hook that delivers them is called while it is open in tests only.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
-        """Add and return the change of a statement that is about to be sent."""
+        """Return a new record of the rows that a statement changes. Call this before it is sent."""
         change = SourceChange(source)
         self._changes.append(change)
         return change
@@ -102,7 +104,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # One hook is enough, unless it may be dropped with a savepoint, or another hook was added
+        # Add no second hook, unless the first may be dropped with a savepoint, or another hook was added
         # after it.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
@@ -112,8 +114,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         transaction.on_commit(self._hook, using=connection.alias, robust=True)
 
     def _deliver(self) -> None:
-        # The hook is forgotten, because in a TestCase it stays in Django's list after it was
-        # called.
+        # The hook is forgotten, so that a later change adds a new one. In a TestCase, the old one stays
+        # in Django's list after it was called.
         self._hook = None
         if not self._may_deliver:
             return
@@ -131,7 +133,10 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             _Delivery(source, self._connection.alias, entries)()
 
     def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return ``entry`` without values if these may not be stored. The delivery then reads the row."""
+        """Return ``entry``, without values if the database may not have stored them.
+
+        A delivery without values reads the row.
+        """
         if not self._may_lack_rows:
             return entry
         return replace(entry, written=replace(entry.written, is_new=False, inserted=None))
@@ -211,7 +216,7 @@ class DeferrableDelivery:
 
 
 class _Delivery(DeferrableDelivery):
-    """Delivers the rows of a source that one transaction has written, after its commit."""
+    """Delivers the rows of a source that one transaction has written to mirrors, after its commit."""
 
     def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
         super().__init__({mirror.options.group for mirror in source.mirrors})

@@ -1,4 +1,4 @@
-"""The admin of objects."""
+"""The admin of objects, models whose fields are kept in a JSON column, the body."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _read_json = json.JSONDecoder().raw_decode
 
 
 class BodyColumn(models.JSONField):
-    """The column with the JSON of all fields of an object (P5). A new field costs no change of the table.
+    """The column with the JSON of all fields of an object (Pinterest, P5). New fields change no table.
 
     The attribute of an instance is a dict. If the stored body is damaged, it is a text or another
     kind of value, which :func:`body_of` refuses.
@@ -31,8 +31,8 @@ class BodyColumn(models.JSONField):
         return name, "django.db.models.JSONField", args, kwargs
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        # Overrides JSONField.from_db_value() and takes half of its time, because a page decodes a
-        # body for each of its objects.
+        # Overrides JSONField.from_db_value(), to take half of its time: a page decodes a body for
+        # each of its objects.
         if type(value) is str and value[:1] == "{":
             try:
                 body, end = _read_json(value)

@@ -45,7 +45,10 @@ class BodyFieldInQuery(ObjectError, RuntimeError):
 
 
 class ObjectWriteRefused(ObjectError, RuntimeError):
-    """A statement would write objects without comparing versions, or change an object of a mapping's entry."""
+    """A statement would write objects without comparing versions, or change an entry of a mapping.
+
+    The source and the target of a mapping's entry never change.
+    """
 
 
 class InvalidPageSize(ObjectError, ValueError):

@@ -83,7 +83,8 @@ class BodyField(_FieldBase):
         setattr(cls, self.attname, BodyAttribute(self))
 
     def get_col(self, alias: Any, output_field: Any = None) -> Any:
-        # Django calls this method for every query that filters, orders or selects by a field.
+        # Refuses all queries that filter, order or select by the field: Django calls this method for
+        # each of them.
         raise BodyFieldInQuery(
             f"{self.model.__name__}.{self.name} is in the bodies of the objects, which a query does not"
             " search. Find objects by their ids or through a mapping, and filter in Python; or store"

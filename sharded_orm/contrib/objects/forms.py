@@ -1,4 +1,4 @@
-"""Forms of objects."""
+"""Forms of objects, models whose fields are kept in a JSON column."""
 
 from __future__ import annotations
 

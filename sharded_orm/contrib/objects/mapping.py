@@ -22,7 +22,9 @@ from sharded_orm.models.base import ShardedModel, ShardedModelBase
 
 @dataclass(frozen=True, eq=False)
 class MappingSides:
-    """The two sides of a mapping. Its entries are on the shards of the near side.
+    """The two sides of a mapping: from an object of the near side, it leads to objects of the far side.
+
+    The entries of the mapping are on the shards of the near side.
 
     :param app_label: the app of the mapping. A class that is named without an app belongs to it.
     :param near, far: the classes of objects, or their labels.
@@ -99,7 +101,10 @@ class MappingEntry(ShardedModel, metaclass=MappingBase):
 
     @classmethod
     def _mapping_meta(cls, name: str, attrs: dict[str, Any], side: Any) -> dict[str, Any]:
-        """Return the options ``cache`` and ``group`` for entries on the shards of ``side``."""
+        """Return the options ``cache`` and ``group`` of the mapping class ``name``.
+
+        :param side: the class of objects, or its label, on whose shards the entries are.
+        """
         meta = attrs.get("MappingMeta", getattr(cls, "MappingMeta", None))
         values = read_meta(f"{name}.MappingMeta", meta, ("cache", "group"), ())
         group = values.get("group") if isinstance(side, str) else side._object.group
@@ -159,7 +164,7 @@ class Mapping(MappingEntry):
 
 
 class MirrorMapping(MappingEntry):
-    """The other direction of a mapping: a mirror of its entries, on the shards of its targets (P7).
+    """The other direction of a mapping: copies of its entries, on the shards of its targets (Pinterest, P7).
 
     ::
 

@@ -1,4 +1,4 @@
-"""The manager of mappings."""
+"""The manager of mappings, tables that say which objects belong to an object."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         return bool(self._entry(source, target).exists())
 
     def count(self, source: Any) -> int:
-        """Return the number of entries of ``source``, also those of deleted objects. One statement."""
+        """Return the number of objects that a mapping has for ``source``, with deleted ones. One statement."""
         return int(self._entries(source).count())
 
     def page(
@@ -169,8 +169,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
 def entry_id(source: int, target: int) -> UUID:
     """Return the primary key of an entry: the two ids of 64 bits, one after the other.
 
-    So each pair has one entry at most, which is found by its primary key, and no entry on any shard
-    has the same key.
+    So each pair of objects has one entry at most, which is found by its primary key. Entries of
+    different pairs have different keys, even on different shards.
     """
     return UUID(int=source << 64 | target)
 

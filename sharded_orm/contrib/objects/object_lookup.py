@@ -116,7 +116,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             ) from exc
 
     def _claimed(self, value: str, pk: int, former: int | None = None) -> int:
-        """Let ``value`` lead to the id ``pk`` if no object has the value or ``former`` has it.
+        """Let ``value`` lead to the id ``pk``, unless it leads to another id than ``former``.
 
         :returns: the id of the object to which the value leads afterwards.
         """

@@ -164,5 +164,5 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
 
 
 def _as_id(value: Any) -> Any:
-    # Ids from addresses and forms are texts.
+    # URLs and forms pass ids as texts.
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value

@@ -1,4 +1,4 @@
-"""Pages of mappings, and the cursors between them."""
+"""Pages of mappings (objects that belong to an object), and cursors, the positions between pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidCursor
 class Cursor:
     """A position in a mapping: after the entry with this sequence and this target.
 
-    ``str(cursor)`` is a text for addresses, and :meth:`parse` turns it into the cursor again. The
-    cursor stays valid if objects are added, moved or removed: the next page begins after this
-    position.
+    ``str(cursor)`` is a text for URLs, and :meth:`parse` turns it into the cursor again. The cursor
+    stays valid if objects are added, moved or removed: the next page begins after this position.
     """
 
     sequence: int

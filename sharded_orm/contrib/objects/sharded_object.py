@@ -39,7 +39,7 @@ class ObjectBase(ShardedModelBase):
             _refuse_concrete_base(name, bases)
             options = _options(name, bases, attrs)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
-            pk.creation_counter = -1  # the id is the first column, before those of the base class
+            pk.creation_counter = -1  # Its column is the first, before those of the base class.
             attrs |= {
                 "_object": options,
                 "id": pk,
@@ -169,9 +169,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         values: Any,
         *rest: Any,
     ) -> Any:
-        # Overrides Model._do_update(). The version is compared and set in one statement (P6). The
-        # time is compared as well: after a rollback, the instance has a version that was not
-        # stored. Somebody else may have stored another change under the same version since.
+        # Overrides Model._do_update(). The version is compared and set in one statement (Pinterest,
+        # P6). The time is compared as well: after a rollback, the instance has a version that was
+        # not stored. Somebody else may have stored another change under the same version since.
         stored = next((value for field, _, value in values if field.attname == "version"), None)
         if "version" in self.get_deferred_fields():
             raise self._read_partly()
@@ -235,15 +235,15 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
 
     @contextmanager
     def edit(self) -> Iterator[Self]:
-        """Lock the object, let the block change it, and save it (P6).
+        """Lock the object, let the ``with`` block change it, and save it (Pinterest, P6).
 
         ::
 
             with pin.edit():
                 pin.note = "…"
 
-        The block sees the current values, also of ``self``. If an error leaves the block, nothing is
-        saved, and the instance has the values that were read. The block is a transaction on the
+        At the start of the block, the instance gets the stored values. If an error leaves the block,
+        nothing is saved, and the instance has these values again. The block is a transaction on the
         object's shard. Costs two statements, besides BEGIN and COMMIT.
 
         :raises DoesNotExist: the object has been deleted or purged.
@@ -264,8 +264,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         alias = str(self._state.db)
         rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
         if not connections[alias].features.has_select_for_update:
-            # Only on SQLite: a transaction that begins with a read cannot write if another one has
-            # written since.
+            # SQLite does not lock rows that are read. There the transaction begins with a write: after
+            # a read, it could not write if another one has written since.
             rows.take_write_lock()
         if self.__dict__.get("active", True):
             # If the instance is known to be deleted, the lock also finds deleted rows, so that the

@@ -33,8 +33,9 @@ class ReferencesConfig(AppConfig):
         from sharded_orm.contrib.references.writes import follower_of
 
         if reference_models():
-            # The hooks of the backend are required, because some writes of the ORM pass through no
-            # method of a model or queryset.
+            # Raise an error unless the backend of the global database has hooks for writes. Copies
+            # could miss writes without them, because some writes of the ORM call no method of a model
+            # or queryset.
             require_hooks()
         # The import registers the system checks.
         import_module("sharded_orm.contrib.references.checks")

@@ -3,7 +3,7 @@
 ================================  =====================================================
 ``sharded_orm_references.E001``  the global database's backend does not report commits
 ``sharded_orm_references.E002``  multi-table inheritance
-``sharded_orm_references.E003``  a primary key that consists of other keys
+``sharded_orm_references.E003``  the primary key is composite, or a relation to another model
 ``sharded_orm_references.E004``  a foreign key with a constraint to a model without copies
 ``sharded_orm_references.E005``  an ``on_delete`` between reference tables that copies cannot follow
 ``sharded_orm_references.E006``  a sharded model refers to a reference table without a constraint

@@ -1,4 +1,4 @@
-"""The reference models of the project."""
+"""The reference models of the project: their rows are global, with a copy of each on every shard."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSource(Source):
-    """A reference model in the role of a source for the classes that follow writes.
+    """A reference model, described like a source of mirrors: the same classes record its writes.
 
-    Its shard key is its primary key.
+    Its primary key stands for the shard key, which it does not have.
     """
 
     what: ClassVar[str] = "is a reference table"
@@ -89,7 +89,7 @@ def find_model(name: str) -> type[ReferenceModel] | None:
 
 
 def groups() -> list[str]:
-    """Return the groups whose shards have copies: all groups."""
+    """Return the names of all shard groups. The shards of each group have copies."""
     return sorted(runtime.topology().groups)
 
 

@@ -29,9 +29,9 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
-# Seconds that a statement waits for locks that others hold on a shard. All writers of reference
-# tables wait as long, because the writer holds their lock. On MariaDB and MySQL, the setting is
-# innodb_lock_wait_timeout; on SQLite, the option timeout.
+# Seconds that a delivery waits for locks that others hold on a shard. All writers of reference tables
+# wait as long, because the delivery holds the lock of these tables. On MariaDB and MySQL, the setting
+# is innodb_lock_wait_timeout; on SQLite, the option timeout.
 _PATIENCE = 2.0
 
 
@@ -62,14 +62,14 @@ def bring_all(
 
     Costs one query per shard that is up to date.
 
-    :param anew: models whose copies are compared row by row, whatever their versions are.
+    :param anew: models whose copies are compared row by row, even if they seem to be up to date.
     :param stopping: returns True if the call is to stop after a shard.
     """
     report, models = CopyReport(), reference_models()
     if not models:
         return report
     if in_transaction():
-        # The open transaction's own uncommitted rows would be copied.
+        # Nothing is copied: the copies would include the open transaction's uncommitted rows.
         report.problems.append("this thread has an open transaction on the global database")
         return report
     down, compared = set[str](), frozenset(anew)
@@ -100,7 +100,7 @@ def bring(
 
     :param models: all reference models, in the order of :func:`~.declaration.reference_models`.
     :param version: a version that the global rows had when the caller read it.
-    :param anew: models whose copies are compared row by row, whatever their versions are.
+    :param anew: models whose copies are compared row by row, even if they seem to be up to date.
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
     alias = shard.alias
@@ -147,10 +147,12 @@ def lock_states(alias: str) -> dict[str, Any]:
 def may_be_continued(
     state: TableVersion | None, model: Any, version: Version
 ) -> TypeGuard[TableVersion]:
-    """Whether the copies with this ``state`` only lack changes that were recorded since then.
+    """Whether copies are complete up to the version in ``state``, so that only later changes are missing.
 
     False for a new shard, model or column, after older code has written only its own columns, and
     if the global database was restored from a backup. All rows have to be compared then.
+
+    :param state: the version of the model's copies, as stored on their shard; None if it has none.
     """
     return (
         state is not None and state.columns == columns_digest(model) and is_before(state, version)

@@ -168,8 +168,8 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
                 _delete_orphans(found, alias)
                 _write(found, alias, replace=False)
         except IntegrityError:
-            # Rows have swapped unique values, or a copy refers to a copy that is to be deleted. So
-            # changed copies are deleted and inserted again.
+            # Updates were refused: rows may have swapped unique values, or a copy refers to a copy that
+            # is to be deleted. So changed copies are deleted and inserted again.
             with transaction.atomic(using=alias):
                 _write(found, alias, replace=True)
                 _delete_orphans(found, alias)

@@ -31,7 +31,7 @@ logger = logging.getLogger("sharded_orm.references")
 
 
 def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
-    """Delete the copies of rows on all shards, in one transaction per shard.
+    """Delete the copies of global rows on all shards, in one transaction per shard.
 
     Called in the transaction that is about to delete the global rows. That transaction holds the
     lock of the reference tables from now on. If a shard refuses, the copies on the other shards are

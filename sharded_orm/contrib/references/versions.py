@@ -22,7 +22,7 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 from sharded_orm.contrib.references.models import ChangedRow, TableVersion
 from sharded_orm.database_clock import DatabaseClock
 
-#: The name of the version row that belongs to the global rows.
+#: The name in the row that has the version of all global rows, in the global database.
 GLOBAL = ""
 #: The number of rows that one statement reads or writes.
 BATCH = 500
@@ -41,7 +41,7 @@ def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
 
 
 def begin_history(using: str, **kwargs: Any) -> None:
-    """Insert the version row of the global database, so that no writer has to.
+    """Insert the row with the version of all global rows, so that no writer has to insert it.
 
     A receiver of ``post_migrate``.
     """
@@ -103,7 +103,7 @@ def global_version() -> Version:
 
 
 def is_before(state: TableVersion, now: Version) -> bool:
-    """Whether ``state`` is a version before ``now``, or equal, in the same sequence of versions.
+    """Whether the version in ``state`` is not after ``now``, in the same sequence of versions.
 
     False if a new sequence has begun since, as after a flush.
     """
@@ -129,8 +129,8 @@ def record(rows: Mapping[Any, Iterable[Any]]) -> None:
     :param rows: primary keys of the changed rows, by model.
     """
     lock()
-    # The number is read after it was written: at the level REPEATABLE READ, an earlier read would
-    # return an older number.
+    # The number is raised before it is read: at the isolation level REPEATABLE READ, a read before
+    # the write might return an older number.
     versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
     version = global_version().number
     for model, pks in rows.items():
@@ -161,12 +161,15 @@ def changed_since(model: Any, version: int) -> list[Any]:
 
 
 def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
-    """Return the primary keys of copies that a shard has removed before their global rows."""
+    """Return the primary keys of copies that a shard has removed because their rows were to be deleted.
+
+    :param row: the version row of the model on the shard.
+    """
     return [value_of(model._meta.pk, text) for text in json.loads(row.removed)]
 
 
 def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
-    """Record on a shard that copies were removed before their global rows.
+    """Record on a shard that copies were removed because their global rows are about to be deleted.
 
     :param row: the version row of the model on the shard.
     :param pks: the primary keys of the copies.

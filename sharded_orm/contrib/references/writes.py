@@ -1,4 +1,4 @@
-"""Follows the ORM's writes: writes of global rows are recorded, writes of copies are refused."""
+"""Handles the ORM's writes of reference tables: those of global rows are recorded, those of copies refused."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ logger = logging.getLogger("sharded_orm.references")
 
 
 def follower_of(model: Any) -> ReferenceFollower | None:
-    """Return the object that follows writes of a reference model; None for other models."""
+    """Return the object that is called when the ORM writes a reference model; None for other models."""
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
-    # The model is a historical one, of a migration. The current model is followed instead.
+    # The model is the historical one of a migration. Its writes are treated as the current model's.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -176,5 +176,5 @@ class CopyDelivery(DeferrableDelivery):
 
     def deliver(self, *, may_be_rolled_back: bool) -> None:
         for problem in bring_all().problems:
-            # The writer gets no error, because it has committed.
+            # The problem is only logged, because the writer has committed.
             logger.warning("copies of reference tables follow later, by a relay: %s", problem)

@@ -1,4 +1,4 @@
-"""A migration operation that creates a sequence on the ticket servers."""
+"""A migration operation that creates a sequence of ids on the ticket servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharded_orm.operations.tickets.creation import is_test_database
 
 
 class CreateSequence(Operation):
-    """A migration operation that creates a sequence on a ticket server (F4).
+    """A migration operation that creates a sequence of ids on a ticket server (Flickr, F4).
 
     ``migrate --database tickets_1`` creates the sequence on the ticket server ``tickets_1``. On any
     database that is not a ticket server, the operation does nothing. The first id is above every

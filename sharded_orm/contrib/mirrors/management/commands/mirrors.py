@@ -1,4 +1,4 @@
-"""``manage.py mirrors``: runs the relay of mirrors, and builds, checks and reports mirrors."""
+"""``manage.py mirrors``: delivers writes to mirrors (the relay), and builds, checks and reports them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RelayMirrors(Action):
 
 
 def _relay(report: relay.RelayReport, stopping: Callable[[], bool]) -> relay.RelayReport:
-    """Deliver the changes of the other kinds of copies, and add the result to the report."""
+    """Deliver changes to copies that are no mirrors, as of reference tables. Add the result to ``report``."""
     for companion in companions():
         copied = companion.relay(stopping)
         report.delivered += copied.rows
