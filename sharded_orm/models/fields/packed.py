@@ -1,4 +1,6 @@
-"""64-bit ids made of shard, type and a local number, which the table on the shard generates."""
+"""64-bit ids made of shard, type and a local number; the counter of the shard's table generates
+them.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +92,8 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             return insert(returning)
         counted = self.counted_on(shard)
         connection: Any = connections[alias]
-        # A server that checks the ids which the INSERT returns stores no row if an id is wrong. In
-        # autocommit, the statement then needs no transaction around it.
+        # Some servers check the ids that an INSERT returns, and store no row if an id is wrong. On
+        # them, an INSERT in autocommit mode needs no transaction around it.
         is_checked = self in returning and connection.ops.checks_returned_ids
         is_alone = is_checked and connection.get_autocommit() and not connection.in_atomic_block
         with nullcontext() if is_alone else all_or_nothing(alias):
@@ -113,8 +115,11 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         return rows
 
     def _checked(self, returning: Sequence[Any], counted: range) -> list[Any]:
-        """Return the fields ``returning``, with a copy of this field whose column must be in
-        ``counted``.
+        """Return ``returning`` with this field replaced by a copy that checks the ids.
+
+        If an INSERT returns an id for the copy that is not in ``counted``, the INSERT fails.
+
+        :param returning: the fields whose values the INSERT returns.
         """
         checked: Any = copy(self)
         checked.returned_ids = counted
@@ -130,7 +135,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             )
 
     def _foreign_id(self, alias: str, counted: range) -> int | None:
-        """Return an id in the table that has another shard or type; None if there is no such id.
+        """Return an id in the table that contains another shard or type than it should; else None.
 
         Sends one query.
         """
@@ -145,7 +150,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         counted = self.counted_on(shard)
         problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
         # If the INSERT returned no ids, the wrong id was found by a query of the table, and may
-        # come from an earlier INSERT.
+        # come from an earlier INSERT. The message says that this is possible.
         problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
         problem += (
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."

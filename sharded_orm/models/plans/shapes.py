@@ -232,8 +232,8 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
         # be prepared by a field of another package.
         return None
     if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
-        return None  # A lookup of the project may refuse values.
-    # plain_key() in sharded_orm.models.querysets.route uses the same condition.
+        return None  # A custom lookup, which a project has registered, may refuse values.
+    # plain_key() in sharded_orm.models.querysets.route finds such equalities by the same rule.
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)
     )

@@ -51,7 +51,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
-    #: What the sources of keys have just said of this query. It is used once: a repeated read asks again.
+    #: The shard keys that the sources of keys (objects that look up a row's shard key by another
+    #: column) have just found for this query. Used once: a repeated read queries them again.
     _known_keys: KeysOfRows | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
     #: alias.

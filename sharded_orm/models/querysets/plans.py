@@ -113,7 +113,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             self._recording = None
 
     def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
-        # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``.
+        # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``. So the query is
+        # built first.
         self._end_recording()
         super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]  # missing in Django's type stubs
 
@@ -295,9 +296,13 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return result
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
-        """Read rows without a shard key in the conditions, from the shard that a source of keys names.
+        """Read rows without a shard key in the conditions, from the shard that a source of keys
+        names.
 
-        A remembered key is proved by the answer of its shard, see
+        A source of keys is an object that looks up a row's shard key by a value in another column.
+
+        If a source only remembers the key, the read of its shard shows whether the key is right;
+        see
         :mod:`sharded_orm.models.querysets.guesses`.
         """
         if not key_sources.has_key_sources() or self._scatters or is_scoped():
@@ -331,7 +336,8 @@ class _PlanRead:
         self._queryset, self._limits = queryset, limits
         #: A shard on which Django runs the query for the second time, so that a plan can be made.
         self.alias: str | None = None
-        #: The answer of the sources of keys, so that they are not queried again.
+        #: The shard keys that the sources of keys have found for the query's values. They are
+        #: stored here so that the sources are not queried again.
         self.known_keys: KeysOfRows | None = None
 
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:

@@ -54,8 +54,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
     global database, or the shard that the id of the referenced row determines.
     """
 
-    #: Tells ``Colocation`` that subqueries along this field are allowed: if both rows of the
-    #: relation are of one group, they are on one shard.
+    #: Tells ``Colocation``, which refuses queries of rows on other shards, that subqueries along
+    #: this field are allowed: if both rows of the relation are of one group, they are on one shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
@@ -118,15 +118,17 @@ class ShardedGenericForeignKey(GenericForeignKey):
     def rows_of(self, model: Any, instance: Any) -> Any:
         """Return a queryset of ``model`` that finds the row to which ``instance`` refers.
 
-        :raises BoundKeyMismatch: ``instance`` has another key than the bound key.
+        :raises BoundKeyMismatch: ``instance`` has another key than the bound key, which a ``with
+            bound()`` block or a request has set.
         """
         refuse_other_key(instance)
         rows = model._base_manager.db_manager(hints={"instance": instance}).all()
         if type(rows) is QuerySet and group_of(model) not in (None, group_of(self.model)):
             rows = ShardedQuerySet(model)
         if isinstance(rows.query, BoundKeyQuery):
-            # Find the row even if its key is not the bound key, as Django's base manager does. If
-            # the query were filtered by the bound key, the reference would seem to be None.
+            # Find the row even if its key is not the bound key (set by bound()), as Django's base
+            # manager does. If the query were filtered by the bound key, the reference would seem to
+            # be None.
             rows.query.bound_key = EXEMPT
         return compat.copy_fetch_mode(rows, instance)
 
@@ -137,8 +139,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
     #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
     #: attribute for the value of the field.
     field: Any
-    #: Tells ``split_lookups()`` that one prefetch can handle the instances of all shards
-    #: together.
+    #: Tells ``split_lookups()``, which splits the lookups of a prefetch, that one prefetch can
+    #: handle the instances of all shards together.
     leads_anywhere = True
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
