@@ -33,7 +33,7 @@ class EmbeddedShardMixin:
     name: str
 
     #: If a model has several fields with generated ids, their ``insert_rows()`` methods call each
-    #: other in turn. True if the method of this field must be called first: it opens a
+    #: other. True if the method of this field must be called first: it opens a
     # transaction, : in which another method may repeat the insert after an error. False if the
     # order does not : matter.
     outermost = False

@@ -296,8 +296,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return result
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
-        """Read rows without a shard key in the conditions, from the shard that a source of keys
-        names.
+        """Read rows without a shard key in the conditions, at the shard that a source of keys finds.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
 
@@ -334,7 +333,7 @@ class _PlanRead:
     ) -> None:
         self.kind, self.recording = kind, recording
         self._queryset, self._limits = queryset, limits
-        #: A shard on which Django runs the query for the second time, so that a plan can be made.
+        #: The shard on which Django runs such a query for the second time. Then a plan is made.
         self.alias: str | None = None
         #: The shard keys that the sources of keys have found for the query's values. They are
         #: stored here so that the sources are not queried again.
@@ -374,7 +373,7 @@ class _PlanRead:
         parameters = plan.parameters(recording.values, connection)
         if parameters is None:
             return _UNKNOWN
-        # Check the text keys, as the compiler does before each statement (see ReadMixin).
+        # Check the collation of text shard keys, as the compiler does for each statement (ReadMixin).
         if (own := getattr(connection, "shard", None)) is not None:
             text_keys.check(connection, (own,), plan.tables)
         if kind in (ROWS, GET):

@@ -61,9 +61,7 @@ class ValueKeys:
         return None
 
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Do as :func:`~sharded_orm.models.sharding.key_sources.known_keys`, but query only once
-        per value.
-        """
+        """Call :func:`~sharded_orm.models.sharding.key_sources.known_keys`, but once per value."""
         if len(values) != 1:
             return key_sources.known_keys(model, field, values)
         asked = field, values[0]

@@ -259,7 +259,8 @@ class ShardedGenericRelation(GenericRelation):
     too. Related rows of another group prevent the deletion.
     """
 
-    #: Tells ``Colocation`` that a join along this field finds all rows on the same shard.
+    #: Tells ``Colocation``, which refuses reads of rows on other shards, that a join along this
+    #: field finds all rows on the same shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
@@ -316,7 +317,8 @@ class GenericRows(RelatedRows):
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's manager, which gets an alias from the router
-        # and passes it to using(). Then the filters of the caller would not be checked.
+        # and passes it to using(). But a queryset with an alias is not checked for conditions that
+        # select another shard. So call using() only if the caller has chosen the alias.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)

@@ -36,7 +36,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BoundKey:
-    """The value that a binding prescribes for one model's shard key.
+    """The value that a binding, an active ``bound()`` block, prescribes for one model's shard key.
 
     :param name: the ``attname`` of the shard key's field, such as ``owner_id``. An automatic
         many-to-many table has no key of its own. For such a table, ``name`` is the path to the key
@@ -102,8 +102,8 @@ class _Binding:
         if options.key is not None:
             value = self.values.get(options.key)
             return None if value is None else BoundKey(options.key.attname, value)
-        # A row of an automatic many-to-many table has the shard key of the two rows that it
-        # relates.
+        # The model is an automatic many-to-many table. A row of it has the shard key of the two
+        # rows that it relates, so use the key of one of these.
         if not relates_one_key(options):
             return None
         for relation in options.relations:
@@ -122,13 +122,13 @@ def _binding_in_force() -> _Binding | None:
 
 
 def is_any_bound() -> bool:
-    """Whether a key of any model is bound now."""
+    """Whether ``bound()`` has set a shard key, of any model, for the calling code."""
     binding = _binding_in_force()
     return binding is not None and bool(binding.values)
 
 
 def key_in_force(model: type[Any]) -> BoundKey | None:
-    """Return the key that rows of ``model`` must have now; None if no key of ``model`` is bound.
+    """Return the shard key that ``bound()`` prescribes for rows of ``model`` now; else None.
 
     Use the attribute ``name`` of the returned :class:`BoundKey` only in filters. It may be a path
     such as ``photo__owner_id``, because rows of an automatic many-to-many table have no shard key

@@ -1,4 +1,8 @@
-"""The part of a query class that handles bound keys: it stores the key, and filters the query by it."""
+"""The part of a query class that handles bound keys: it stores the key, and filters the query by
+it.
+
+The bound key is the shard key that a ``with bound()`` block sets for all queries in it.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +40,10 @@ class BoundKeyQuery(Query):
     is_limited_by_exists = False
 
     def take_bound_key(self) -> None:
-        """Store the key that is bound now in the query.
+        """Store in the query the shard key that ``bound()`` has set now.
 
         :raises BoundKeyMismatch: the query has stored another key. Or the query was built outside
-            of the block, and a condition cannot be added any more.
+            of the ``bound()`` block, and a condition cannot be added any more.
         """
         if self.model is None or (key := key_in_force(self.model)) is None:
             return
@@ -55,7 +59,8 @@ class BoundKeyQuery(Query):
             )
 
     def _take_late(self, key: BoundKey) -> None:
-        """Prepare a query for :meth:`take_bound_key` if it was built outside of the block.
+        """Prepare a query for :meth:`take_bound_key` if it was built outside of the ``bound()``
+        block.
 
         Also called for a new query, which needs no preparation.
         """
@@ -92,6 +97,8 @@ class BoundKeyQuery(Query):
     def with_bound_key(self) -> Self:
         """Return the query to be run: this query, or a copy that is also filtered by the bound key.
 
+        The bound key is the shard key that was set by ``bound()`` when the query was built.
+
         :raises BoundKeyMismatch: the query's conditions contain another key.
         """
         key = self.bound_key
@@ -111,7 +118,9 @@ class BoundKeyQuery(Query):
         return copy
 
     def lacks(self, key: BoundKey) -> bool:
-        """Whether rows of another key than ``key`` may match the query.
+        """Whether rows of another shard key than ``key`` may match the query.
+
+        :param key: the bound key, which ``bound()`` has set.
 
         :raises BoundKeyMismatch: the query's conditions contain another key.
         """
@@ -163,8 +172,8 @@ class BoundKeyQuery(Query):
         if options.key is not None:
             is_key = _is_column(column, options.key) and column.alias in self._tables_of_row()
             return options.key.attname if is_key else None
-        # A row of an automatic many-to-many table has the shard key of the two rows that it
-        # relates.
+        # The model is an automatic many-to-many table. A row of it has the shard key of the two
+        # rows that it relates, so search for the keys of these.
         for relation in options.relations:
             end = shard_options(relation.related_model)
             key: Any = None if end is None else end.key
@@ -215,14 +224,14 @@ class BoundKeyQuery(Query):
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
         # Overrides Query.resolve_expression(), which Django calls for every subquery, to filter the
-        # subquery by the bound key.
+        # subquery by the bound key, which bound() has set.
         return super(BoundKeyQuery, _filtered(_taken(self))).resolve_expression(
             query, *args, **kwargs
         )
 
 
 def _taken(query: Any) -> Any:
-    """Return ``query``, or a copy in which the key that is bound now is stored."""
+    """Return ``query``, or a copy in which the key that ``bound()`` has set now is stored."""
     if (
         not isinstance(query, BoundKeyQuery)
         or query.model is None

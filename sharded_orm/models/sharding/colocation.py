@@ -126,7 +126,9 @@ class Colocation:
     def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
         """Raise an error if a join leads from copies of global rows back to rows of the group.
 
-        Rows on other shards may refer to the same global row, and the join would miss them.
+        Global rows of a reference model are copied to every shard.
+
+        The join would miss rows on other shards that refer to the same global row.
         """
         if self._group is not None and has_copies(model) and not has_copies(joined):
             raise CrossShardRelation(
