@@ -1,5 +1,4 @@
-"""The part of a query class that handles bound keys: it stores the key, and filters the query by
-it.
+"""The part of a query class that handles bound keys: it stores them, and filters queries by them.
 
 The bound key is the shard key that a ``with bound()`` block sets for all queries in it.
 """
@@ -59,8 +58,7 @@ class BoundKeyQuery(Query):
             )
 
     def _take_late(self, key: BoundKey) -> None:
-        """Prepare a query for :meth:`take_bound_key` if it was built outside of the ``bound()``
-        block.
+        """Prepare a query for :meth:`take_bound_key` if it was built before ``bound()`` was called.
 
         Also called for a new query, which needs no preparation.
         """

@@ -282,7 +282,8 @@ class Colocation:
         return False
 
     def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
-        """Whether the rows of ``inner`` refer to the outer row by a generic foreign key.
+        """Whether the rows of the subquery ``inner`` refer to the outer row by a generic foreign
+        key.
 
         If so, they are on the shard of the outer row.
 
@@ -341,7 +342,7 @@ class Colocation:
         )
 
     def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
-        """Whether two rows with equal values are always on one shard.
+        """Whether two rows are always on one shard if their values in these columns are equal.
 
         :param columns: the columns with the values of the first row.
         :param others: the columns with the values of the second row, in the same order.

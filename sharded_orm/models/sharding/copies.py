@@ -1,4 +1,6 @@
-"""Global models whose rows are copied to every shard, so that statements on a shard can join them."""
+"""Finds out which global models have copies of their rows on every shard, where queries can join
+them.
+"""
 
 from __future__ import annotations
 

@@ -77,10 +77,9 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: Used only if several processes share the steps of a run; see
-    #: ``operations/runs/work_units.py``. Each of these processes has a run of its own, whose lease
-    #: shows that the process is alive. The field contains the id of that run for the process that
-    #: executes the step.
+    #: The id of the run of the process that executes the step. Used only if several processes share
+    #: the steps of one run: each of them then has a run of its own, whose lease shows that the
+    #: process is alive. See ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

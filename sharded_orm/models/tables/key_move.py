@@ -14,8 +14,8 @@ class KeyMove(models.Model):
     """The move of one shard key from one shard to another.
 
     ``in_flight`` is true while the key is moving, and NULL afterwards. The unique constraint on
-    group, key and ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight.
-    While a key is in flight, no process remembers its shard.
+    group, key and ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight
+    (not finished). While a key is in flight, no process remembers its shard.
 
     One row is not a move: its group is empty, and ``in_flight`` is false. A process that announces
     moves locks this row, which exists because an empty table would have no row to lock.
