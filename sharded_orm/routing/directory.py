@@ -155,8 +155,9 @@ class DirectoryStrategy(Strategy):
     def _moved(self, key: Any) -> KnownPlacement | None:
         text = self.entry(key)
         if _in_event_loop():
-            # A queryset is being built in an event loop, where no query may be sent. The shard is
-            # looked up again when another thread evaluates the queryset.
+            # A queryset is being built in an event loop, where no query may be sent. So use only
+            # what this process remembers. The shard is looked up again when another thread
+            # evaluates the queryset.
             known = self._remembered(text, self.lease.valid())
             return known if known is not None and known.version else None
         poll = self.lease.current()
@@ -205,9 +206,9 @@ class DirectoryStrategy(Strategy):
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have stayed on the same shards since ``placements`` were looked up.
 
-        Sends no query for keys that have not moved since then, if the lease shows this. Other keys,
-        such as keys that are moving, are looked up again.
-        If a key has moved away and come back, the version of its placement has changed.
+        Sends no query for a key if the lease (the right to remember shards) shows that it has not
+        moved. Other keys, such as keys that are moving, are looked up again. If a key has moved
+        away and come back, the version of its placement has changed.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [
@@ -253,7 +254,7 @@ class DirectoryStrategy(Strategy):
             if poll is not None and self._cache_size:
                 self._placements[text] = known
         while len(self._placements) > self._cache_size:
-            with suppress(KeyError):  # Ignore the error: another thread may have emptied the dict.
+            with suppress(KeyError):  # Ignore the KeyError: another thread may have emptied the dict meanwhile.
                 self._placements.popitem(last=False)
         return placements
 

@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# The maximum number of keys for which a series of polls (queries of the keys in flight) remembers
-# that they were in flight. If there are more, the process forgets all placements once.
+# The maximum number of keys that a process remembers as having been in flight (moving to another
+# shard). If there are more, the process forgets the shards of all keys once.
 _MOST_SEEN = 10_000
 #: The id of a clock that also counts the time while the machine is suspended; None if the system
 #: has no such clock.
@@ -64,7 +64,7 @@ class MoveList(NamedTuple):
 
 
 class MoveStore(Protocol):
-    """A store that knows which keys are in flight."""
+    """A store that knows which keys are in flight: moving to another shard."""
 
     def moves(self, since: int | None = None) -> MoveList | None:
         """Return which keys are in flight: their move was announced and has not ended.
@@ -82,9 +82,10 @@ class MoveStore(Protocol):
 class Poll:
     """The result of one query for the keys in flight (keys that are moving). Immutable.
 
-    ``since`` is the number of the first poll in an unbroken series. In such a series, each poll was
-    received before the lease of the previous poll ended. A move takes longer than a lease, so it
-    cannot begin and end between two polls: the series has seen every move.
+    While the lease of a poll is valid, the process may remember the shards of keys. ``since`` is
+    the number of the first poll in an unbroken series. In such a series, each poll was received
+    before the lease of the previous poll ended. A move takes longer than a lease, so it cannot
+    begin and end between two polls: the series has seen every move.
     """
 
     number: int
@@ -121,7 +122,8 @@ class Poll:
 
 
 class PlacementLease:
-    """The right of this process to remember placements for some seconds. Thread-safe.
+    """The right of this process to remember placements (shards of keys) for some seconds.
+    Thread-safe.
 
     No background thread renews the lease. Instead, the first operation after half of its time
     renews it. This costs one query per process in each half of a lease. If the directory does not
@@ -159,19 +161,25 @@ class PlacementLease:
         return poll if poll is not None and now() < poll.renew_at else self._renew()
 
     def valid(self) -> Poll | None:
-        """Return the poll of the lease if it is valid now; otherwise None. Sends nothing."""
+        """Return the poll (the latest list of moving keys) while its lease is valid, else None.
+
+        Sends nothing.
+        """
         poll = self._poll
         return poll if poll is not None and now() < poll.valid_until else None
 
     def renew(self) -> Poll | None:
-        """Query which keys are in flight now, and return the poll; None as for :meth:`current`."""
+        """Query which keys are in flight (moving) now, and return the result as a poll.
+
+        Return None in the same cases as :meth:`current`.
+        """
         with self._lock:
             return self._ask()
 
     def _renew(self) -> Poll | None:
         poll = self.valid()
-        # While one thread sends the query, the other threads continue if the lease is still valid.
-        # Otherwise they wait for the lock.
+        # While one thread sends the query that renews the lease, the others continue if the lease
+        # is still valid. Otherwise they wait for the lock.
         if not self._lock.acquire(blocking=poll is None):
             return poll
         try:
@@ -180,7 +188,8 @@ class PlacementLease:
                 return known  # Another thread has renewed the lease in the meantime.
             try:
                 return self._ask()
-            # Catch the exceptions of every driver. Raise the exception only if the lease has ended.
+            # Catch the exceptions of every driver. The exception is raised only if the lease has
+            # ended.
             except Exception:
                 if (known := self.valid()) is None:
                     raise
@@ -203,8 +212,7 @@ class PlacementLease:
         if before is not None:
             number = before.number + 1
             # Compare the end of the former lease with the time at which the answer arrived. If the
-            # lease had ended by then, a whole move may have happened unseen, so a new series
-            # begins.
+            # lease had ended by then, a key may have moved unseen, so a new series of polls begins.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:
@@ -221,7 +229,7 @@ class PlacementLease:
 
     @classmethod
     def _after_fork(cls) -> None:
-        # At the fork, another thread of the parent may have held the lock, so replace the lock. The
+        # Replace the lock, because another thread of the parent may have held it at the fork. The
         # lease is as valid in the child as in the parent.
         for lease in list(cls._instances):
             lease._lock = threading.RLock()

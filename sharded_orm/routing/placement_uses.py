@@ -15,7 +15,9 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class KnownPlacement(NamedTuple):
-    """The placement (the shard) of a key, as read from the directory."""
+    """The placement (the shard) of a key, as read from the directory, the table with the shard of
+    each key.
+    """
 
     shard: int
     #: The number of the last move of the key; 0 if the key has never moved.
@@ -36,7 +38,8 @@ class PlacementSource(Protocol):
         """
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
-        """Whether all keys have been on the same shards since the placements were looked up.
+        """Whether all keys have been on the same shards since their placements (shards) were looked
+        up.
 
         :param placements: the placements, keyed by the text under which the directory stores the
             key.
@@ -47,7 +50,7 @@ class WatchedMoves(Protocol):
     """The key moves that were known when a statement for several shards began; checked at its end."""
 
     def holds(self) -> bool:
-        """Whether no move has changed the result of the statement."""
+        """Whether no move of a key has changed the result of the statement."""
 
 
 class PlacementUses:
@@ -83,8 +86,8 @@ class PlacementUses:
     def hold(self) -> bool:
         """Whether all keys that the operation uses are still on the same shards.
 
-        Sends no query, unless a key is in flight or the lease is over. Then it sends one query for
-        each 500 keys of a group.
+        Sends no query, unless a key is in flight (moving), or the lease, for which remembered
+        shards are valid, is over. Then it sends one query for each 500 keys of a group.
         """
         if self._changed:
             return False

@@ -32,7 +32,7 @@ Divide = Callable[[Any, int], Any]
 
 
 def add(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums. None is the sum of no values.
+    """Return the sum of two partial sums. If there are no values, a sum is None.
 
     :raises ScatterNotSupported: the values are not numbers, or the database would raise an error
         for their sum.

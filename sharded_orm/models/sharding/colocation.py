@@ -282,8 +282,7 @@ class Colocation:
         return False
 
     def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
-        """Whether the rows of the subquery ``inner`` refer to the outer row by a generic foreign
-        key.
+        """Whether the rows of the subquery ``inner`` refer to the outer row by a GenericForeignKey.
 
         If so, they are on the shard of the outer row.
 

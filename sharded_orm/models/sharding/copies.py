@@ -1,5 +1,4 @@
-"""Finds out which global models have copies of their rows on every shard, where queries can join
-them.
+"""Global models with copies of their rows on every shard, so that statements there can join them.
 """
 
 from __future__ import annotations

@@ -98,8 +98,7 @@ def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | 
 
 
 def hint(model: type[Model]) -> str:
-    """Return why a query of ``model`` without a shard key is refused, as the sources of keys
-    explain it.
+    """Return why a query of ``model`` without a shard key is refused, as the sources know it.
 
     The result is the end of a sentence; "" if no source knows a reason.
     """

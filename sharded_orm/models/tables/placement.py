@@ -1,5 +1,4 @@
-"""The directory: a table with the shard of each key, and the store that uses the table (Yupoo, Y2).
-"""
+"""The directory: a table with the shard of each key, and the store that uses the table (Yupoo, Y2)."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ class DatabaseDirectory:
 
     Each statement is autonomous: it is committed independently of the caller's transaction, which
     can neither hide nor roll back a placement. Inside Django's ``TestCase``, the statements are
-    part of the test's transaction, and the returned placements are marked as not committed.
+    part of the test's transaction, and the returned placements have ``committed = False``.
     """
 
     def __init__(self, alias: str) -> None:
