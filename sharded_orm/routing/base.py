@@ -190,8 +190,7 @@ class Strategy(ABC):
         raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over what ``former``, the group's strategy before the topology changed, remembers.
-        """
+        """Take over what ``former``, the group's strategy before the topology changed, remembers."""
 
     def explain(self, key: Any) -> str:
         """Return the reason why ``key`` is on its shard, as text to be read by people."""

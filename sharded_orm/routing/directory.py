@@ -254,7 +254,7 @@ class DirectoryStrategy(Strategy):
             if poll is not None and self._cache_size:
                 self._placements[text] = known
         while len(self._placements) > self._cache_size:
-            with suppress(KeyError):  # Ignore the KeyError: another thread may have emptied the dict meanwhile.
+            with suppress(KeyError):  # Ignore the error: another thread may have emptied the dict.
                 self._placements.popitem(last=False)
         return placements
 

@@ -123,6 +123,7 @@ class Poll:
 
 class PlacementLease:
     """The right of this process to remember placements (shards of keys) for some seconds.
+
     Thread-safe.
 
     No background thread renews the lease. Instead, the first operation after half of its time

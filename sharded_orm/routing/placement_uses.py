@@ -15,9 +15,7 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class KnownPlacement(NamedTuple):
-    """The placement (the shard) of a key, as read from the directory, the table with the shard of
-    each key.
-    """
+    """The placement (the shard) of a key, as read from the table of all keys, the directory."""
 
     shard: int
     #: The number of the last move of the key; 0 if the key has never moved.
@@ -38,8 +36,7 @@ class PlacementSource(Protocol):
         """
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
-        """Whether all keys have been on the same shards since their placements (shards) were looked
-        up.
+        """Whether all keys have stayed on the same shards since they were looked up.
 
         :param placements: the placements, keyed by the text under which the directory stores the
             key.

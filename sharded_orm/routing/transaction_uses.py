@@ -16,8 +16,7 @@ _check: Callable[[Any, str, KnownPlacement], None] | None = None
 
 
 def provide_check(check: Callable[[Any, str, KnownPlacement], None]) -> None:
-    """Set the function that :func:`check_use` calls. The package's Django app calls this at start.
-    """
+    """Set the function that :func:`check_use` calls. The package's Django app calls this at start."""
     global _check
     _check = check
 

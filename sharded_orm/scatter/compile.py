@@ -60,8 +60,9 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # The numbers of the columns by which the merge compares rows: ``distinct`` for DISTINCT,
-    # ``groups`` for GROUP BY. Empty if the merge need not compare rows for the clause.
+    # The positions of the columns by which the merge of the shards' rows compares them:
+    # ``distinct`` for DISTINCT, ``groups`` for GROUP BY. Empty if the merge need not compare rows
+    # for the clause.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -73,7 +74,9 @@ class Template:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The numbers, in ascending order, of the columns whose values the merge compares."""
+        """The positions, ascending, of the columns whose values are compared to merge the shards'
+        rows.
+        """
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -82,7 +85,9 @@ class Template:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The numbers, in ascending order, of the columns with sums that the merge adds."""
+        """The positions, ascending, of the columns with partial sums, which are added over the
+        shards.
+        """
         return tuple(sorted({column for partial in self.partials for column in partial.summed}))
 
 
@@ -92,7 +97,7 @@ class CompileOptions:
 
     # The number of rows to read from each shard: OFFSET + LIMIT. None means all rows.
     limit: int | None = None
-    # Whether the SQL is for the second of two phases, which reads the rows with given primary keys.
+    # Whether the SQL reads rows by their primary keys: the second of the two phases of a query.
     # Such SQL has no ORDER BY, and the keys are its last parameters.
     by_pk: bool = False
     # Whether to select the primary key as an extra column.
@@ -239,11 +244,11 @@ class _Root(SQLCompiler):
             self._set_up_distinct_on()
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # If SELECTs are joined by UNION ALL, an outer SELECT sorts all their rows. So each SELECT
-        # keeps its own ORDER BY only if it has a LIMIT, or DISTINCT ON, which keeps the first row
-        # in the order. A statement for one shard (marks_rows is False) has no outer SELECT, so it
-        # keeps its ORDER BY, too. No ORDER BY is kept if the merge combines groups, because the
-        # merge then sorts the groups.
+        # Drop the ORDER BY where it is not needed. If SELECTs are joined by UNION ALL, an outer
+        # SELECT sorts all their rows. So each SELECT keeps its own ORDER BY only if it has a LIMIT,
+        # or DISTINCT ON, which keeps the first row in the order. A statement for one shard
+        # (marks_rows is False) has no outer SELECT, so it keeps its ORDER BY, too. No ORDER BY is
+        # kept if the merge combines groups, because the merge then sorts the groups.
         keep_order = (
             self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups

@@ -98,7 +98,10 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
 
 
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
-    """Read the first row, then return an iterator over all rows. Each node has answered or failed."""
+    """Return an iterator over all ``rows``, after the first of them was read.
+
+    So each node has answered or failed when this function returns.
+    """
     iterator = iter(rows)
     first = list(islice(iterator, 1))
     return chain(first, iterator)

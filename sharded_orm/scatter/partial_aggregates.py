@@ -58,7 +58,7 @@ class Partial:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The numbers of the columns that contain sums, which the merge adds."""
+        """The positions of the columns with partial sums, which are added over the shards."""
         return self.parts[:1] if self.kind in ("sum", "avg") else ()
 
 

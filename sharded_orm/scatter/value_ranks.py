@@ -103,11 +103,14 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether ranks are needed to sort rows by ``columns``."""
+        """Whether rows can be sorted by ``columns`` only by ranks, numbers that a server returns
+        for values.
+        """
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether ranks are needed to determine which values of ``columns`` are equal.
+        """Whether equal values of ``columns`` can be found only by ranks, numbers that a server
+        returns.
 
         May query each node for the types of the columns.
         """
@@ -136,7 +139,7 @@ class Ranking:
             return
         types = self._types_of_columns(comparison)
         for column in columns:
-            if column not in types:  # No node has answered, so there are no values to rank.
+            if column not in types:  # The column's type is unknown, because no node has answered. So there are no values to rank.
                 continue
             kind = types[column]
             comparison.order_ranks[column] = comparison.equality_ranks[column] = None

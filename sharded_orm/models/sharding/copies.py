@@ -1,5 +1,4 @@
-"""Global models with copies of their rows on every shard, so that statements there can join them.
-"""
+"""Global models with copies of their rows on every shard, so that statements there can join them."""
 
 from __future__ import annotations
 
