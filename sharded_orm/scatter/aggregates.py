@@ -31,9 +31,7 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised to leave Django's ``get_aggregation()`` once it has built its query, before it runs
-    it.
-    """
+    """Raised to leave Django's ``get_aggregation()`` when its query is built but not yet sent."""
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty

@@ -73,9 +73,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class OrderKey:
-    """An entry of ORDER BY: the position of its column, its direction, and whether NULLs come
-    first.
-    """
+    """An entry of ORDER BY: its column's position, its direction, and whether NULLs come first."""
 
     column: int
     descending: bool
@@ -282,15 +280,11 @@ class Comparison:
         target[column] = source[column]
 
     def copy(self, row: list[Any], source: int, target: int) -> None:
-        """Within ``row``, copy the value in column number ``source``, and its sort weights, to
-        ``target``.
-        """
+        """Copy a value and its sort weights within ``row``, from one column number to another."""
         row[target] = row[source]
 
     def add(self, column: int, source: Row, target: list[Any]) -> None:
-        """Add the partial sum in column ``column`` of the row ``source`` to that in the row
-        ``target``.
-        """
+        """Add the partial sum in column ``column`` of ``source``, a row, to that in ``target``."""
         target[column] = add(target[column], source[column])
 
     def average(self, row: list[Any], total: int, count: int, target: int, divide: Divide) -> None:

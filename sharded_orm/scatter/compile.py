@@ -74,9 +74,7 @@ class Template:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The positions, ascending, of the columns whose values are compared to merge the shards'
-        rows.
-        """
+        """The positions, ascending, of the columns by which the shards' rows are compared."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -85,9 +83,7 @@ class Template:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The positions, ascending, of the columns with partial sums, which are added over the
-        shards.
-        """
+        """The positions, ascending, of the columns with partial sums, to be added up."""
         return tuple(sorted({column for partial in self.partials for column in partial.summed}))
 
 
@@ -215,7 +211,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # Meta.ordering does not apply to a query with GROUP BY, as in Django.
+        # Leave out Meta.ordering if the query has a GROUP BY, as Django does.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]

@@ -103,14 +103,11 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether rows can be sorted by ``columns`` only by ranks, numbers that a server returns
-        for values.
-        """
+        """Whether ranks, numbers from a server, are needed to sort rows by ``columns``."""
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether equal values of ``columns`` can be found only by ranks, numbers that a server
-        returns.
+        """Whether ranks, numbers from a server, are needed to find equal values of ``columns``.
 
         May query each node for the types of the columns.
         """
@@ -139,7 +136,7 @@ class Ranking:
             return
         types = self._types_of_columns(comparison)
         for column in columns:
-            if column not in types:  # The column's type is unknown, because no node has answered. So there are no values to rank.
+            if column not in types:  # No node has answered, so nothing can be ranked.
                 continue
             kind = types[column]
             comparison.order_ranks[column] = comparison.equality_ranks[column] = None

@@ -67,8 +67,8 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# The lock that is held while the aliases of groups are added, because two threads may do so at the
-# same time.
+# Held while the aliases of groups are added to DATABASES, because two threads may do so at the same
+# time.
 _adding = threading.RLock()
 
 

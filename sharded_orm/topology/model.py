@@ -1,9 +1,9 @@
 """The topology as an immutable value: groups of shards, ranges of shards, and nodes.
 
 A node is a database server. A shard is a numbered schema on a node. Ranges of shards are mapped to
-nodes, as described by Pinterest (P2). :func:`problems` checks a whole topology before the topology
-is used. A topology is never changed, but replaced by a new one. This module uses neither Django nor
-a database driver.
+nodes, as at Pinterest (P2). :func:`problems` checks a whole topology before the topology is used. A
+topology is never changed, but replaced by a new one. This module uses neither Django nor a database
+driver.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ class ShardGroup:
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. No other method of the class visits every shard."""
+        """Yield all shards of the group in order. Every other method is fast for a group with many
+        shards.
+        """
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -136,7 +138,8 @@ class ShardGroup:
 
     @property
     def open_ranges(self) -> tuple[ShardRange, ...]:
-        """The ranges whose shards accept new keys: open ranges with a weight above 0 (Y3)."""
+        """The ranges whose shards accept new keys: open ranges with a weight above 0 (Yupoo, Y3).
+        """
         return tuple(r for r in self.ranges if r.open and r.weight > 0)
 
 
