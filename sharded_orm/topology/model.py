@@ -49,7 +49,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """The shards from ``first`` to ``last`` (both included), which are on the same node (P2).
+    """The shards from ``first`` to ``last`` (both included), which are on one node (Pinterest, P2).
 
     ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards accept new
     keys. ``weight`` is the share of new keys that each shard of this range receives, relative to
@@ -128,9 +128,7 @@ class ShardGroup:
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards of the group in order. Every other method is fast for a group with many
-        shards.
-        """
+        """Yield all shards of the group in order. No other method of the class visits every shard."""
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -138,8 +136,7 @@ class ShardGroup:
 
     @property
     def open_ranges(self) -> tuple[ShardRange, ...]:
-        """The ranges whose shards accept new keys: open ranges with a weight above 0 (Yupoo, Y3).
-        """
+        """The ranges whose shards accept new keys: open ranges with a weight above 0 (Yupoo, Y3)."""
         return tuple(r for r in self.ranges if r.open and r.weight > 0)
 
 

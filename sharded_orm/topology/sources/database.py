@@ -379,8 +379,7 @@ class DatabaseSource(TopologySource):
             self._announced = version, next_sign
 
     def _remove_ended(self, connection: BaseDatabaseWrapper) -> None:
-        """Delete the rows of processes whose last sign of life is older than ten times ``TIMEOUT``.
-        """
+        """Delete the rows of processes whose last sign of life is older than ten times ``TIMEOUT``."""
         for name, *_, silence in read_processes(connection):
             if silence > timedelta(seconds=10 * self._timeout):
                 execute(connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [name])
