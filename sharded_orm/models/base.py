@@ -130,7 +130,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         update_fields: Any = None,
     ) -> None:
         # Overrides Model.save_base(), which every save() calls after it has chosen the database
-        # alias.
+        # alias. The override first checks that the row belongs on this shard.
         refuse_other_key(self)
         options = self._shard_options()
         using = self._write_alias(options, using)

@@ -40,7 +40,7 @@ class KeyInFlight(NamedTuple):
     """A key that is moving to another shard."""
 
     group: str
-    #: The text under which the directory stores the key.
+    #: The text under which the directory, the table with the shard of each key, stores the key.
     key: str
     #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
     #: as a digest.
@@ -90,7 +90,8 @@ class Poll:
 
     number: int
     since: int
-    #: The time from which the process renews the lease, and the time at which the lease ends.
+    #: The time from which the process renews the lease (its right to remember the shards of keys),
+    #: and the time at which the lease ends.
     renew_at: float
     valid_until: float
     moves: MoveList
@@ -106,7 +107,9 @@ class Poll:
         return latest
 
     def is_quiet(self, group: str, number: int) -> bool:
-        """Whether no key of ``group`` was in flight (moving) from poll ``number`` to this poll.
+        """Whether no key of ``group`` was moving from poll ``number`` to this poll.
+
+        A poll is a query for the keys that are moving.
 
         Correct only while the lease of this poll is valid.
         """

@@ -88,8 +88,8 @@ class PlacementUses:
         """
         if self._changed:
             return False
-        # Do not use a generator here: every read and write calls this method, and few have watched
-        # moves.
+        # Do not use all() with a generator here, which is slower: every read and write calls this
+        # method, and few of them watch moves of keys.
         for source, placements in self.placements.items():
             if not source.holds(placements):
                 return False

@@ -24,7 +24,7 @@ _AT_TARGET = frozenset({"switched", "settled"})
 
 
 def has_switched(move: KeyInFlight) -> bool:
-    """Whether the placement of the key has been switched to the target of the move."""
+    """Whether the directory already assigns the key to its new shard, the target of the move."""
     return move.phase in _AT_TARGET
 
 

@@ -23,7 +23,8 @@ from sharded_orm.scatter.comparison import Column, Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
 # For these fields, the driver returns a value as text, in the form in which the server writes it.
-# For all other ranked fields, the outer SELECT returns this text in an additional column.
+# For all other fields whose values a server must sort (ranked fields), the outer SELECT returns
+# this text in an additional column.
 _WRITTEN_AS_TEXT: Final = (
     models.CharField,
     models.TextField,

@@ -127,8 +127,8 @@ class Ranking:
 
         The ranks of an earlier call are dropped.
 
-        :param order: the numbers of the columns by which the rows are sorted.
-        :param equality: the numbers of the columns that determine whether two rows are equal.
+        :param order: the positions of the columns by which the rows are sorted.
+        :param equality: the positions of the columns that determine whether two rows are equal.
         """
         comparison = self._plan.comparison
         columns = comparison.ranked.intersection({*order, *equality})

@@ -289,7 +289,7 @@ def _is_steady(node: Any) -> bool:
     if not kind.__module__.startswith("django.db.models.") or issubclass(kind, _UNSTEADY):
         return False
     if issubclass(kind, Func) and (kind is Func or not node.extra.keys().isdisjoint(_OWN_SQL)):
-        return False  # The project has named the database function, so it may be any function.
+        return False  # The project has chosen the SQL function, which may read anything.
     if isinstance(node, Lookup) and not _is_value(node.rhs) and not _is_steady(node.rhs):
         return False
     return all(

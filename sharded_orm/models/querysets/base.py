@@ -46,8 +46,9 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query runs at this moment, so that the query is not routed a second
     #: time. None while it does not run.
     _running_on: str | None = None
-    #: Whether the read that runs now may use a guessed shard: the shard on which a source of
-    #: keys remembers the row. ``_guess`` is what the source remembers. See
+    #: Whether the read that runs now may use a guessed shard: the shard on which a source of keys
+    #: (an object that looks up a row's shard key by another column) last saw the row. ``_guess`` is
+    #: the remembered key. See
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None

@@ -336,7 +336,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return super().__xor__(other)
 
     def _refuse_part_of_other_key(self, other: Any) -> None:
-        # The combined queryset has one key, so both querysets must have been built under this key.
+        # The combined queryset has one bound key (set by bound()), so both querysets must have been
+        # built under this key.
         if not isinstance(other, BoundKeyQuerySet) or other.model is not self.model:
             return
         if isinstance(self, EmptyQuerySet) or isinstance(other, EmptyQuerySet):

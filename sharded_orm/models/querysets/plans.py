@@ -88,7 +88,11 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
         @property
         def query(self) -> Any:
-            """The query, as in Django's QuerySet. The caller may change it, so the recording ends."""
+            """The query, as in Django's QuerySet.
+
+            To read this attribute ends the recording of calls, because the caller may change the
+            query.
+            """
             if self._recording is not None:
                 self._end_recording()
             return QuerySet.query.fget(self)
@@ -163,7 +167,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return clone
 
     def _clone(self) -> Self:
-        # Overrides QuerySet._clone(), which would copy the query.
+        # Overrides QuerySet._clone(), which would copy the query. While calls are recorded, no
+        # query is built, so copy only the recording.
         recording = self._recorded()
         return super()._clone() if recording is None else self._with_recording(recording)
 
@@ -315,7 +320,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             finally:
                 if not result:
                     key_guess.forget()
-            if result:  # These are rows, True, or _UNKNOWN.
+            if result:  # The result is rows, True for exists(), or _UNKNOWN.
                 return result
         planned.known_keys = keys.known_keys
         return planned.at_shards(keys.shards)

@@ -144,8 +144,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
     leads_anywhere = True
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides GenericForeignKeyDescriptor.__get__(), which queries the database of
-        # ``instance``.
+        # Overrides GenericForeignKeyDescriptor.__get__(), which looks for the other row in the
+        # database of ``instance``. Here, look on the shard of the other row.
         model = None if instance is None else self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             return super().__get__(instance, cls)
@@ -388,7 +388,8 @@ class GenericBeside(GenericRows, NullableBeside):
     add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides set() of Django's manager, to refuse rows before a transaction begins.
+        # Overrides set() of Django's manager, to refuse rows whose shard key would change, before a
+        # transaction begins.
         objs = tuple(objs)
         self._refuse_key_change(objs)
         super().set(objs, bulk=bulk, clear=clear)

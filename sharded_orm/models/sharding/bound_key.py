@@ -159,8 +159,8 @@ class _Block:
 
     def __exit__(self, *exc_info: object) -> None:
         # A block may end in another context than the one where it began, because the garbage
-        # collector may close an abandoned generator anywhere. Then do not change the binding of the
-        # other context.
+        # collector may close an abandoned generator anywhere. Then do not change the binding (the
+        # bound keys) of the other context.
         binding = _binding.get()
         while binding is not None and binding.owner is not self:
             binding = binding.outer
@@ -338,7 +338,7 @@ def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
 
 
 def iterate_inside_async(block: _Block, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield the items of an asynchronous iterator, as :func:`iterate_inside` does."""
+    """Yield ``items``, each of them computed inside ``block`` but used outside of it."""
     return _each_step_async(block, (item async for item in items))
 
 

@@ -26,7 +26,10 @@ _TOO_LATE = (
 
 
 class BoundKeyQuery(Query):
-    """A query that remembers the key that was bound when it was built, and filters by it when it is run.
+    """A query that remembers the key that was bound when it was built, and filters by it when it is
+    run.
+
+    A key is bound by a ``with bound()`` block.
 
     While the query is being built, it has no condition on the key, so that ``scatter()`` can still
     make it a query for all keys. :meth:`with_bound_key` returns the query to be run.
@@ -162,7 +165,8 @@ class BoundKeyQuery(Query):
     def _path_to_key(self, column: Any) -> str | None:
         """Return the path to ``column`` if it is the shard key of the query's rows; otherwise None.
 
-        The path is that of :attr:`BoundKey.name`.
+        A path is a name for ``filter()``, such as ``owner_id`` or ``photo__owner_id``; see
+        :attr:`BoundKey.name`.
         """
         options = shard_options(self.model) if self.model is not None else None
         if type(column) is not Col or options is None:

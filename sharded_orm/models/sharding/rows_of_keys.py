@@ -117,7 +117,8 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # If the key is NULL, make the result false instead of unknown.
+            # If the key is NULL, make the result false instead of unknown. Then NOT of the
+            # condition is true for the row.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

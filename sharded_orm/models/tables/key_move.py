@@ -25,7 +25,7 @@ class KeyMove(models.Model):
     """
 
     group: models.CharField[str, str] = ExactCharField(max_length=64)
-    #: The text under which the directory stores the key.
+    #: The text under which the directory, the table with the shard of each key, stores the key.
     key: models.CharField[str, str] = ExactCharField(max_length=100)
     #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
     #: as a digest.
