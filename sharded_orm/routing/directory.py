@@ -43,7 +43,9 @@ class DirectoryStore(MoveStore, Protocol):
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
-        """Return the placements of ``keys``, keyed by key; a key without a placement is left out."""
+        """Return the placements (shards) of ``keys``, keyed by key; keys without a shard are left
+        out.
+        """
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         """Store the shard number in ``placements`` for each key that has no placement yet.

@@ -67,8 +67,8 @@ class PlacementUses:
         placements = self.placements.setdefault(source, {})
         known = placements.setdefault(key, placement)
         # If the key has moved since the operation began, a part of the operation relies on the old
-        # shard. If only the number of the poll differs, keep the earlier number, because the
-        # placement must have been correct since that poll.
+        # shard. If only the number of the poll (the query for moving keys) differs, keep the
+        # earlier number, because the key must have been on the shard since that poll.
         if known[:2] != placement[:2]:
             self._changed = True
 

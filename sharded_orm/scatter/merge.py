@@ -58,7 +58,7 @@ def _merged_by_ranks(
     Works in rounds. Each round reads the next rows of every stream, and a server ranks their
     values. Then the round yields rows until the rows of one stream are used up.
 
-    :param columns: the numbers of the columns that ``key`` reads.
+    :param columns: the positions of the columns that the sort key ``key`` reads.
     """
     if len(streams) == 1:
         yield from streams[0]

@@ -111,7 +111,7 @@ def refuse_repetition(group: str) -> None:
     """
     if in_transaction(group):
         # The caller will run the transaction again. Query the latest moves now, so that the next
-        # attempt does not use the earlier placement of the key.
+        # attempt does not use the earlier shard of the key.
         runtime.placement_lease().renew()
         raise key_moved(group, "moved to another shard while a transaction used it")
 

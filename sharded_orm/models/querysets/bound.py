@@ -109,7 +109,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if self._result_cache is None:
             return
         if query.bound_key is None and query.lacks(key):
-            # The rows were read before the key was bound, so they may be of other keys.
+            # The rows were read before bound() set this key, so they may have other keys. Only the
+            # keys of instances can be checked, and not those of other values.
             if not issubclass(self._iterable_class, ModelIterable):
                 raise BoundKeyMismatch(
                     f"Values of {self.model.__name__} were read outside of the block, and may be of"

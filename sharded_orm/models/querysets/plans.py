@@ -272,6 +272,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
     ) -> Any:
         """Read the recorded query by its plan, or by ``read_by_django`` if it has no plan.
 
+        A plan is SQL that was compiled once for all such queries.
+
         :returns: the rows as a list, or for :data:`EXISTS` or :data:`COUNT` the value.
         """
         shape = recording.shape
@@ -327,7 +329,10 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
 
 class _PlanRead:
-    """One read of a recorded query by its plan. Not thread-safe."""
+    """One read of a recorded query by its plan, the SQL that was compiled once for such queries.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,

@@ -177,7 +177,8 @@ def _formfield(field: Any, **kwargs: Any) -> Any:
 
 
 def _save_relation(field: Any, row: Any, value: Any) -> None:
-    # Overrides Field.save_form_data(), with which a model form sets the value on the row.
+    # Overrides Field.save_form_data(), with which a model form sets the value on the row. A new row
+    # in an inline formset also gets the shard key of its parent.
     if isinstance(value, Model) and _is_parent_in_formset(field, row, value):
         for name, key in key_for_related(type(row), field, value, load=True).items():
             # Store the parent's key, because clean_key() compares it with the key that a visitor

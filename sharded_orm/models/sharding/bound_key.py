@@ -88,7 +88,9 @@ class _Binding:
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
-        """Return the key that rows of ``model`` must have; None if the block binds no such key."""
+        """Return the shard key that rows of ``model`` must have inside the block; None if it sets
+        none.
+        """
         if not self.values:
             return None
         try:

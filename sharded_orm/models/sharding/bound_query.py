@@ -26,8 +26,7 @@ _TOO_LATE = (
 
 
 class BoundKeyQuery(Query):
-    """A query that remembers the key that was bound when it was built, and filters by it when it is
-    run.
+    """A query that remembers the key that was bound when it was built, and filters by it when run.
 
     A key is bound by a ``with bound()`` block.
 
@@ -35,8 +34,8 @@ class BoundKeyQuery(Query):
     make it a query for all keys. :meth:`with_bound_key` returns the query to be run.
     """
 
-    #: The key that was bound when the query was built or first evaluated. None if no key was
-    #: bound. :data:`EXEMPT` if the query is meant for all keys.
+    #: The key that bound() had set when the query was built or first evaluated. None if it had set
+    #: no key. :data:`EXEMPT` if the query is meant for all keys.
     bound_key: BoundKey | None = None
     #: Whether the query's only limit is that of :meth:`exists`. Such a query can still be filtered.
     is_limited_by_exists = False
