@@ -43,9 +43,7 @@ class DirectoryStore(MoveStore, Protocol):
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
-        """Return the placements (shards) of ``keys``, keyed by key; keys without a shard are left
-        out.
-        """
+        """Return the placements (shards) of ``keys``, keyed by key; other keys are left out."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         """Store the shard number in ``placements`` for each key that has no placement yet.
@@ -233,7 +231,8 @@ class DirectoryStrategy(Strategy):
         return known
 
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
-        """Look up the placements of keys in the directory.
+        """Look up the placements (shards) of keys in the directory, the table with the shard of
+        each key.
 
         :param poll: the last poll (the query for moving keys) before this look-up. The placements
             are recorded with this poll even if a newer poll arrives during the look-up, because

@@ -116,7 +116,8 @@ class Poll:
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
-        """Whether a placement of ``key``, looked up after poll ``number``, is still correct.
+        """Whether the placement (shard) of ``key``, looked up after poll ``number``, is still
+        correct.
 
         False for a key in flight (a key that is moving). The result is reliable only while the
         lease of this poll is valid.
@@ -189,7 +190,7 @@ class PlacementLease:
         try:
             known = self.valid()
             if known is not None and now() < known.renew_at:
-                return known  # Another thread has renewed the lease in the meantime.
+                return known  # Another thread has renewed the lease meanwhile, so send no query.
             try:
                 return self._ask()
             # Catch the exceptions of every driver. The exception is raised only if the lease has
@@ -243,7 +244,10 @@ os.register_at_fork(after_in_child=PlacementLease._after_fork)
 
 
 class PermanentLease:
-    """The lease of a process whose keys never move: it is always valid, and sends no query."""
+    """A lease (the right to remember the shards of keys) that is always valid, as keys never move.
+
+    Sends no query.
+    """
 
     seconds = None
     is_suspended = False

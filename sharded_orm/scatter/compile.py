@@ -188,7 +188,9 @@ class _PkAmong:
 
 
 class _Root(SQLCompiler):
-    """The compiler of a branch's outermost query. It adds the columns that the merge needs."""
+    """The compiler of the outermost query of a branch, the SELECT for one shard. It adds the
+    columns that the merge needs.
+    """
 
     options: CompileOptions
     marks_rows: bool

@@ -429,7 +429,8 @@ class TrackedWrite:
         :param names: names of the fields to select.
         """
         query = self._query
-        # The query is copied in the same way as in SQLUpdateCompiler.pre_sql_setup() of Django.
+        # To select the same rows as the statement, copy its query as Django's
+        # SQLUpdateCompiler.pre_sql_setup() does.
         select: Any = query.chain(klass=Query)
         select.clear_ordering(force=True)
         select.clear_select_clause()

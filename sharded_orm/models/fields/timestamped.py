@@ -96,7 +96,8 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
 
     @cached_property
     def _confirmed(self) -> set[str]:
-        """The aliases of shards whose database has generated an id with the correct shard number."""
+        """The aliases of shards on which this process has seen the database generate a correct id.
+        """
         return set()
 
     @cached_property

@@ -221,7 +221,7 @@ def refuse_former_route() -> None:
     """Raise an error if a key has moved since the current operation looked up the key's shard.
 
     A database backend calls this after it has taken a session from the pool and before it sends a
-    write. Costs one look at the clock, and a query only while keys are moving.
+    write. Costs one reading of the clock, and a query only while keys are moving.
 
     :raises KeyMoved: a key has moved. Nothing was sent.
     """

@@ -99,8 +99,8 @@ class Shape:
         #: The position of the condition that determines the shard; None if there is no such
         #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
-        #: The shapes after one more call, keyed by the call. None means that Django handles the
-        #: call.
+        #: The shapes (calls without their values) after one more call, such as filter(), keyed by
+        #: the call. None means that Django handles the call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
         #: The plan of each kind of read. None means that Django handles reads of this kind.
         self.plans: dict[str, Plan | None] = {}

@@ -65,7 +65,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     and :meth:`scatter` can still make it a queryset for all keys.
     """
 
-    #: Whether this queryset is a copy that has the condition on the key.
+    #: Whether this queryset is a copy that has the condition on the bound key (set by bound()).
     _has_bound_key = False
 
     def __init__(

@@ -88,9 +88,7 @@ class _Binding:
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
-        """Return the shard key that rows of ``model`` must have inside the block; None if it sets
-        none.
-        """
+        """Return the shard key that rows of ``model`` must have inside the block, or None."""
         if not self.values:
             return None
         try:
@@ -148,7 +146,7 @@ class _Block:
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
-        """Return the values that are bound inside the block, as for ``values`` of :class:`_Binding`."""
+        """Return the shard keys that are bound inside the block, as a dict from field to value."""
         raise NotImplementedError
 
     def _of_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Block:
@@ -407,6 +405,8 @@ def prepared_key(key: Any, value: Any) -> Any:
 class _DefaultOfKey:
     """Replaces ``get_default()`` of a shard key's field, so that new instances have the bound key.
 
+    The bound key is the shard key that a ``with bound()`` block sets.
+
     Django calls ``get_default()`` for each field that the caller of ``Model()`` does not set, and
     never for a row from the database. So reading rows does not become slower.
     """
@@ -422,7 +422,7 @@ class _DefaultOfKey:
 
 
 def _install_default(key: Any) -> None:
-    # Replace the method only on keys that were bound. So projects without bound keys run Django's
-    # own method.
+    # Replace the method only on shard keys that bound() has set at least once. So projects without
+    # bound keys run Django's own method.
     if "get_default" not in key.__dict__:
         key.get_default = _DefaultOfKey(key)

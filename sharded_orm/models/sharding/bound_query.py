@@ -219,8 +219,8 @@ class BoundKeyQuery(Query):
     # -- Where Django turns a query into SQL, or into a part of another query --------------
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
-        # Add the condition on the key, in case it is missing, so that no SQL is compiled without
-        # it. The methods of the queryset have usually added it already.
+        # Add the condition on the bound key (set by bound()), in case it is missing, so that no SQL
+        # is compiled without it. The methods of the queryset have usually added it already.
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
