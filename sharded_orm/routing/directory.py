@@ -231,8 +231,7 @@ class DirectoryStrategy(Strategy):
         return known
 
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
-        """Look up the placements (shards) of keys in the directory, the table with the shard of
-        each key.
+        """Look up the placements (shards) of keys in the directory, the table of keys.
 
         :param poll: the last poll (the query for moving keys) before this look-up. The placements
             are recorded with this poll even if a newer poll arrives during the look-up, because

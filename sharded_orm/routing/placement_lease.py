@@ -95,8 +95,8 @@ class Poll:
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: The number of the last poll in the series that reported a key as in flight, keyed by group
-    #: and key.
+    #: The number of the last poll in the series that reported a key as in flight (moving), keyed by
+    #: group and key.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -116,8 +116,7 @@ class Poll:
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
-        """Whether the placement (shard) of ``key``, looked up after poll ``number``, is still
-        correct.
+        """Whether the shard of ``key``, looked up after poll ``number``, is still correct.
 
         False for a key in flight (a key that is moving). The result is reliable only while the
         lease of this poll is valid.
@@ -198,8 +197,8 @@ class PlacementLease:
             except Exception:
                 if (known := self.valid()) is None:
                     raise
-                # Send the next query a little later, so that not every operation waits for the
-                # directory.
+                # Send the next query that renews the lease a little later, so that not every
+                # operation waits for the directory.
                 self._poll = replace(known, renew_at=now() + self.seconds / 10)
                 return known
         finally:

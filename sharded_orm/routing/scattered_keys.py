@@ -136,7 +136,7 @@ class ScatterMoves:
     :param used: the moves that the directory reported before the first statement.
     :param snapshots: the snapshots of the open transactions in which the statement takes part. If
         ``used`` comes from a poll, that poll is included.
-    :param is_quiet: whether no key of the group is in flight in ``used``.
+    :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 
     def __init__(

@@ -188,8 +188,9 @@ class _PkAmong:
 
 
 class _Root(SQLCompiler):
-    """The compiler of the outermost query of a branch, the SELECT for one shard. It adds the
-    columns that the merge needs.
+    """The compiler of the outermost query of a branch, the SELECT for one shard.
+
+    It adds the columns that the merge needs.
     """
 
     options: CompileOptions
@@ -392,7 +393,7 @@ class _Root(SQLCompiler):
         return self._group_expressions
 
     def _has_pk(self, columns: Any) -> bool:
-        """Whether the columns with the numbers ``columns`` contain the whole primary key.
+        """Whether the columns at the positions ``columns`` contain the whole primary key.
 
         If so, two rows from different shards cannot have equal values in these columns.
         """

@@ -110,7 +110,10 @@ class RankedComparison(Comparison):
         self.depends_on_settings = bool(self._texts)
 
     def text(self, row: Row, column: int) -> str | None:
-        """Return the value of a ranked column as text in the form of the server; None for NULL."""
+        """Return the value of a column that the server ranks, as the server writes it as text.
+
+        Return None for NULL.
+        """
         value = row[self._texts.get(column, column)]
         if value is not None and not isinstance(value, str):
             raise _unexpected(value)

@@ -135,7 +135,7 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
 
     No cache server is called.
 
-    :param plan: the keys of the queryset's model.
+    :param plan: the key fields of the queryset's model, with their positions and columns.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
     """
     query = queryset.query

@@ -15,8 +15,9 @@ from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 
 
 class LookupPlan:
-    """The key fields of a cached model, with what reads through the cache need of them. Immutable
-    and thread-safe.
+    """The key fields of a cached model, with what reads through the cache need of them.
+
+    Immutable and thread-safe.
     """
 
     def __init__(self, model: Any, cached: CachedModel) -> None:

@@ -69,8 +69,7 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Context manager for a block that empties tables: tell the cache that all rows are
-        written.
+        """Context manager for a block that empties tables: report this to the cache.
 
         Before the block, the cache is informed that all rows of cached models on ``connection`` are
         being written. After the block, it is informed that the write has ended.

@@ -112,8 +112,7 @@ def shard_of(alias: str) -> Shard | None:
 
 
 def forget_shard_choice(instances: Sequence[Any]) -> None:
-    """Forget how the shard of each stored row was chosen, so that a copy does not inherit the
-    choice.
+    """Forget how each row's shard was chosen, so that a copy does not inherit the choice.
 
     The shard is either that of the row passed as ``near=``, or it was drawn at random.
 

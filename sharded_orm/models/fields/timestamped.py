@@ -96,8 +96,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
 
     @cached_property
     def _confirmed(self) -> set[str]:
-        """The aliases of shards on which this process has seen the database generate a correct id.
-        """
+        """The aliases of shards on which this process has seen the database generate a correct id."""
         return set()
 
     @cached_property

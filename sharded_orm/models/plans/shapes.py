@@ -65,6 +65,8 @@ class Condition(NamedTuple):
 class Shape:
     """A shape of queries, as a node of a tree. A child is the shape after one more call.
 
+    A shape is the calls that build a query, without their values.
+
     Thread-safe.
 
     :param options: the shard key and the group of the model.
@@ -102,7 +104,8 @@ class Shape:
         #: The shapes (calls without their values) after one more call, such as filter(), keyed by
         #: the call. None means that Django handles the call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
-        #: The plan of each kind of read. None means that Django handles reads of this kind.
+        #: The plan (compiled SQL) of each kind of read, keyed by kind. None means that Django
+        #: handles reads of this kind.
         self.plans: dict[str, Plan | None] = {}
         #: The kinds of reads that Django has done once. A plan is made at the second read of a
         #: kind, because many shapes are read only once.

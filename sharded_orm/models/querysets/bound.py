@@ -166,7 +166,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset is for rows of all keys and has prefetches, although a key is bound.
+        """Whether this queryset has prefetches and is for all keys, inside a ``bound()`` block.
 
         :raises BoundKeyMismatch: a queryset in the prefetches was built while a key was bound, so
             it has rows of one key only.
@@ -312,7 +312,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def scatter(self, *, partial: bool = False) -> Self:
         """Return a copy of this queryset whose query may go to every shard of its group.
 
-        Even while a key is bound, the copy is for the rows of all keys.
+        Even inside a ``with bound()`` block, the copy is for the rows of all keys.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
             True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If

@@ -64,7 +64,10 @@ def without_plans() -> Iterator[None]:
 
 
 class PlannedQuerySet(BoundKeyQuerySet[M]):
-    """A mixin that reads by a plan where it can, and otherwise as its base class does."""
+    """A mixin that reads by a plan where it can, and otherwise as its base class does.
+
+    A plan is SQL that was compiled once for all queries which differ only in their values.
+    """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.

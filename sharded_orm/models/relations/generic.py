@@ -157,8 +157,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
         return self.field.get_cached_value(instance)
 
     def fetch_one(self, instance: Any) -> None:
-        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), for the same reason as
-        # __get__().
+        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), which looks for the other
+        # row in the database of the instance. Here, look on the shard of the other row.
         model = self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             super().fetch_one(instance)
@@ -435,7 +435,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _check_fk_val(self) -> None:
-        pass  # Django makes no such check for generic relations.
+        pass  # Check nothing, as Django does for generic relations.
 
     def _relation_and_change(self) -> tuple[str, str]:
         rel: Any = self._rel

@@ -212,6 +212,7 @@ class BoundKeyQuery(Query):
 
     def exists(self, limit: bool = True) -> Self:
         # Overrides exists() of Django's query, which Django calls for Exists() expressions, too.
+        # The override records whether the limit is that of exists().
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy

@@ -27,8 +27,8 @@ def give_bound_key(instance: Any) -> None:
         return
     key: Any = required_options(instance.__class__).key
     if key is not None:
-        # The key may be a foreign key to an instance that is assigned but not saved yet. Django
-        # copies the id of that instance later.
+        # Leave the key empty if it is a foreign key to an instance that is assigned but not saved
+        # yet. Django copies the id of that instance later.
         is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
         is_new = instance._state.adding
         if is_new and instance.__dict__.get(key.attname) is None and not is_related:

@@ -62,6 +62,7 @@ _sources: list[KeySource] = []
 
 def provide_key_source(source: KeySource) -> None:
     """Add a source of keys, which finds the shard keys of rows by another column.
+
     :func:`known_keys` queries the sources in the order in which they were added.
     """
     _sources.append(source)

@@ -172,8 +172,8 @@ class ShardOptions:
         return value
 
     def _refuse_rounded(self, name: str, value: Any) -> None:
-        # A database rounds a value to the decimal places of its column, so a value with more places
-        # would be stored as another key.
+        # Refuse a value with more decimal places than its column: the database would round it, and
+        # so store another key.
         places = (
             getattr(target_field(self.key), "decimal_places", None)
             if type(value) is Decimal

@@ -15,7 +15,9 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation. The process that executes the run has a lease on it.
+    """One run of a long operation.
+
+    The process that executes the run has a lease on it, a right that expires unless it is renewed.
 
     ``unfinished`` is either true or NULL. The unique constraint on kind, subject and ``unfinished``
     ignores rows with NULL. So there is at most one unfinished run for each kind and subject, but
