@@ -43,7 +43,8 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-# The column types of text that are compared by their collation only. So these columns are checked.
+# The column types for which only the collation determines which texts are equal. For any other type,
+# the error message names the type, too.
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
