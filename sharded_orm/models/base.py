@@ -47,8 +47,8 @@ class ShardedModelBase(ModelBase):
     """The metaclass of sharded models.
 
     It installs this library's descriptors and managers, instead of Django's, for the relations and
-    the automatic many-to-many tables of a model. It also makes forms and serializers of the model
-    report a changed shard key.
+    the automatic many-to-many tables of a model. It also makes the model's forms and serializers
+    report an error if somebody changes the shard key of a stored row.
     """
 
     def __new__(
@@ -56,7 +56,8 @@ class ShardedModelBase(ModelBase):
     ) -> Any:
         if "ShardMeta" in attrs:
             for config in apps.get_app_configs():
-                # An installed app may add fields to the class because of its ShardMeta.
+                # An installed app may add fields to each class that has a ShardMeta. Its AppConfig
+                # then has a method fields_of_sharded_model().
                 if (fields_of := getattr(config, "fields_of_sharded_model", None)) is not None:
                     attrs = {**attrs, **fields_of(name, attrs)}
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
@@ -88,7 +89,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
     """
 
     _is_sharded: ClassVar[bool] = True
-    #: Whether only the library uses the primary keys, which may then count on each shard by itself.
+    #: True if only the library uses the primary keys of this model. Then the ids may repeat: each
+    #: shard counts from 1.
     ids_are_internal: ClassVar[bool] = False
 
     cache = CacheAttribute()
@@ -128,7 +130,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         update_fields: Any = None,
     ) -> None:
         # Overrides Model.save_base(), which every save() calls after it has chosen the database
-        # alias.
+        # alias. The override first checks that the row belongs on this shard.
         refuse_other_key(self)
         options = self._shard_options()
         using = self._write_alias(options, using)
@@ -219,7 +221,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             and alias == self._state.db
             and key.attname in self.get_deferred_fields()
         ):
-            return  # The key was never loaded, so it cannot have changed.
+            return  # The shard key was deferred and never loaded, so the caller cannot have changed it.
         home = runtime.topology().resolve(alias)
         if home is None and database_settings.template_group(alias) == options.group:
             return
@@ -305,15 +307,15 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         *returning_fields: Any,
     ) -> Any:
         # Overrides Model._do_update(). Add the shard key to the conditions of the UPDATE, and do
-        # not write it. If the key was changed in memory, the UPDATE then finds no row, and no row
-        # ends up on the wrong shard. The result is that of Model._do_update(), which is true if a
-        # row was updated. Since Django 6.0 it contains the values of ``returning_fields``.
+        # not write it. If the key was changed in memory, the UPDATE then finds no row, so no row
+        # can be stored on the wrong shard. The result is that of Model._do_update(), which is true
+        # if a row was updated. Since Django 6.0 it contains the values of ``returning_fields``.
         options = self._shard_options()
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # Add no condition on the key: the table of a parent model may have no column for the
-            # shard key.
+            # Add no condition on the shard key: the table of a parent model may have no column for
+            # the shard key.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
@@ -351,12 +353,14 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             refuse_other_key(self)
 
         def read() -> None:
-            # Send a queryset of the caller that has no alias to the shard of this row.
+            # If the caller passed a queryset without an alias (from_queryset), send it to the shard
+            # of this row.
             alias, on_shard = current_alias(options, self), using
             if from_queryset is not None and using is None and from_queryset._db is None:
                 on_shard = alias if runtime.topology().resolve(str(alias)) is not None else None
-            # Turn off the cache and the bound key, because the project's base manager might read
-            # through the cache or filter by the bound key.
+            # Turn off the cache and the bound key (the key that bound() adds to every query),
+            # because the project's base manager might read through the cache or filter by the bound
+            # key.
             with request_cache.uncached(), unbound():
                 super(ShardedModel, self).refresh_from_db(
                     using=on_shard, fields=fields, from_queryset=from_queryset

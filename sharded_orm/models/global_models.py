@@ -22,7 +22,7 @@ from sharded_orm.models.sharding.type_variables import M
 
 
 class GlobalQuerySet(CachedQuerySet[M]):
-    """The queryset of global models (Y1).
+    """The queryset of global models, whose rows are in the global database (Yupoo, Y1).
 
     It also has methods of sharded querysets, such as ``scatter()``, so that code for sharded models
     works with global models. A join to a sharded model raises :exc:`CrossShardRelation`.
@@ -68,11 +68,11 @@ GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalM
 
 
 class GlobalModel(models.Model):
-    """A model whose rows are in the global database, because they belong to no shard key (Y1).
+    """A model whose rows are in the global database, because no shard key owns them (Yupoo, Y1).
 
     ``class ShardMeta`` is optional. Its ``cache = True`` turns on the cache for the model. Its
-    ``isolate_key`` names a field. A write makes only those cached lists void that are for the same
-    value of this field (Y16).
+    ``isolate_key`` names a field. A write voids only the cached lists that are for the written
+    row's value of this field (Yupoo, Y16).
     """
 
     _is_sharded: ClassVar[bool] = False

@@ -23,7 +23,7 @@ from sharded_orm.models.sharding.statements import check_constraint, check_inser
 class RowValidation(models.Model):
     """The methods of a sharded model that Django's forms and ``full_clean()`` call.
 
-    They write nothing, and give no key a shard.
+    They write nothing, and assign no key to a shard.
     """
 
     class Meta:
@@ -96,8 +96,8 @@ class RowValidation(models.Model):
         if alias is None:
             return {}
         check_insert(colocation_on(self._shard_options(), alias), [self])
-        # Look at the rows of all keys, because a unique value must also differ from the values in
-        # rows of other keys.
+        # Within unbound(), query the rows of all shard keys, because a unique value must also
+        # differ from the values in rows of other keys.
         with scoped(alias), unbound():
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
@@ -138,7 +138,7 @@ class RowValidation(models.Model):
         """Return the alias of the shard on which this row is compared with other rows.
 
         Return None if no other row has to be read: either the key has no shard yet, or the row
-        cannot be saved because another key is bound.
+        cannot be saved because ``bound()`` has set another key.
         """
         options = self._shard_options()
         try:

@@ -43,7 +43,8 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-# The column types of text for which only the collation determines which values are equal.
+# The column types for which only the collation determines which texts are equal. For any other type,
+# the error message names the type, too.
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
@@ -127,7 +128,7 @@ def _text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
 
 
 def key_columns(model: Any) -> tuple[KeyColumn, ...]:
-    """Return the text columns of a sharded model's own table that determine the shard.
+    """Return the text columns of the model's own table whose values determine a row's shard.
 
     Sends no query.
     """
@@ -215,7 +216,7 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
     if column is not None and not key.is_colocated_with_target:
         # The foreign key refers to another group or to the global database, whose migrations do not
-        # run on these shards. So the operator must change this column with RunSQL.
+        # run on these shards. So the message tells the operator to change this column with RunSQL.
         change = features_of(connection).collations.exact_column_sql(
             key.table, key.field.column, column.definition, collation or ""
         )
@@ -365,8 +366,8 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # Most shards have the same tables, so their entries share one mapping of tables to save
-            # memory. Replace the entry of a shard as a whole, because two threads may check the
+            # To save memory, the entries of all shards with the same tables share one mapping of
+            # tables. Replace the entry of a shard as a whole, because two threads may check the
             # shard at the same time; both store the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)

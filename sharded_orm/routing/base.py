@@ -84,7 +84,8 @@ class Strategy(ABC):
     def moves_keys(self) -> bool:
         """Whether a key with rows may move to another shard.
 
-        If so, the strategy records each key that it looks up, see
+        If so, the strategy records each key that it looks up, so that a move during an operation is
+        noticed; see
         :mod:`sharded_orm.routing.placement_uses`.
         """
         return False
@@ -148,7 +149,8 @@ class Strategy(ABC):
     def has_moved_keys(self) -> bool:
         """Whether any key may ever have moved to another shard.
 
-        In an event loop, this method sends no query, and uses only what the process remembers.
+        In an event loop, where Django refuses queries, the answer is taken from the process's
+        memory.
         """
         return False
 
@@ -188,7 +190,7 @@ class Strategy(ABC):
         raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over what ``former`` remembers: the group's strategy before the topology changed."""
+        """Take over what ``former``, the group's strategy before the topology changed, remembers."""
 
     def explain(self, key: Any) -> str:
         """Return the reason why ``key`` is on its shard, as text to be read by people."""

@@ -43,7 +43,7 @@ class DirectoryStore(MoveStore, Protocol):
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
-        """Return the placements of ``keys``, keyed by key; a key without a placement is left out."""
+        """Return the placements (shards) of ``keys``, keyed by key; other keys are left out."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         """Store the shard number in ``placements`` for each key that has no placement yet.
@@ -155,8 +155,9 @@ class DirectoryStrategy(Strategy):
     def _moved(self, key: Any) -> KnownPlacement | None:
         text = self.entry(key)
         if _in_event_loop():
-            # A queryset is being built in an event loop, where no query may be sent. The shard is
-            # looked up again when another thread evaluates the queryset.
+            # A queryset is being built in an event loop, where no query may be sent. So use only
+            # what this process remembers. The shard is looked up again when another thread
+            # evaluates the queryset.
             known = self._remembered(text, self.lease.valid())
             return known if known is not None and known.version else None
         poll = self.lease.current()
@@ -205,9 +206,9 @@ class DirectoryStrategy(Strategy):
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have stayed on the same shards since ``placements`` were looked up.
 
-        Sends no query for keys that have not moved since then, if the lease shows this. Other keys,
-        such as keys that are moving, are looked up again.
-        If a key has moved away and come back, the version of its placement has changed.
+        Sends no query for a key if the lease (the right to remember shards) shows that it has not
+        moved. Other keys, such as keys that are moving, are looked up again. If a key has moved
+        away and come back, the version of its placement has changed.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [
@@ -230,7 +231,7 @@ class DirectoryStrategy(Strategy):
         return known
 
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
-        """Look up the placements of keys in the directory.
+        """Look up the placements (shards) of keys in the directory, the table of keys.
 
         :param poll: the last poll (the query for moving keys) before this look-up. The placements
             are recorded with this poll even if a newer poll arrives during the look-up, because

@@ -16,9 +16,10 @@ _EXPECTED = "64-bit ids with their shard in them"
 class EmbeddedStrategy(Strategy):
     """A strategy that reads the shard number from bits of the key.
 
-    The shard is ``(key >> SHIFT) & (2**BITS - 1)``; by default bits 46 to 61 (P1). The shard key is
-    an id that contains its shard number, or a foreign key to such an id. The strategy needs no
-    query, and a row never moves to another shard. Example: 241294492511762325 is on shard 3429.
+    The shard is ``(key >> SHIFT) & (2**BITS - 1)``; by default bits 46 to 61 (Pinterest, P1). The
+    shard key is an id that contains its shard number, or a foreign key to such an id. The strategy
+    needs no query, and a row never moves to another shard. Example: 241294492511762325 is on shard
+    3429.
     """
 
     option_names = frozenset({"SHIFT", "BITS"})

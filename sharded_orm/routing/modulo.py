@@ -31,8 +31,8 @@ def stable_hash(key: Any, strategy: Strategy) -> int:
 
     An integer, or a decimal without a fraction, is returned as an integer of the same value. For
     text, the result is the md5 of its UTF-8 bytes, read as a big-endian integer. This is the
-    published rule of P11: ``"1.2.3.4"`` gives shard 1537 of 4096. For bytes and UUIDs, the result
-    is the md5 of their bytes, read in the same way.
+    published rule of Pinterest (P11): ``"1.2.3.4"`` belongs to shard 1537 of 4096. For bytes and
+    UUIDs, the result is the md5 of their bytes, read in the same way.
 
     :raises InvalidShardKey: the key is of another type, or :func:`utf8_bytes` refuses its text.
     """

@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# The maximum number of keys for which a series of polls (queries of the keys in flight) remembers
-# that they were in flight. If there are more, the process forgets all placements once.
+# The maximum number of keys that a process remembers as having been in flight (moving to another
+# shard). If there are more, the process forgets the shards of all keys once.
 _MOST_SEEN = 10_000
 #: The id of a clock that also counts the time while the machine is suspended; None if the system
 #: has no such clock.
@@ -40,7 +40,7 @@ class KeyInFlight(NamedTuple):
     """A key that is moving to another shard."""
 
     group: str
-    #: The text under which the directory stores the key.
+    #: The text under which the directory, the table with the shard of each key, stores the key.
     key: str
     #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
     #: as a digest.
@@ -64,7 +64,7 @@ class MoveList(NamedTuple):
 
 
 class MoveStore(Protocol):
-    """A store that knows which keys are in flight."""
+    """A store that knows which keys are in flight: moving to another shard."""
 
     def moves(self, since: int | None = None) -> MoveList | None:
         """Return which keys are in flight: their move was announced and has not ended.
@@ -82,19 +82,21 @@ class MoveStore(Protocol):
 class Poll:
     """The result of one query for the keys in flight (keys that are moving). Immutable.
 
-    ``since`` is the number of the first poll in an unbroken series. In such a series, each poll was
-    received before the lease of the previous poll ended. A move takes longer than a lease, so it
-    cannot begin and end between two polls: the series has seen every move.
+    While the lease of a poll is valid, the process may remember the shards of keys. ``since`` is
+    the number of the first poll in an unbroken series. In such a series, each poll was received
+    before the lease of the previous poll ended. A move takes longer than a lease, so it cannot
+    begin and end between two polls: the series has seen every move.
     """
 
     number: int
     since: int
-    #: The time from which the process renews the lease, and the time at which the lease ends.
+    #: The time from which the process renews the lease (its right to remember the shards of keys),
+    #: and the time at which the lease ends.
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: The number of the last poll in the series that reported a key as in flight, keyed by group
-    #: and key.
+    #: The number of the last poll in the series that reported a key as in flight (moving), keyed by
+    #: group and key.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -105,14 +107,16 @@ class Poll:
         return latest
 
     def is_quiet(self, group: str, number: int) -> bool:
-        """Whether no key of ``group`` was in flight (moving) from poll ``number`` to this poll.
+        """Whether no key of ``group`` was moving from poll ``number`` to this poll.
+
+        A poll is a query for the keys that are moving.
 
         Correct only while the lease of this poll is valid.
         """
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
-        """Whether a placement of ``key``, looked up after poll ``number``, is still correct.
+        """Whether the shard of ``key``, looked up after poll ``number``, is still correct.
 
         False for a key in flight (a key that is moving). The result is reliable only while the
         lease of this poll is valid.
@@ -121,7 +125,9 @@ class Poll:
 
 
 class PlacementLease:
-    """The right of this process to remember placements for some seconds. Thread-safe.
+    """The right of this process to remember placements (shards of keys) for some seconds.
+
+    Thread-safe.
 
     No background thread renews the lease. Instead, the first operation after half of its time
     renews it. This costs one query per process in each half of a lease. If the directory does not
@@ -159,33 +165,40 @@ class PlacementLease:
         return poll if poll is not None and now() < poll.renew_at else self._renew()
 
     def valid(self) -> Poll | None:
-        """Return the poll of the lease if it is valid now; otherwise None. Sends nothing."""
+        """Return the poll (the latest list of moving keys) while its lease is valid, else None.
+
+        Sends nothing.
+        """
         poll = self._poll
         return poll if poll is not None and now() < poll.valid_until else None
 
     def renew(self) -> Poll | None:
-        """Query which keys are in flight now, and return the poll; None as for :meth:`current`."""
+        """Query which keys are in flight (moving) now, and return the result as a poll.
+
+        Return None in the same cases as :meth:`current`.
+        """
         with self._lock:
             return self._ask()
 
     def _renew(self) -> Poll | None:
         poll = self.valid()
-        # While one thread sends the query, the other threads continue if the lease is still valid.
-        # Otherwise they wait for the lock.
+        # While one thread sends the query that renews the lease, the others continue if the lease
+        # is still valid. Otherwise they wait for the lock.
         if not self._lock.acquire(blocking=poll is None):
             return poll
         try:
             known = self.valid()
             if known is not None and now() < known.renew_at:
-                return known  # Another thread has renewed the lease in the meantime.
+                return known  # Another thread has renewed the lease meanwhile, so send no query.
             try:
                 return self._ask()
-            # Catch the exceptions of every driver. Raise the exception only if the lease has ended.
+            # Catch the exceptions of every driver. The exception is raised only if the lease has
+            # ended.
             except Exception:
                 if (known := self.valid()) is None:
                     raise
-                # Send the next query a little later, so that not every operation waits for the
-                # directory.
+                # Send the next query that renews the lease a little later, so that not every
+                # operation waits for the directory.
                 self._poll = replace(known, renew_at=now() + self.seconds / 10)
                 return known
         finally:
@@ -203,8 +216,7 @@ class PlacementLease:
         if before is not None:
             number = before.number + 1
             # Compare the end of the former lease with the time at which the answer arrived. If the
-            # lease had ended by then, a whole move may have happened unseen, so a new series
-            # begins.
+            # lease had ended by then, a key may have moved unseen, so a new series of polls begins.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:
@@ -221,7 +233,7 @@ class PlacementLease:
 
     @classmethod
     def _after_fork(cls) -> None:
-        # At the fork, another thread of the parent may have held the lock, so replace the lock. The
+        # Replace the lock, because another thread of the parent may have held it at the fork. The
         # lease is as valid in the child as in the parent.
         for lease in list(cls._instances):
             lease._lock = threading.RLock()
@@ -231,7 +243,10 @@ os.register_at_fork(after_in_child=PlacementLease._after_fork)
 
 
 class PermanentLease:
-    """The lease of a process whose keys never move: it is always valid, and sends no query."""
+    """A lease (the right to remember the shards of keys) that is always valid, as keys never move.
+
+    Sends no query.
+    """
 
     seconds = None
     is_suspended = False

@@ -15,7 +15,7 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class KnownPlacement(NamedTuple):
-    """The placement (the shard) of a key, as read from the directory."""
+    """The placement (the shard) of a key, as read from the table of all keys, the directory."""
 
     shard: int
     #: The number of the last move of the key; 0 if the key has never moved.
@@ -36,7 +36,7 @@ class PlacementSource(Protocol):
         """
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
-        """Whether all keys have been on the same shards since the placements were looked up.
+        """Whether all keys have stayed on the same shards since they were looked up.
 
         :param placements: the placements, keyed by the text under which the directory stores the
             key.
@@ -47,7 +47,7 @@ class WatchedMoves(Protocol):
     """The key moves that were known when a statement for several shards began; checked at its end."""
 
     def holds(self) -> bool:
-        """Whether no move has changed the result of the statement."""
+        """Whether no move of a key has changed the result of the statement."""
 
 
 class PlacementUses:
@@ -67,8 +67,8 @@ class PlacementUses:
         placements = self.placements.setdefault(source, {})
         known = placements.setdefault(key, placement)
         # If the key has moved since the operation began, a part of the operation relies on the old
-        # shard. If only the number of the poll differs, keep the earlier number, because the
-        # placement must have been correct since that poll.
+        # shard. If only the number of the poll (the query for moving keys) differs, keep the
+        # earlier number, because the key must have been on the shard since that poll.
         if known[:2] != placement[:2]:
             self._changed = True
 
@@ -83,13 +83,13 @@ class PlacementUses:
     def hold(self) -> bool:
         """Whether all keys that the operation uses are still on the same shards.
 
-        Sends no query, unless a key is in flight or the lease is over. Then it sends one query for
-        each 500 keys of a group.
+        Sends no query, unless a key is in flight (moving), or the lease, for which remembered
+        shards are valid, is over. Then it sends one query for each 500 keys of a group.
         """
         if self._changed:
             return False
-        # Do not use a generator here: every read and write calls this method, and few have watched
-        # moves.
+        # Do not use all() with a generator here, which is slower: every read and write calls this
+        # method, and few of them watch moves of keys.
         for source, placements in self.placements.items():
             if not source.holds(placements):
                 return False

@@ -2,9 +2,9 @@
 
 Two servers cannot switch a key at the same moment. From the publication of the copied rows to the
 removal of the old rows, the tables of both shards have the rows of the key. So a statement for
-several shards reads the rows of such a key only on its placement, the shard that the directory has
-recorded. At its end, the statement checks that the placement has not changed. See
-docs/decisions/0028-key-moves.md.
+several shards reads the rows of such a key only on its placement: the shard that the directory (the
+table with the shard of each key) records. At its end, the statement checks that the placement has
+not changed. See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_TARGET = frozenset({"switched", "settled"})
 
 
 def has_switched(move: KeyInFlight) -> bool:
-    """Whether the placement of the key has been switched to the target of the move."""
+    """Whether the directory already assigns the key to its new shard, the target of the move."""
     return move.phase in _AT_TARGET
 
 
@@ -32,6 +32,9 @@ def keys_to_leave_out(
     group: str, used: MoveList, starts: Iterable[MoveList], *, announced: bool = False
 ) -> dict[int, tuple[KeyInFlight, ...]]:
     """Return the keys whose rows a statement must not see on a shard, keyed by shard number.
+
+    While a key moves, the shard that it leaves (the source) and its new shard (the target) may both
+      have its rows.
 
     :param used: the moves that the directory reported before the statement was sent.
     :param starts: for each snapshot of an open transaction, the moves that were known when it was
@@ -87,7 +90,7 @@ def _stays(
     after: KeyInFlight | None,
     shard: int | None,
 ) -> bool:
-    """Whether one move has not changed the result of the statement.
+    """Whether one move of a key has not changed the result of the statement.
 
     The arguments are the move as it was in ``start``, ``used`` and ``end`` of :func:`is_exact`. An
     argument is None if the move was not in flight then.
@@ -100,8 +103,8 @@ def _stays(
     if known.phase in _AT_SOURCE:
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
-        # The statement has left out the old rows on the source. So the target's snapshot must
-        # contain the copy that the move has published there.
+        # The statement has left out the key's old rows on the shard that it leaves. So the snapshot
+        # of its new shard, the target, must contain the copy of the rows.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
     # When the statement began, the move had not begun to switch the key to the target. If it has
@@ -118,7 +121,7 @@ class _Lease(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """The key moves that were known before a shard took the snapshot of a transaction."""
+    """The key moves that were known before a shard took the snapshot that a transaction reads."""
 
     poll: Poll
     #: The number of the shard that took the snapshot; None if it may be any shard.
@@ -133,7 +136,7 @@ class ScatterMoves:
     :param used: the moves that the directory reported before the first statement.
     :param snapshots: the snapshots of the open transactions in which the statement takes part. If
         ``used`` comes from a poll, that poll is included.
-    :param is_quiet: whether no key of the group is in flight in ``used``.
+    :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 
     def __init__(

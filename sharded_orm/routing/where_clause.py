@@ -112,8 +112,9 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The SQL is for several shards, and this condition is true on each of them. For all
-            # other shards, it was replaced earlier by a condition that matches no row.
+            # The SQL is for several shards, and this condition is true on each of them, so compile
+            # no comparison. For all other shards, it was replaced earlier by a condition that
+            # matches no row.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -208,8 +209,8 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # The bounds (sets of shards) from ``keys_of_rows`` are not needed, because other
-                # conditions determine the shards.
+                # Do not count the calls of ``keys_of_rows`` for these conditions: their bounds
+                # (sets of shards) are not needed, because other conditions determine the shards.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:

@@ -31,7 +31,7 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised to leave Django's ``get_aggregation()`` as soon as its query is ready to be compiled."""
+    """Raised to leave Django's ``get_aggregation()`` when its query is built but not yet sent."""
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty
@@ -80,7 +80,7 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     except _Resolved as resolved:
         del query.get_compiler
         return Summary(query, resolved.elide_empty)
-    # This line is reached only without aggregates, for which get_aggregation() compiles nothing.
+    # Without aggregates, get_aggregation() compiles nothing, so _Resolved is not raised.
     return Summary(query, True)
 
 

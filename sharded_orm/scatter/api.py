@@ -217,7 +217,8 @@ def _without_limits(query: Query) -> Query:
 def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
     """Return ``targets`` with each query replaced by ``change(query)``.
 
-    ``change`` is called once per query: targets that share a query also share the changed query.
+    A target is a shard with the query to send to it. ``change`` is called once per query: targets
+    that share a query also share the changed query.
     """
     changed_queries: dict[int, Query] = {}
     changed_targets = []

@@ -32,7 +32,7 @@ Divide = Callable[[Any, int], Any]
 
 
 def add(left: Any, right: Any) -> Any:
-    """Return the sum of two partial sums. None is the sum of no values.
+    """Return the sum of two partial sums. If there are no values, a sum is None.
 
     :raises ScatterNotSupported: the values are not numbers, or the database would raise an error
         for their sum.
@@ -88,7 +88,7 @@ def significant_quotient(total: Any, count: int) -> Any:
     total = Decimal(total)
     if not total.is_finite():
         return total
-    # The following lines compute the same as select_div_scale() and div_var() in PostgreSQL's
+    # To get the same digits, do the same as select_div_scale() and div_var() in PostgreSQL's
     # numeric.c.
     scale = max(0, -int(total.as_tuple().exponent))
     weight, first = _leading_group(abs(int(total.scaleb(scale, _SUMS))), scale)
@@ -126,7 +126,7 @@ def duration_quotient(days: int, microseconds: int, count: int) -> datetime.time
     :param microseconds: the sum of the microseconds, without the days.
     :param count: the number of durations.
     """
-    # Do the same as interval_div() in PostgreSQL's timestamp.c, with the same roundings.
+    # To get the same result, round as interval_div() in PostgreSQL's timestamp.c does.
     whole = int(days / count)
     rest = round((days / count - whole) * 86400 * 1e6) / 1e6
     return datetime.timedelta(days=whole, microseconds=round(microseconds / count + rest * 1e6))

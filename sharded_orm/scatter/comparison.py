@@ -31,14 +31,14 @@ from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
 
-# The number of leading bytes of a sort weight by which every server sorts. A server sorts only by
-# the first max_sort_length (1024) bytes. Some servers apply this limit to the bytes of the
-# characters, others to the bytes of the weights. A character has at most 4 bytes, and its weight at
-# least 2. So 1024 bytes of characters have at least 512 bytes of weight.
+# How many leading bytes of a text's sort weight every server (MariaDB and MySQL) certainly
+# compares. A server sorts only by the first max_sort_length (1024) bytes. Some servers apply this
+# limit to the bytes of the characters, others to the bytes of the weights. A character has at most
+# 4 bytes, and its weight at least 2. So 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
-# Prefixes of collation names. If a collation has such a prefix and only one level of sort weights,
-# texts have the same order as their sort weights.
+# Prefixes of names of collations whose texts have the same order as their sort weights, if the
+# collation has only one level of sort weights.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -73,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class OrderKey:
-    """An entry of ORDER BY: the number of its column, its direction, and whether NULLs come first."""
+    """An entry of ORDER BY: its column's position, its direction, and whether NULLs come first."""
 
     column: int
     descending: bool
@@ -203,11 +203,11 @@ class Comparison:
     """The base class of the comparisons, which compare rows of several shards as one database would.
 
     :param columns: the selected columns.
-    :param compared: the numbers of the columns whose values will be compared.
+    :param compared: the positions of the columns whose values will be compared.
 
     :attr:`weights` contains SQL for values that the outer SELECT must select in addition, such as
     sort weights. In a row, they come after the shard's index (the position of the shard among the
-    targets). :attr:`ranked` contains the numbers of the columns whose values a server ranks after
+    targets). :attr:`ranked` contains the positions of the columns whose values a server ranks after
     they were read (:mod:`sharded_orm.scatter.value_ranks`).
     """
 
@@ -267,7 +267,7 @@ class Comparison:
     def check_extremes(self, column: int) -> None:
         """Raise an error if Python may find another minimum or maximum of ``column`` than the server.
 
-        Python compares by :meth:`ordered`, which has the order of ORDER BY.
+        Python compares the values that :meth:`ordered` returns, so it uses the order of ORDER BY.
 
         :raises ScatterNotSupported: the server's MIN and MAX may use another order.
         """
@@ -280,11 +280,11 @@ class Comparison:
         target[column] = source[column]
 
     def copy(self, row: list[Any], source: int, target: int) -> None:
-        """Copy the value of column number ``source``, and its sort weights, to column ``target``."""
+        """Copy a value and its sort weights within ``row``, from one column number to another."""
         row[target] = row[source]
 
     def add(self, column: int, source: Row, target: list[Any]) -> None:
-        """Add the sum in column ``column`` of the row ``source`` to that of the row ``target``."""
+        """Add the partial sum in column ``column`` of ``source``, a row, to that in ``target``."""
         target[column] = add(target[column], source[column])
 
     def average(self, row: list[Any], total: int, count: int, target: int, divide: Divide) -> None:

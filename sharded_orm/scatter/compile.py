@@ -60,8 +60,9 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # The numbers of the columns by which the merge compares rows: ``distinct`` for DISTINCT,
-    # ``groups`` for GROUP BY. Empty if the merge need not compare rows for the clause.
+    # The positions of the columns by which the merge of the shards' rows compares them:
+    # ``distinct`` for DISTINCT, ``groups`` for GROUP BY. Empty if the merge need not compare rows
+    # for the clause.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -73,7 +74,7 @@ class Template:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The numbers, in ascending order, of the columns whose values the merge compares."""
+        """The positions, ascending, of the columns by which the shards' rows are compared."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -82,7 +83,7 @@ class Template:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The numbers, in ascending order, of the columns with sums that the merge adds."""
+        """The positions, ascending, of the columns with partial sums, to be added up."""
         return tuple(sorted({column for partial in self.partials for column in partial.summed}))
 
 
@@ -92,7 +93,7 @@ class CompileOptions:
 
     # The number of rows to read from each shard: OFFSET + LIMIT. None means all rows.
     limit: int | None = None
-    # Whether the SQL is for the second of two phases, which reads the rows with given primary keys.
+    # Whether the SQL reads rows by their primary keys: the second of the two phases of a query.
     # Such SQL has no ORDER BY, and the keys are its last parameters.
     by_pk: bool = False
     # Whether to select the primary key as an extra column.
@@ -187,7 +188,10 @@ class _PkAmong:
 
 
 class _Root(SQLCompiler):
-    """The compiler of a branch's outermost query. It adds the columns that the merge needs."""
+    """The compiler of the outermost query of a branch, the SELECT for one shard.
+
+    It adds the columns that the merge needs.
+    """
 
     options: CompileOptions
     marks_rows: bool
@@ -210,7 +214,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # Meta.ordering does not apply to a query with GROUP BY, as in Django.
+        # Leave out Meta.ordering if the query has a GROUP BY, as Django does.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
@@ -239,11 +243,11 @@ class _Root(SQLCompiler):
             self._set_up_distinct_on()
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # If SELECTs are joined by UNION ALL, an outer SELECT sorts all their rows. So each SELECT
-        # keeps its own ORDER BY only if it has a LIMIT, or DISTINCT ON, which keeps the first row
-        # in the order. A statement for one shard (marks_rows is False) has no outer SELECT, so it
-        # keeps its ORDER BY, too. No ORDER BY is kept if the merge combines groups, because the
-        # merge then sorts the groups.
+        # Drop the ORDER BY where it is not needed. If SELECTs are joined by UNION ALL, an outer
+        # SELECT sorts all their rows. So each SELECT keeps its own ORDER BY only if it has a LIMIT,
+        # or DISTINCT ON, which keeps the first row in the order. A statement for one shard
+        # (marks_rows is False) has no outer SELECT, so it keeps its ORDER BY, too. No ORDER BY is
+        # kept if the merge combines groups, because the merge then sorts the groups.
         keep_order = (
             self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups
@@ -389,7 +393,7 @@ class _Root(SQLCompiler):
         return self._group_expressions
 
     def _has_pk(self, columns: Any) -> bool:
-        """Whether the columns with the numbers ``columns`` contain the whole primary key.
+        """Whether the columns at the positions ``columns`` contain the whole primary key.
 
         If so, two rows from different shards cannot have equal values in these columns.
         """

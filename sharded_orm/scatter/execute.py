@@ -58,8 +58,8 @@ def _node_wrapper(shard: Shard) -> Any:
     ):
         return wrapper
     # The thread's connection object is connected to another node than the plan's: either a
-    # transaction keeps it on the former node, or the shard has moved since the plan was made. Use a
-    # copy that connects to the plan's node.
+    # transaction keeps it on the former node, or the shard has moved since the plan was made. So
+    # use a copy of it that connects to the plan's node.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
@@ -100,8 +100,8 @@ class Executor:
             if plan.union:
                 self._group.validate_no_broken_transaction()
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
-            # Create all connection objects now, in the calling thread. Django stores connections
-            # per thread, so the threads that query the nodes could not find them.
+            # Create all connection objects in advance, in the calling thread. Django stores
+            # connections per thread, so the threads that query the nodes could not find them.
             self._wrappers: dict[str, Any] = {
                 s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
@@ -222,7 +222,7 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement; yield None when the server has executed it, and then its rows."""
+        """Execute the statement. Yield None when the server has executed it, then its rows."""
         sql, params = statement.sql()
         started = False
         try:

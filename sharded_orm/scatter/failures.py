@@ -33,7 +33,7 @@ _SCHEMA_OR_QUERY = frozenset({1054, 1142, 1143, 1146})
 # MySQL's error codes for a failed connection. After such an error, no more statements are sent to
 # the node (database server).
 _NODE_GONE = frozenset({1040, 1045, 1053, 1129, 1130, 1203})
-# MySQL's error codes for a bad state of the server: full, locked, killed, read-only.
+# MySQL's error codes for a bad state of the server, for example: full, locked, killed, read-only.
 _STATE = frozenset(
     {1016, 1020, 1021, 1030, 1033, 1034, 1035, 1037, 1038, 1041, 1114, 1135, 1194, 1195, 1205, 1213}
     | {1290, 1317, 1412, 1836}
@@ -147,8 +147,8 @@ def may_be_the_query(error: BaseException) -> bool:
 def is_node_gone(error: BaseException) -> bool:
     state = _sqlstate(error)
     if state is not None:
-        # An empty code means that the client library has raised the error. It has no code for a
-        # connection that it has lost or could not make.
+        # An empty code means that the client library has raised the error. It reports a connection
+        # that it has lost or could not make in this way.
         lost = state == "" and isinstance(error, OperationalError)
         return lost or state.startswith(_PG_NODE_GONE)
     code = _code(error)

@@ -58,7 +58,7 @@ def _merged_by_ranks(
     Works in rounds. Each round reads the next rows of every stream, and a server ranks their
     values. Then the round yields rows until the rows of one stream are used up.
 
-    :param columns: the numbers of the columns that ``key`` reads.
+    :param columns: the positions of the columns that the sort key ``key`` reads.
     """
     if len(streams) == 1:
         yield from streams[0]
@@ -98,7 +98,10 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
 
 
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
-    """Read the first row, then return an iterator over all rows. Each node has answered or failed."""
+    """Return an iterator over all ``rows``, after the first of them was read.
+
+    So each node has answered or failed when this function returns.
+    """
     iterator = iter(rows)
     first = list(islice(iterator, 1))
     return chain(first, iterator)

@@ -39,10 +39,10 @@ _COMBINED: Mapping[tuple[str, str], Combine] = {
 class Partial:
     """An aggregate in column number ``column`` of the select list, and how to merge its values.
 
-    ``kind`` is "count", "sum", "min", "max", "avg" or "combined". ``parts`` are the numbers of the
-    columns to merge over the shards: for "avg", a column with the sum and a column with the count;
-    otherwise one column with the aggregate itself. If the merged value is NULL, the result is the
-    value that a shard sent in ``column``, such as the default of ``Sum(..., default=0)``.
+    ``kind`` is "count", "sum", "min", "max", "avg" or "combined". ``parts`` are the positions of
+    the columns to merge over the shards: for "avg", a column with the sum and a column with the
+    count; otherwise one column with the aggregate itself. If the merged value is NULL, the result
+    is the value that a shard sent in ``column``, such as the default of ``Sum(..., default=0)``.
     ``divide`` computes an average. ``combine`` merges two values of the kind "combined".
     """
 
@@ -58,7 +58,7 @@ class Partial:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The numbers of the columns that contain sums, which the merge adds."""
+        """The positions of the columns with partial sums, which are added over the shards."""
         return self.parts[:1] if self.kind in ("sum", "avg") else ()
 
 

@@ -99,7 +99,8 @@ class ShardStatement:
     def sql(self, branches: Sequence[Branch] | None = None) -> tuple[str, list[Any]]:
         """Return the SQL and the parameters of the statement.
 
-        :param branches: the branches to include; None means all branches of the statement.
+        :param branches: the branches (SELECTs for one shard each) to include; None means all
+            branches of the statement.
         """
         branches = self.branches if branches is None else branches
         if not self.union:
@@ -159,7 +160,7 @@ def named_union(union: str, columns: int) -> str:
 
 
 def union_sql(branches: Sequence[Branch]) -> tuple[str, list[Any]]:
-    """Return the UNION ALL of ``branches``, and its parameters."""
+    """Return the SQL of a UNION ALL of ``branches`` (SELECTs for one shard), and its parameters."""
     params: list[Any] = []
     parts = []
     for branch in branches:

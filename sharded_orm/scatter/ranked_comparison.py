@@ -23,7 +23,8 @@ from sharded_orm.scatter.comparison import Column, Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
 # For these fields, the driver returns a value as text, in the form in which the server writes it.
-# For all other ranked fields, the outer SELECT returns this text in an additional column.
+# For all other fields whose values a server must sort (ranked fields), the outer SELECT returns
+# this text in an additional column.
 _WRITTEN_AS_TEXT: Final = (
     models.CharField,
     models.TextField,
@@ -64,7 +65,7 @@ class RankedComparison(Comparison):
     Set the ranks of a row's values in ``equality_ranks`` or ``order_ranks`` before the row is
     compared.
 
-    :param summed: the numbers of the columns that contain sums, which the merge adds.
+    :param summed: the positions of the columns with partial sums, which are added over the shards.
     :param reads_utc: whether the driver returns all times in UTC. In other time zones, an hour is
         repeated when clocks are set back, and Python considers the two hours equal.
     """
@@ -78,9 +79,11 @@ class RankedComparison(Comparison):
         reads_utc: bool,
     ) -> None:
         super().__init__(columns, compared)
-        #: The ranks that determine which values of a column are equal, keyed by column number.
+        #: The ranks (numbers for values, as a server compares them) that determine which values of
+        #: a column are equal. Keyed by the column's position.
         self.equality_ranks: dict[int, Ranks] = {}
-        #: The ranks that determine the order of a column's values, keyed by column number.
+        #: The ranks (numbers for values, as a server sorts them) that determine the order of a
+        #: column's values. Keyed by the column's position.
         self.order_ranks: dict[int, Ranks] = {}
         weights: list[str] = []
         self._durations: dict[int, int] = {}
@@ -103,11 +106,14 @@ class RankedComparison(Comparison):
                     weights.append(f"CAST(c{index} AS text) AS w{index}")
         self.weights = tuple(weights)
         self.ranked = frozenset(ranked)
-        #: Whether values are compared whose text depends on settings of the server's session.
+        #: Whether the text of some compared values depends on settings of the database session.
         self.depends_on_settings = bool(self._texts)
 
     def text(self, row: Row, column: int) -> str | None:
-        """Return the value of a ranked column as text in the form of the server; None for NULL."""
+        """Return the value of a column that the server ranks, as the server writes it as text.
+
+        Return None for NULL.
+        """
         value = row[self._texts.get(column, column)]
         if value is not None and not isinstance(value, str):
             raise _unexpected(value)
@@ -181,8 +187,8 @@ def _is_plain(column: Column, reads_utc: bool) -> bool:
 
 def _compares_as_in_python(value: Any) -> bool:
     if isinstance(value, datetime.time):
-        # PostgreSQL compares two times with time zones first by their moments, and then by their
-        # zones. Python compares only the moments.
+        # Python cannot compare times with a time zone as PostgreSQL does: PostgreSQL compares first
+        # their moments, and then their zones. Python compares only the moments.
         return value.tzinfo is None
     return isinstance(value, int | bytes | datetime.date | uuid.UUID)
 

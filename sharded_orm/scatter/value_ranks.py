@@ -103,11 +103,11 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether ranks are needed to sort rows by ``columns``."""
+        """Whether ranks, numbers from a server, are needed to sort rows by ``columns``."""
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether ranks are needed to determine which values of ``columns`` are equal.
+        """Whether ranks, numbers from a server, are needed to find equal values of ``columns``.
 
         May query each node for the types of the columns.
         """
@@ -127,8 +127,8 @@ class Ranking:
 
         The ranks of an earlier call are dropped.
 
-        :param order: the numbers of the columns by which the rows are sorted.
-        :param equality: the numbers of the columns that determine whether two rows are equal.
+        :param order: the positions of the columns by which the rows are sorted.
+        :param equality: the positions of the columns that determine whether two rows are equal.
         """
         comparison = self._plan.comparison
         columns = comparison.ranked.intersection({*order, *equality})
@@ -136,7 +136,7 @@ class Ranking:
             return
         types = self._types_of_columns(comparison)
         for column in columns:
-            if column not in types:  # No node has answered, so there are no values to rank.
+            if column not in types:  # No node has answered, so nothing can be ranked.
                 continue
             kind = types[column]
             comparison.order_ranks[column] = comparison.equality_ranks[column] = None

@@ -67,8 +67,8 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# The lock that is held while the aliases of groups are added, because two threads may do so at the
-# same time.
+# Held while the aliases of groups are added to DATABASES, because two threads may do so at the same
+# time.
 _adding = threading.RLock()
 
 
@@ -113,7 +113,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def _add_groups(self) -> None:
         if _resolver is None:
-            return  # Django has not loaded the applications yet, so groups cannot be looked up.
+            return  # Add nothing: groups cannot be looked up before Django has loaded the applications.
         groups = _resolver.group_aliases()
         taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
         if taken:

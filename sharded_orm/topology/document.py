@@ -23,7 +23,8 @@ from sharded_orm.exceptions import InvalidTopology
 from sharded_orm.topology.model import ShardRange
 
 FORMAT = 1
-# The default values of the optional keys in an entry of RANGES (a range of shards).
+# The default values of the optional keys in an entry of RANGES, the list of a group's ranges of
+# shards.
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }

@@ -27,7 +27,7 @@ class LastGoodCopy:
     path: Path
 
     def read(self) -> Document | None:
-        """Return the document in the file; None if the file does not exist.
+        """Return the topology document in the file; None if the file does not exist.
 
         :raises InvalidTopology: the file does not contain a document.
         :raises OSError: the file cannot be read.

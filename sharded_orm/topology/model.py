@@ -1,9 +1,9 @@
 """The topology as an immutable value: groups of shards, ranges of shards, and nodes.
 
 A node is a database server. A shard is a numbered schema on a node. Ranges of shards are mapped to
-nodes, as described by Pinterest (P2). :func:`problems` checks a whole topology before the topology
-is used. A topology is never changed, but replaced by a new one. This module uses neither Django nor
-a database driver.
+nodes, as at Pinterest (P2). :func:`problems` checks a whole topology before the topology is used. A
+topology is never changed, but replaced by a new one. This module uses neither Django nor a database
+driver.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """The shards from ``first`` to ``last`` (both included), which are on the same node (P2).
+    """The shards from ``first`` to ``last`` (both included), which are on one node (Pinterest, P2).
 
     ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards accept new
     keys. ``weight`` is the share of new keys that each shard of this range receives, relative to
@@ -136,7 +136,7 @@ class ShardGroup:
 
     @property
     def open_ranges(self) -> tuple[ShardRange, ...]:
-        """The ranges whose shards accept new keys: open ranges with a weight above 0 (Y3)."""
+        """The ranges whose shards accept new keys: open ranges with a weight above 0 (Yupoo, Y3)."""
         return tuple(r for r in self.ranges if r.open and r.weight > 0)
 
 

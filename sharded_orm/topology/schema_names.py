@@ -149,7 +149,7 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the values of ``unknown`` whose shard numbers are in ``spans`` and in ``window``.
+        """Yield each ``unknown`` whose shard number is in ``spans`` and in ``window``.
 
         The values are yielded as spans, too. A span is (first, last), both included.
         """

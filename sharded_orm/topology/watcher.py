@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """The origin of the topology that a process uses."""
+    """From where a process has loaded the topology that it uses."""
 
     SETTINGS = "settings"
     SOURCE = "source"

@@ -1,4 +1,4 @@
-"""Sets the auto-increment counters of tables with packed ids to the shard's first id (P1, P5).
+"""Sets the id counters of tables with packed ids to the shard's first id (Pinterest, P1, P5).
 
 A packed id consists of the shard, a type and a local number. The table's counter generates the
 whole id, so it must start at the first id of its shard and type. But ``CREATE TABLE … LIKE``,
@@ -42,8 +42,8 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: set the auto-increment counters on the shard ``using``.
 
-    :param counted: a lower bound of each table's next id, keyed by table, as read by
-        ``migrate_shards``; None if the next ids were not read.
+    :param counted: a lower bound of each table's next id, keyed by table, as the command
+        ``migrate_shards`` has read it; None if it has not.
 
     Costs no query for an app without packed ids, or if ``counted`` shows that all counters are high
     enough. Otherwise one query lists the tables, and for each table with packed ids at most two

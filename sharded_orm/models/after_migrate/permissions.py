@@ -1,4 +1,4 @@
-"""Permissions of users to view the shards of a group in Django's admin.
+"""Creates and checks the permissions to view the shards of a group in Django's admin.
 
 The permissions exist only if the setting ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]`` is true.
 """
@@ -40,9 +40,9 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: create the missing permissions of shard groups.
 
-    Django's own receiver, ``django.contrib.auth.management.create_permissions``, creates only the
-    permissions of models. The two receivers may run in any order. Permissions of removed groups are
-    kept, as Django keeps the permissions of removed models.
+    Each group has one permission. Django's own receiver (``create_permissions``) does not create
+    it, because it only knows models. The two receivers may run in any order. Permissions of removed
+    groups are kept, as Django keeps the permissions of removed models.
     """
     if using != DEFAULT_DB_ALIAS or not runtime.config().admin.group_permissions:
         return

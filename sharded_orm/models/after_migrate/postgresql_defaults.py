@@ -1,4 +1,4 @@
-"""Sets the column defaults with which PostgreSQL generates timestamped ids (I3).
+"""Sets the column defaults with which PostgreSQL generates timestamped ids (Instagram, I3).
 
 Such a default, and the function that it calls, differ between databases. A migration is the same
 for all databases and cannot contain them, so they are set after each ``migrate``.

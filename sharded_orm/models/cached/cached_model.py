@@ -1,10 +1,11 @@
 """Which models are cached, and how field values get into names of cache entries (Yupoo, Y13-Y16).
 
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
-by which the cached lists of a shard key are divided. In the name of a cache entry, a field value is
-represented by a *token*. The tokens of a field are *exact* if the database considers two values
-equal exactly when their tokens are equal. If the tokens of a field are not exact, the values of the
-field cannot be used in names of cache entries.
+that divides the cached lists of a shard key: a write voids only the lists with the written row's
+value. In the name of a cache entry, a field value is represented by a *token*. The tokens of a
+field are *exact* if the database considers two values equal exactly when their tokens are equal. If
+the tokens of a field are not exact, the values of the field cannot be used in names of cache
+entries.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class TokenField:
     def token(self, value: Any) -> str | None:
         """Return the text that represents ``value`` in names of cache entries: its token.
 
-        Return None if ``value`` has no token: NULL, an expression, or a value that the field does
-        not accept. Always return None if ``exact`` is False.
+        Return None if ``value`` has no token: it is NULL, an expression, or not accepted by the
+        field. Always return None if ``exact`` is False.
         """
         if type(value) is not int or not self._takes_int:
             if not self.exact or value is None or hasattr(value, "resolve_expression"):
@@ -91,7 +92,7 @@ class TokenField:
         return token(value)
 
     def keeps(self, value: Any) -> bool:
-        """Whether ``get_prep_value()`` of the field would return ``value`` unchanged."""
+        """Whether ``value`` is known to be unchanged by ``get_prep_value()`` of the field."""
         return type(value) is int and self._takes_int
 
     @cached_property
@@ -119,7 +120,8 @@ class CachedModel:
     Thread-safe.
 
     :param model: the concrete model.
-    :param type: describes the model to :mod:`sharded_orm.cache`, which does not use the ORM.
+    :param type: the description of the model for :mod:`sharded_orm.cache`, which does not use the
+        ORM.
     :param options: the shard options of the model; None for a global (not sharded) model.
     :param key_field: the shard key; None for a global model.
     :param isolate_field: the isolate key; None if the model has no isolate key.
@@ -153,9 +155,9 @@ class CachedModel:
         Return None if ``value`` has no token (see :meth:`TokenField.token`), and for a global
         model, which has no shard key.
 
-        The token of a key that has moved to another shard contains the version of its placement. So
-        cache entries from the time before the move are never used again, not even if the key moves
-        back.
+        The token of a key that has moved to another shard contains the version of its placement
+        (its row in the directory, the table of keys and shards). So cache entries from the time
+        before the move are never used again, not even if the key moves back.
         """
         if self.key_field is None or self.options is None:
             return None
@@ -166,7 +168,7 @@ class CachedModel:
         try:
             version = strategy.version(self.key.get_prep_value(value))
         except InvalidShardKey:
-            return plain  # No row can have such a key, so the key has not moved.
+            return plain  # The key has no valid value, so no row has it and it cannot have moved.
         return f"{plain}+{version}" if version else plain
 
     def isolate_token(self, value: Any) -> str | None:
@@ -262,9 +264,9 @@ class CachedModel:
         return tuple(shard.alias for shard in runtime.group(self.options.group).shards())
 
 
-# Results of cached_model(), keyed by model. forget() replaces this dict by a new one. A thread that
-# runs _learn() meanwhile adds its result, which may be out of date, to the old dict, where it does
-# no harm.
+# Results of cached_model(), keyed by model. forget() replaces this dict by a new one. If a thread
+# runs _learn() meanwhile, its result may be out of date. It adds the result to the old dict, which
+# nobody reads any more.
 _known: dict[Any, CachedModel | None] = {}
 
 
@@ -314,7 +316,8 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
 def declares_cache(model: Any) -> bool:
     """Whether the ``ShardMeta`` of ``model``'s concrete model has ``cache = True``.
 
-    False for a model with a parent (multi-table inheritance): its rows are in two tables.
+    False for a model with a parent (multi-table inheritance), because the cache does not support
+    rows in two tables.
     """
     concrete = model._meta.concrete_model
     if concrete is None or concrete._meta.parents or not hasattr(concrete, "_is_sharded"):
@@ -378,8 +381,8 @@ def field_of(model: Any, name: str) -> Any:
 def fingerprint(model: Any) -> str:
     """Return a digest of the fields of ``model``, 8 hexadecimal characters.
 
-    The digest changes whenever rows of the model are stored differently, so that cached rows of the
-    earlier format are not misread.
+    The digest changes whenever a change of the fields changes the format of the model's rows. So
+    cached rows in the old format are not used.
     """
     parts = [str(FORMAT), model._meta.label]
     for field in model._meta.concrete_fields:

@@ -31,12 +31,12 @@ ROWS, COUNT, EXISTS = "rows", "count", "exists"
 class CachedRead:
     """A queryset that is about to be read through the cache.
 
-    :param plan: the keys of the queryset's model.
+    :param plan: the key fields of the queryset's model, with their positions and columns.
     :param alias: the database alias that has the rows.
     :param factory: makes instances from rows.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
     :param request: the request to the cache.
-    :param fill: whether the result may be stored in the cache if it is missing there.
+    :param fill: whether a result from the database may be stored in the cache.
     :param level: the first-level cache of the current request; None if there is none.
     """
 
@@ -125,8 +125,8 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             try:
                 related = objects[identity(instance)]
             except KeyError:
-                # No object is known for this instance: it may come from the other queryset in qs1 |
-                # qs2.
+                # No related object is known for this instance: after qs1 | qs2, it may come from
+                # the queryset without known objects.
                 continue
             setattr(instance, field.name, related)
 
@@ -136,7 +136,7 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
 
     No cache server is called.
 
-    :param plan: the keys of the queryset's model.
+    :param plan: the key fields of the queryset's model, with their positions and columns.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
     """
     query = queryset.query
@@ -217,7 +217,7 @@ def _one_pk(plan: LookupPlan, equal: dict[str, list[Any]]) -> str | None:
 
 
 def _rows_of(query: Any, alias: str) -> list[Row]:
-    """Query the database on ``alias`` and return the rows as the driver gives them."""
+    """Query the database on ``alias`` and return the rows as the driver returns them."""
     return list(chain.from_iterable(query.get_compiler(using=alias).execute_sql()))
 
 

@@ -13,7 +13,7 @@ from sharded_orm.routing.where_clause import compared_columns, is_equality, plai
 
 
 def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[Any]]:
-    """Return the values that columns can have in rows that match ``query``, keyed by column.
+    """Return the values that columns can have in rows that match ``query``: a dict by column.
 
     A column is in the result only if a condition that every row must meet compares the column with
     plain values, by equality or ``__in``. Each value is listed once, as ``get_prep_value`` of the

@@ -13,7 +13,7 @@ from django.db.models import AutoField, CompositePrimaryKey, UniqueConstraint
 
 
 def returned_keys(compiler: Any, objs: Sequence[Any], key: Any, result: Any) -> list[Any] | None:
-    """Return the shard keys that the database generated during an INSERT and returned.
+    """Return the shard keys of new rows, if an INSERT returned them from the database.
 
     :param compiler: the compiler of the INSERT.
     :param objs: the instances that were inserted.
@@ -38,8 +38,8 @@ def conflicts_within(query: Any, key: str) -> bool:
     :param key: the name of the field of the shard key.
     """
     meta = query.get_meta()
-    # A primary key that the database generates is always new, so it cannot conflict with a stored
-    # row.
+    # If the database generates the primary key, the key is always new and cannot conflict with a
+    # stored row. So its unique constraint is left out.
     generates_pk = isinstance(meta.pk, AutoField) and meta.pk not in query.fields
     return all(
         key in names
@@ -52,7 +52,7 @@ def conflicts_within(query: Any, key: str) -> bool:
 def _unique_sets(model: Any) -> tuple[frozenset[str], ...]:
     """Return, for each unique constraint of ``model``, the names of its fields.
 
-    If a constraint is on expressions, its set of names is empty.
+    The names of one constraint are a set. It is empty if the constraint is on expressions.
     """
     meta = model._meta
     unique_sets = [frozenset(names) for names in meta.unique_together]

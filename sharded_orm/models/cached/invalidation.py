@@ -54,7 +54,7 @@ class ModelCache:
             # Everything, on every shard:
             Photo.cache.invalidate()
 
-        Call this method after the SQL. Inside of a transaction, the entries become void when the
+        Call this method after the SQL. Inside a transaction, the entries become void when the
         transaction commits; otherwise they become void at once. Does nothing if the model is not
         cached.
 

@@ -1,4 +1,4 @@
-"""The keys of each cached model, prepared for reads through the cache.
+"""Plans: the key fields of each cached model, prepared for reads through the cache.
 
 For the primary key and the shard key, a plan has the position in a row, the column, and the names
 of the field. For the isolate key, it has only the column.
@@ -15,7 +15,10 @@ from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 
 
 class LookupPlan:
-    """The keys of a model, prepared for reads through the cache. Immutable and thread-safe."""
+    """The key fields of a cached model, with what reads through the cache need of them.
+
+    Immutable and thread-safe.
+    """
 
     def __init__(self, model: Any, cached: CachedModel) -> None:
         self.cached = cached
@@ -28,8 +31,8 @@ class LookupPlan:
         self.key_column = None if key is None else key.column
         self.isolate_column = None if cached.isolate is None else cached.isolate.column
         self.pk_columns = [part.field.column for part in cached.pk_fields]
-        #: The columns of the shard key and the primary key. If the conditions of a query set each
-        #: of these columns equal to a value, the query selects at most one row.
+        #: The columns of the shard key and the primary key. If a query compares each : of these
+        # columns with one value by ``=``, it selects at most one row.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
         #: Keyed by the argument names of get() that can be keys, such as "pk" or "user_id". The
         #: value is True for the primary key (which may also be the shard key), and False for a

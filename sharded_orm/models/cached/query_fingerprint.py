@@ -53,7 +53,7 @@ _READ_HERE = frozenset(
         "used_aliases", "where", "annotations", "extra", "_filtered_relations", "base_table",
         "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "filter_is_sticky",
         "order_by", "default_ordering", "standard_ordering", "low_mark", "high_mark",
-        "bound_key",  # Not read: the condition on the bound key is in "where" by now.
+        "bound_key",  # The condition on this key, see bound(), is in "where" by now.
     }
 )  # fmt: skip
 
@@ -289,7 +289,7 @@ def _is_steady(node: Any) -> bool:
     if not kind.__module__.startswith("django.db.models.") or issubclass(kind, _UNSTEADY):
         return False
     if issubclass(kind, Func) and (kind is Func or not node.extra.keys().isdisjoint(_OWN_SQL)):
-        return False  # The project has named the database function, so it may be any function.
+        return False  # The project has chosen the SQL function, which may read anything.
     if isinstance(node, Lookup) and not _is_value(node.rhs) and not _is_steady(node.rhs):
         return False
     return all(

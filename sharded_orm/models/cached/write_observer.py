@@ -1,4 +1,4 @@
-"""Reports writes to the cache. The database backends call this module for each write of the ORM.
+"""Tells the cache about writes. The database backends call this module for each write of the ORM.
 
 The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are put into the cache,
 which say that these rows are being written (see :mod:`sharded_orm.cache.markers`).
@@ -22,9 +22,9 @@ from sharded_orm.models.cached.write_tracking import TrackedWrite
 def transaction_markers(connection: Any) -> TransactionMarkers:
     """Return the object that collects the writes of the open transaction of ``connection``.
 
-    Before COMMIT, this object puts markers into the cache, which say that the rows are being
-    written. ``connection`` must be inside of a transaction, and a cache must be configured. After
-    this call, reads in the transaction bypass the cache.
+    Before COMMIT, this object puts markers into the cache: entries which say that the rows are
+    being written. ``connection`` must be inside of a transaction, and a cache must be configured.
+    After this call, reads in the transaction bypass the cache.
     """
     connection.wrote = True
     markers: TransactionMarkers | None = connection.transaction_writes
@@ -69,7 +69,7 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Context manager for a block that empties tables: report a write of all cached rows.
+        """Context manager for a block that empties tables: report this to the cache.
 
         Before the block, the cache is informed that all rows of cached models on ``connection`` are
         being written. After the block, it is informed that the write has ended.
@@ -91,5 +91,5 @@ class CacheObserver:
 
 def _cached_models() -> list[CachedModel]:
     models = (cached_model(model) for model in apps.get_models())
-    # A proxy model has the same CachedModel as its concrete model. List each CachedModel once.
+    # List each CachedModel once, although a proxy model and its concrete model share one.
     return list({id(cached): cached for cached in models if cached is not None}.values())

@@ -229,7 +229,8 @@ class TrackedWrite:
         :param keys: the shard keys that the database generated, one for each instance; None if the
             INSERT returned no generated shard keys.
         :param upsert: whether the INSERT may also have updated stored rows of the same shard keys.
-            If so, all rows of these shard keys count as affected.
+            If so, all rows with these shard keys count as affected, because it is unknown which
+            were updated.
         """
         cached = self._cached
         touched: dict[str | None, set[str] | None] = {}
@@ -393,9 +394,9 @@ class TrackedWrite:
         except (FieldDoesNotExist, FieldError, NotSupportedError):
             matching = None
         if matching is None:
-            # Either the rows are too many to list, or they cannot be selected. So all rows with the
-            # known shard keys count as affected, or all rows of the table if the shard keys are
-            # unknown.
+            # The written rows are unknown: they are too many to list, or cannot be selected. So all
+            # rows with the known shard keys count as affected, or all rows of the table if the
+            # shard keys are unknown.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:
@@ -428,7 +429,8 @@ class TrackedWrite:
         :param names: names of the fields to select.
         """
         query = self._query
-        # The query is copied in the same way as in SQLUpdateCompiler.pre_sql_setup() of Django.
+        # To select the same rows as the statement, copy its query as Django's
+        # SQLUpdateCompiler.pre_sql_setup() does.
         select: Any = query.chain(klass=Query)
         select.clear_ordering(force=True)
         select.clear_select_clause()
@@ -486,6 +488,6 @@ class TrackedWrite:
         ]
 
 
-# Known implementations of a field's pre_save() that leave the stored value in the attribute of the
-# instance. Another implementation may return a value for the column without setting the attribute.
+# Implementations of a field's pre_save() after which the instance's attribute equals the stored
+# value. Another implementation may store a value without setting the attribute.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

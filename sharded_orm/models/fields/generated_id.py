@@ -24,8 +24,8 @@ class EmbeddedShardMixin:
     """A mixin for fields whose values are ids that contain the number of the row's shard.
 
     The ids are generated during the insert or just before it. If the id is the shard key, a new row
-    may go to any shard that is open for new rows. If the keyword argument ``near=row`` is passed to
-    the model, the new row goes to the shard of ``row``; see :meth:`ShardOptions.place`.
+    may go to any shard that is open for new rows. If the model is created with the keyword argument
+    ``near=row``, the new row goes to the shard of ``row``; see :meth:`ShardOptions.place`.
     """
 
     layout: PackedLayout | TimestampedLayout
@@ -33,9 +33,9 @@ class EmbeddedShardMixin:
     name: str
 
     #: If a model has several fields with generated ids, their ``insert_rows()`` methods call each
-    #: other in turn. True if the method of this field must be called first: it opens a transaction,
-    #: in which the other methods may repeat the insert after an error. False if the order does not
-    #: matter.
+    #: other. True if the method of this field must be called first: it opens a
+    # transaction, : in which another method may repeat the insert after an error. False if the
+    # order does not : matter.
     outermost = False
 
     @property
@@ -92,7 +92,7 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
 
 
 def all_or_nothing(alias: str) -> transaction.Atomic:
-    """Return an atomic block that rolls back its rows if an exception leaves the block."""
+    """Return an atomic block on ``alias``: an exception inside it always rolls back its writes."""
     # If autocommit is off and no atomic block is open yet, transaction.atomic() opens no
     # transaction, and the caller could commit the rows in spite of the error. In this case the
     # block needs a savepoint.
@@ -112,10 +112,9 @@ def shard_of(alias: str) -> Shard | None:
 
 
 def forget_shard_choice(instances: Sequence[Any]) -> None:
-    """Forget how the shard of each stored row was chosen.
+    """Forget how each row's shard was chosen, so that a copy does not inherit the choice.
 
-    The shard is either that of the row passed as ``near=``, or it was drawn at random. A later copy
-    of the instance must not inherit this choice.
+    The shard is either that of the row passed as ``near=``, or it was drawn at random.
 
     :param instances: the model instances of the stored rows.
     """

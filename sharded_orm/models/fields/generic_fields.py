@@ -1,4 +1,4 @@
-"""Base classes of the library's id fields: Django's fields, with the types of their values."""
+"""Base classes of the library's id fields: Django's fields, typed with their values for mypy."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
 
 class TicketField(ReadOnlyIDMixin, BigIntegerField):
-    """A 64-bit id that a ticket server generates before the insert (Flickr, F1-F5; Y8).
+    """A 64-bit id that a ticket server generates before the insert (Flickr, F1-F5; Yupoo, Y8).
 
     A ticket server is a database that generates the ids for all shards, so each id is unique over
     all shards.

@@ -37,13 +37,14 @@ TRIES = 10
 class _ColumnDefault(DatabaseDefault):
     """The keyword DEFAULT as the value of a column in an INSERT."""
 
-    # Django's class computes these attributes for each row, from the expressions that it consists of.
+    # These attributes are constants to save time: Django's class computes them for each row.
     contains_aggregate = False
     contains_column_references = False
     contains_over_clause = False
 
     def resolve_expression(self, *args: Any, **kwargs: Any) -> _ColumnDefault:
-        # Overrides Django's method, which resolves a copy. There is nothing to resolve in DEFAULT.
+        # Overrides Django's method, which returns a resolved copy. DEFAULT contains nothing to
+        # resolve, so no copy is needed.
         return self
 
 
@@ -95,7 +96,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
 
     @cached_property
     def _confirmed(self) -> set[str]:
-        """The aliases of shards whose database has generated an id with the correct shard number."""
+        """The aliases of shards on which this process has seen the database generate a correct id."""
         return set()
 
     @cached_property

@@ -28,8 +28,9 @@ _ATTEMPTS = 5
 def confirmed(group: str, read: Callable[[], R]) -> R:
     """Return the result of ``read``, and make sure that each key was on the shard that was read.
 
-    If one of the keys has moved during the call, call ``read`` again. Costs one look at the clock.
-    While keys are moving, costs a query to the directory, too.
+    If one of the keys has moved during the call, call ``read`` again. Costs one reading of the
+    clock. While keys are moving, also costs a query to the directory (the table that stores the
+    shard of each key).
 
     :param group: the shard group of the rows.
     :param read: a function that finds the shards of its keys each time it is called, and changes
@@ -103,10 +104,14 @@ def _stream(
 
 
 def refuse_repetition(group: str) -> None:
-    """Raise :exc:`KeyMoved` if a transaction is open on a shard of ``group`` or on the group."""
+    """Raise :exc:`KeyMoved` if a transaction is open on ``group`` or on one of its shards.
+
+    Called before an operation is repeated because a key has moved. In a transaction it must not be
+    repeated: the transaction may have used the key on its former shard.
+    """
     if in_transaction(group):
         # The caller will run the transaction again. Query the latest moves now, so that the next
-        # attempt does not use the earlier placement of the key.
+        # attempt does not use the earlier shard of the key.
         runtime.placement_lease().renew()
         raise key_moved(group, "moved to another shard while a transaction used it")
 

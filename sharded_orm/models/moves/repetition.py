@@ -159,9 +159,9 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node meanwhile.
 
     If ``write`` fails because of such a move, nothing was written. Single statements are repeated
-    on the new node by themselves, but transactions are not. So this function is for writes that
-    open a transaction of their own. While shards or keys of the group move, ``write`` is also
-    called again after a deadlock, because the deadlock may be with the process that moves them.
+    on the new node without this function, but transactions are not. So it is for writes that open a
+    transaction of their own. While shards or keys of the group move, ``write`` is also called again
+    after a deadlock, because the deadlock may be with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.
@@ -221,7 +221,7 @@ def refuse_former_route() -> None:
     """Raise an error if a key has moved since the current operation looked up the key's shard.
 
     A database backend calls this after it has taken a session from the pool and before it sends a
-    write. Costs one look at the clock, and a query only while keys are moving.
+    write. Costs one reading of the clock, and a query only while keys are moving.
 
     :raises KeyMoved: a key has moved. Nothing was sent.
     """

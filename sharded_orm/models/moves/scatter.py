@@ -31,10 +31,10 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
     :func:`~sharded_orm.models.moves.confirmation.confirmed` makes sure that no key has moved
     meanwhile.
 
-    Costs a look at the clock. While a key of the group is moving, costs a query, too.
+    Costs one reading of the clock, and a query while a key of the group is moving.
 
     :raises KeyMoved: a transaction is open, and a key may have moved since the transaction began.
-        Or the directory answers too slowly.
+        Or the directory (the table that stores the shard of each key) answers too slowly.
     """
     strategy = runtime.strategy(group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -91,8 +91,9 @@ class MovingKeys:
     def entries(self) -> set[str]:
         """Return the keys that are moving or have moved since this object was made.
 
-        As the directory writes them: some are digests
-        (:meth:`~sharded_orm.routing.directory.DirectoryStrategy.entry`). One query.
+        Each key is in the form of the directory (the table that stores the shard of each key). Some
+        are digests, see :meth:`~sharded_orm.routing.directory.DirectoryStrategy.entry`. Sends one
+        query.
         """
         if self._strategy is None or self._before is None:
             return set()

@@ -22,8 +22,8 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.scattered_keys import Snapshot, has_switched
 from sharded_orm.topology.model import Shard
 
-# The names under which a transaction remembers two things: the placements (shards) of its keys, and
-# the snapshot of its first statement for several shards.
+# Keys of the dict in which an open transaction remembers two things: the placements (shards) of its
+# keys, and the snapshot of its first statement for several shards.
 _KEYS, _FIRST_SCATTER = "keys", "scatter"
 
 
@@ -152,7 +152,12 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """If a transaction is open, store the moves known to its first statement for several shards."""
+    """If a transaction is open, store ``poll`` for its first statement for several shards.
+
+    Later statements do not replace it.
+
+    :param poll: the moves of keys that are known when the statement is sent.
+    """
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():
         wrapper.transaction_memory.setdefault(_FIRST_SCATTER, Snapshot(poll))

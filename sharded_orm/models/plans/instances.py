@@ -34,8 +34,8 @@ class InstanceLoader:
         self._is_plain = _is_plain(model)
         self._names = [field.attname for field in fields]
         self._columns = [field.get_col(model._meta.db_table) for field in fields]
-        # SQLCompiler.get_converters() joins the converters of the backend and those of the fields, in
-        # this order.
+        # Django (SQLCompiler.get_converters) applies first the converters of the backend, then
+        # those of the fields. Here values() applies the first, and field_values() the second.
         self._of_backend = self._converters(connection.ops.get_db_converters)
         self._of_fields = self._converters(lambda column: column.get_db_converters(connection))
 
@@ -124,8 +124,8 @@ def _is_plain(model: Any) -> bool:
     return (
         model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
         and model.__init__ is Model.__init__
-        # Model.__init__ calls super().__init__(). A mixin that is listed after Model in the bases
-        # may define that method.
+        # Model.__init__ calls super().__init__(). Check that this is object's method: a mixin that
+        # is listed after Model in the bases may define another one.
         and super(Model, model).__init__ is object.__init__
         and model.__new__ is object.__new__
         and model.__setattr__ is object.__setattr__

@@ -1,4 +1,4 @@
-"""The plan of a read: the SQL that Django has compiled for all queries of one shape.
+"""The plan of a read: SQL that Django has compiled once for all queries of one shape.
 
 Queries of one shape differ only in the values of their conditions. A plan is made from a query that
 Django has built. To run the plan, it is enough to bind the values, send the SQL and make instances

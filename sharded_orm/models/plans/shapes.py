@@ -65,6 +65,8 @@ class Condition(NamedTuple):
 class Shape:
     """A shape of queries, as a node of a tree. A child is the shape after one more call.
 
+    A shape is the calls that build a query, without their values.
+
     Thread-safe.
 
     :param options: the shard key and the group of the model.
@@ -99,10 +101,11 @@ class Shape:
         #: The position of the condition that determines the shard; None if there is no such
         #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
-        #: The shapes after one more call, keyed by the call. None means that Django handles the
-        #: call.
+        #: The shapes (calls without their values) after one more call, such as filter(), keyed by
+        #: the call. None means that Django handles the call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
-        #: The plan of each kind of read. None means that Django handles reads of this kind.
+        #: The plan (compiled SQL) of each kind of read, keyed by kind. None means that Django
+        #: handles reads of this kind.
         self.plans: dict[str, Plan | None] = {}
         #: The kinds of reads that Django has done once. A plan is made at the second read of a
         #: kind, because many shapes are read only once.
@@ -232,8 +235,8 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
         # be prepared by a field of another package.
         return None
     if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
-        return None  # A lookup of the project may refuse values.
-    # plain_key() in sharded_orm.models.querysets.route uses the same condition.
+        return None  # A custom lookup, which a project has registered, may refuse values.
+    # plain_key() in sharded_orm.models.querysets.route finds such equalities by the same rule.
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)
     )

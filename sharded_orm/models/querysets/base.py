@@ -46,12 +46,14 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query runs at this moment, so that the query is not routed a second
     #: time. None while it does not run.
     _running_on: str | None = None
-    #: Whether the read that runs now may use a guessed shard: the shard on which a source of
-    #: keys remembers the row. ``_guess`` is what the source remembers. See
+    #: Whether the read that runs now may use a guessed shard: the shard on which a source of keys
+    #: (an object that looks up a row's shard key by another column) last saw the row. ``_guess`` is
+    #: the remembered key. See
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
-    #: What the sources of keys have just said of this query. It is used once: a repeated read asks again.
+    #: The shard keys that the sources of keys (objects that look up a row's shard key by another
+    #: column) have just found for this query. Used once: a repeated read queries them again.
     _known_keys: KeysOfRows | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
     #: alias.

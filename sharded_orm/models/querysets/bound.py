@@ -1,4 +1,8 @@
-"""Querysets that filter by the bound key, see :class:`sharded_orm.models.sharding.bound_key.bound`."""
+"""Querysets that filter by the bound key.
+
+The bound key is the shard key that a ``with bound()`` block or a request sets for all its queries;
+see :class:`sharded_orm.models.sharding.bound_key.bound`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,10 @@ from sharded_orm.models.sharding.type_variables import M
 
 
 def _with_key(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls ``method`` on a copy of its queryset, filtered by the bound key."""
+    """Return a method that calls ``method`` on a copy of its queryset, filtered by the bound key.
+
+    The bound key is the shard key that a ``with bound()`` block or a request has set.
+    """
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,13 +57,15 @@ def _with_key(method: Callable[..., Any]) -> Callable[..., Any]:
 class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     """A mixin that filters each query by the bound key when the query is run.
 
+    The bound key is the shard key that a ``with bound()`` block or a request sets for its queries.
+
     A queryset remembers the key that was bound when the queryset was built; see
     :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. Each method that sends a query
     runs on a copy that has the condition on the key. So the queryset itself has no such condition,
     and :meth:`scatter` can still make it a queryset for all keys.
     """
 
-    #: Whether this queryset is a copy that has the condition on the key.
+    #: Whether this queryset is a copy that has the condition on the bound key (set by bound()).
     _has_bound_key = False
 
     def __init__(
@@ -68,6 +77,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
     def _with_bound_key(self) -> Self:
         """Return the queryset to be run: this one, or a copy that is filtered by the bound key.
+
+        The bound key is the shard key that a ``with bound()`` block or a request has set.
 
         :raises BoundKeyMismatch: the queryset was built while another key was bound than now.
         """
@@ -88,9 +99,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return keyed
 
     def _check_against(self, key: BoundKey) -> None:
-        """Raise an error if this queryset has rows of another key, or reads them through a relation.
+        """Raise an error if this queryset has read rows of another key, or would read them.
 
-        :param key: the bound key.
+        :param key: the bound key, which a ``with bound()`` block or a request has set.
         """
         query: Any = self.query
         if isinstance(instance := self._hints.get("instance"), Model):
@@ -98,7 +109,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if self._result_cache is None:
             return
         if query.bound_key is None and query.lacks(key):
-            # The rows were read before the key was bound, so they may be of other keys.
+            # The rows were read before bound() set this key, so they may have other keys. Only the
+            # keys of instances can be checked, and not those of other values.
             if not issubclass(self._iterable_class, ModelIterable):
                 raise BoundKeyMismatch(
                     f"Values of {self.model.__name__} were read outside of the block, and may be of"
@@ -128,8 +140,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # Store the bound key in this queryset, too. The queryset keeps the rows that are read
-            # now, so it must not be usable under another key.
+            # Store the bound key (set by bound()) in this queryset, too, not only in its copy. The
+            # queryset keeps the rows that are read now, so it must not be usable under another key.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
@@ -154,7 +166,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset is for rows of all keys and has prefetches, although a key is bound.
+        """Whether this queryset has prefetches and is for all keys, inside a ``bound()`` block.
 
         :raises BoundKeyMismatch: a queryset in the prefetches was built while a key was bound, so
             it has rows of one key only.
@@ -197,7 +209,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def _naming_bound_key(
         self, lookup: dict[str, Any], *new_values: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """Return ``lookup`` with the bound key added to it.
+        """Return ``lookup`` with the bound key, which ``bound()`` has set, added to it.
 
         :param lookup: keyword arguments such as those of ``get()``.
         :param new_values: values of the row that is created or updated, such as ``defaults``.
@@ -237,7 +249,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     ) -> Any:
         """Run raw SQL on one shard, see :meth:`ReadingQuerySet.raw`.
 
-        A bound key cannot filter raw SQL. So the bound key does not choose the shard, either.
+        The bound key, which ``bound()`` sets, cannot filter raw SQL. So it does not choose the
+        shard, either.
         """
         self._with_bound_key()  # This call raises an error if the conditions contain another key.
         return super().raw(raw_query, params, translations, using)
@@ -299,7 +312,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def scatter(self, *, partial: bool = False) -> Self:
         """Return a copy of this queryset whose query may go to every shard of its group.
 
-        Even while a key is bound, the copy is for the rows of all keys.
+        Even inside a ``with bound()`` block, the copy is for the rows of all keys.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
             True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
@@ -324,7 +337,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return super().__xor__(other)
 
     def _refuse_part_of_other_key(self, other: Any) -> None:
-        # The combined queryset has one key, so both querysets must have been built under this key.
+        # The combined queryset has one bound key (set by bound()), so both querysets must have been
+        # built under this key.
         if not isinstance(other, BoundKeyQuerySet) or other.model is not self.model:
             return
         if isinstance(self, EmptyQuerySet) or isinstance(other, EmptyQuerySet):
@@ -338,9 +352,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             )
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
-        # Combine copies of the querysets, because a copy has the bound key. Django would combine
-        # the queries of the querysets themselves, which may have been built before the key was
-        # bound.
+        # Combine copies of the querysets, because a copy has the condition on the bound key (set by
+        # bound()). Django would combine the queries of the querysets themselves, which may have
+        # been built before the key was bound.
         if not is_any_bound():
             return super()._combinator_query(combinator, *others, **kwargs)
         copies = [
@@ -352,7 +366,10 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
 
 def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
-    """Return the key that a copy of ``rows`` has: the key of ``rows``, or else the key bound now."""
+    """Return the bound key of a copy of the queryset ``rows``.
+
+    It is the key that was bound when ``rows`` was built, or else the key that is bound now.
+    """
     query: Any = rows.query
     key: BoundKey | None = query.bound_key
     return key_in_force(rows.model) if key is None else key
@@ -361,7 +378,9 @@ def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
 def _refuse_prefetches_of_one_key(rows: Any) -> None:
     """Raise :exc:`BoundKeyMismatch` if a prefetch of ``rows`` uses a queryset for one key only.
 
-    ``rows`` is for all keys. With such a queryset, rows of other keys would get no related rows.
+    :param rows: a queryset for all keys.
+
+    Otherwise, the prefetch would leave rows of other keys without related rows.
     """
     for lookup in rows._prefetch_related_lookups:
         querysets = getattr(lookup, "querysets", None) or [getattr(lookup, "queryset", None)]

@@ -107,7 +107,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         new = [obj for obj in objs if obj._state.adding]
         try:
             create = super().bulk_create
-            # Django asks for the alias once for each row.
+            # Fix the alias, because Django reads ``self.db`` once for each row, and each time finds
+            # the shard anew.
             rows: list[Any] = (
                 self._run_on(str(self._db), create, objs, *args, **kwargs)
                 if objs
@@ -269,7 +270,7 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
     """Raise an error if the new ``rows`` cannot be stored on the shard ``alias``.
 
     The shard must have all rows to which the new rows refer, and all rows that expressions in the
-    new rows read. The ``pre_save()`` of the key's field must not change the key.
+    new rows read. The ``pre_save()`` of the shard key's field must not change the key.
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
@@ -283,7 +284,7 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     """Return the new rows ``objs`` as one list per shard, keyed by the shard's alias.
 
     Each list keeps the order of ``objs``. If a key has no shard yet, a shard is assigned to the key
-    and recorded in the directory.
+    and recorded in the directory, the table that stores the shard of each key.
     """
     for obj in objs:
         # Copy the primary keys of related rows into ``obj``: a related row may have been saved

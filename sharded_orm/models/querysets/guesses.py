@@ -1,9 +1,10 @@
 """Reads a row at a guessed shard: the shard that a source of keys remembers for a value of the row.
 
-This is done only if at most one row of all shards can have the value. If the guessed shard returns
-a row with the value, this is the row, and the source need not be queried. If the shard has no such
-row, the guess may be out of date. Then the read is repeated with the shard that the source returns
-now.
+A source of keys is an object that looks up a row's shard key by a value in another column. A row is
+read at the guessed shard only if at most one row of all shards can have the value. If the guessed
+shard returns a row with the value, this is the row, and the source need not be queried. If the
+shard has no such row, the guess may be out of date. Then the read is repeated with the shard that
+the source returns now.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from sharded_orm.topology.model import Shard
 def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
     """Return the guess for a query of the form ``column = value AND …``; None for any other query.
 
-    A guess is the shard key that the row with the value had when a source of keys last saw the row.
-    Each row that matches such a query has the value, and the query reads no other rows. Sends
-    nothing.
+    A guess is the shard key that the row with the value had when a source of keys (an object that
+    looks up a row's shard key by a value) last saw the row. Each row that matches such a query has
+    the value, and the query reads no other rows. Sends nothing.
     """
     model = query.model
     if model is None or not key_sources.has_key_sources():

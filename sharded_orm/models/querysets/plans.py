@@ -64,7 +64,10 @@ def without_plans() -> Iterator[None]:
 
 
 class PlannedQuerySet(BoundKeyQuerySet[M]):
-    """A mixin that reads by a plan where it can, and otherwise as its base class does."""
+    """A mixin that reads by a plan where it can, and otherwise as its base class does.
+
+    A plan is SQL that was compiled once for all queries which differ only in their values.
+    """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
@@ -88,7 +91,11 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
         @property
         def query(self) -> Any:
-            """The query, as in Django's QuerySet. The caller may change it, so the recording ends."""
+            """The query, as in Django's QuerySet.
+
+            To read this attribute ends the recording of calls, because the caller may change the
+            query.
+            """
             if self._recording is not None:
                 self._end_recording()
             return QuerySet.query.fget(self)
@@ -113,7 +120,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             self._recording = None
 
     def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
-        # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``.
+        # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``. So the query is
+        # built first.
         self._end_recording()
         super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]  # missing in Django's type stubs
 
@@ -162,7 +170,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return clone
 
     def _clone(self) -> Self:
-        # Overrides QuerySet._clone(), which would copy the query.
+        # Overrides QuerySet._clone(), which would copy the query. While calls are recorded, no
+        # query is built, so copy only the recording.
         recording = self._recorded()
         return super()._clone() if recording is None else self._with_recording(recording)
 
@@ -266,6 +275,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
     ) -> Any:
         """Read the recorded query by its plan, or by ``read_by_django`` if it has no plan.
 
+        A plan is SQL that was compiled once for all such queries.
+
         :returns: the rows as a list, or for :data:`EXISTS` or :data:`COUNT` the value.
         """
         shape = recording.shape
@@ -295,9 +306,12 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return result
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
-        """Read rows without a shard key in the conditions, from the shard that a source of keys names.
+        """Read rows without a shard key in the conditions, at the shard that a source of keys finds.
 
-        A remembered key is proved by the answer of its shard, see
+        A source of keys is an object that looks up a row's shard key by a value in another column.
+
+        If a source only remembers the key, the read of its shard shows whether the key is right;
+        see
         :mod:`sharded_orm.models.querysets.guesses`.
         """
         if not key_sources.has_key_sources() or self._scatters or is_scoped():
@@ -311,14 +325,17 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             finally:
                 if not result:
                     key_guess.forget()
-            if result:  # These are rows, True, or _UNKNOWN.
+            if result:  # The result is rows, True for exists(), or _UNKNOWN.
                 return result
         planned.known_keys = keys.known_keys
         return planned.at_shards(keys.shards)
 
 
 class _PlanRead:
-    """One read of a recorded query by its plan. Not thread-safe."""
+    """One read of a recorded query by its plan, the SQL that was compiled once for such queries.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -329,9 +346,10 @@ class _PlanRead:
     ) -> None:
         self.kind, self.recording = kind, recording
         self._queryset, self._limits = queryset, limits
-        #: A shard on which Django runs the query for the second time, so that a plan can be made.
+        #: The shard on which Django runs such a query for the second time. Then a plan is made.
         self.alias: str | None = None
-        #: The answer of the sources of keys, so that they are not queried again.
+        #: The shard keys that the sources of keys have found for the query's values. They are
+        #: stored here so that the sources are not queried again.
         self.known_keys: KeysOfRows | None = None
 
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
@@ -368,7 +386,7 @@ class _PlanRead:
         parameters = plan.parameters(recording.values, connection)
         if parameters is None:
             return _UNKNOWN
-        # Check the text keys, as the compiler does before each statement (see ReadMixin).
+        # Check the collation of text shard keys, as the compiler does for each statement (ReadMixin).
         if (own := getattr(connection, "shard", None)) is not None:
             text_keys.check(connection, (own,), plan.tables)
         if kind in (ROWS, GET):

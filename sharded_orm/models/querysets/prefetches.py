@@ -49,7 +49,7 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
             group_of(descriptor.field.remote_field.model) != group_of(model)
         )
         # A generic foreign key finds the shards of all instances by itself, and may refer to rows
-        # of any group.
+        # of any group. So it counts as leaving the group.
         leaves_group = leaves_group or getattr(descriptor, "leads_anywhere", False)
         (other_group if leaves_group else same_group).append(lookup)
     return other_group, same_group

@@ -71,7 +71,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._proved(self._fetch_rows)
 
     def _proved(self, read: Callable[[], bool]) -> bool:
-        """Call ``read``, if possible first on the shard that a source of keys remembers for the row.
+        """Call ``read``, if possible first on the shard that a source of keys remembers.
+
+        A source of keys is an object that looks up a row's shard key by a value in another column.
 
         See :mod:`sharded_orm.models.querysets.guesses`.
 
@@ -89,7 +91,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guess that the ended read has used, if any, and reset it for the next read."""
+        """Return the guessed shard key that the ended read has used, if any; reset it afterwards."""
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 

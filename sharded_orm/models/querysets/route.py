@@ -82,9 +82,9 @@ class Route:
     #: database that had the table before the model was sharded. None if ``using()`` chose a shard
     #: of the group, or was not called.
     outside: str | None = None
-    #: Whether the shards come from a source of keys, because the conditions contain no shard
-    #: key. Then the conditions may also match rows of a key that has moved away, which its old
-    #: shard still stores.
+    #: Whether the shards come from a source of keys (an object that looks up a row's shard key by a
+    #: value in another column), because the conditions contain no shard key. Then the conditions
+    #: may also match rows of a key that has moved away, which its old shard still stores.
     by_values: bool = False
 
     @property
@@ -130,13 +130,14 @@ def find_route(
 
     Sends nothing if the group's strategy computes shards. With the directory strategy, sends at
     most one query to the directory for each condition on the key. If no condition contains a key,
-    the sources of keys are queried (:mod:`sharded_orm.models.sharding.key_sources`).
+    the sources of keys are queried: objects that look up a row's shard key by another column
+    (:mod:`sharded_orm.models.sharding.key_sources`).
 
     :param options: the group and shard key of the query's model.
     :param scatter: whether the query may go to all shards.
     :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
         too. False for a count, for example.
-    :param known_keys: a function that queries the sources of keys.
+    :param known_keys: the function that queries the sources of keys.
     :raises ShardKeyRequired: the query's conditions determine no shard, and the query may not go to
         all shards.
     :raises CrossShardRelation: the query reads rows that may be on other shards than its own.

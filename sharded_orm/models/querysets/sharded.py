@@ -20,7 +20,7 @@ class ShardedQuerySet(PlannedQuerySet[M]):
     :exc:`ShardKeyRequired`; after a call of :meth:`scatter`, it is sent to all shards instead. A
     read of several shards returns exactly the result that one database would return, or raises
     :exc:`ScatterNotSupported`. Writes run shard by shard: the write on each shard is atomic, but
-    the writes on several shards together are not (P14).
+    the writes on several shards together are not (Pinterest, P14).
     """
 
 

@@ -1,5 +1,6 @@
 """Refuses an upsert under a bound key if it may change rows of other keys.
 
+The bound key is the shard key that a ``with bound()`` block or a request sets for all its queries.
 An upsert is ``bulk_create(update_conflicts=True)``. The database looks for a stored row that is in
 conflict with a new row by a unique constraint. The stored row may have another shard key. A query
 before the insert cannot exclude this, because another transaction may store such a row after the
@@ -31,7 +32,7 @@ def refuse_upserts_without_key(
     Sends no query.
 
     :param options: the options of the rows' model.
-    :param key: the key of ``objs``.
+    :param key: the bound key, which ``bound()`` has set; ``objs`` have this key.
     :param unique_fields: the argument of ``bulk_create()``; None on databases that always look for
         conflicts by all unique constraints.
     """
@@ -89,8 +90,9 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
-        # A row of an automatic many-to-many table has the shard key of the two rows that it
-        # relates. The keys of these rows have been checked.
+        # The table is an automatic many-to-many table. Each of its foreign keys counts as the key,
+        # because a row has the shard key of the two rows that it relates. Their keys have been
+        # checked.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 

@@ -1,4 +1,7 @@
-"""What the sources of keys say about the values of a recorded query that names no shard key."""
+"""Finds the shard keys of a recorded query that names no shard key, by its sources of keys.
+
+A source of keys is an object that looks up a row's shard key by a value in another column.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from sharded_orm.topology.model import Shard
 
 
 class ValueKeys:
-    """Asks the sources of keys about the equalities of one query. Not thread-safe.
+    """Looks up the shard keys for the equalities of one query. Not thread-safe.
 
-    All conditions of the query are joined by AND. So the answer to one of them bounds the whole query.
+    The sources of keys are queried (objects that find a row's shard key by a value). All conditions
+    are joined by AND, so the shards found for one condition have all rows of the query.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -40,8 +44,9 @@ class ValueKeys:
     def shards(self) -> list[Shard] | None:
         """Return the shards of the keys that a source knows for a value; None if none knows them.
 
-        None also if the one shard has rows of keys that are moving, which may match, too. Asks the
-        sources each time.
+        Return None also if the only shard has rows of keys that are moving, because these may
+        match, too. Each call queries the sources of keys (objects that find a row's shard key by a
+        value).
         """
         self._answers.clear()
         for field, value in self._equalities:
@@ -56,7 +61,7 @@ class ValueKeys:
         return None
 
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Do as :func:`~sharded_orm.models.sharding.key_sources.known_keys`, but ask once for a value."""
+        """Call :func:`~sharded_orm.models.sharding.key_sources.known_keys`, but once per value."""
         if len(values) != 1:
             return key_sources.known_keys(model, field, values)
         asked = field, values[0]

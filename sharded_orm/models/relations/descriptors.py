@@ -129,8 +129,8 @@ class _ByConditions(_PerShard):
         if type(rows) is QuerySet and not self._stays_on_shard() and group_of(model) is not None:
             rows = ShardedQuerySet(model, hints=hints)
         if isinstance(rows.query, BoundKeyQuery):
-            # Return the referenced row even if its key is not the bound key, as a plain base
-            # manager does.
+            # Return the referenced row, as a plain base manager does, even if its key is not the
+            # bound key (the key that bound() sets for all queries).
             rows.query.bound_key = EXEMPT
         return rows if instance is None else compat.copy_fetch_mode(rows, instance)
 
@@ -232,8 +232,8 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
-#: Replaces the value by which a prefetched row is related to an instance, if the row belongs to
-#: no instance.
+#: For a prefetched row that belongs to no instance, this object replaces the value by which rows
+#: and instances are matched.
 _UNRELATED = object()
 
 

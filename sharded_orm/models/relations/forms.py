@@ -31,8 +31,9 @@ def install_relations_in_forms(model: type[Model]) -> None:
     for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
         if not (field.many_to_one or field.one_to_one or field.many_to_many):
             continue
-        # Set the methods on the field object, where deconstruct() does not see them. If the field
-        # has such an attribute already, as a shard key may, keep it.
+        # Set the methods on the field object, where deconstruct() does not see them, so that
+        # migrations do not contain them. If the field has such an attribute already, as a shard key
+        # may, keep it.
         field.__dict__.setdefault("formfield", partial(_formfield, field))
         if not field.many_to_many:
             field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
@@ -57,8 +58,8 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         # Offer the rows of a slice as they are, because a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
             bound_key = key_in_force(rows.model)
-            # If another key is bound than that of the form's row, offer nothing: a query for the
-            # row's key would raise an error.
+            # If bound() has set another key than that of the form's row, offer nothing: a query for
+            # the row's key would raise an error.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
         elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
@@ -176,7 +177,8 @@ def _formfield(field: Any, **kwargs: Any) -> Any:
 
 
 def _save_relation(field: Any, row: Any, value: Any) -> None:
-    # Overrides Field.save_form_data(), with which a model form sets the value on the row.
+    # Overrides Field.save_form_data(), with which a model form sets the value on the row. A new row
+    # in an inline formset also gets the shard key of its parent.
     if isinstance(value, Model) and _is_parent_in_formset(field, row, value):
         for name, key in key_for_related(type(row), field, value, load=True).items():
             # Store the parent's key, because clean_key() compares it with the key that a visitor

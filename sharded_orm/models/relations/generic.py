@@ -54,8 +54,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
     global database, or the shard that the id of the referenced row determines.
     """
 
-    #: Tells ``Colocation`` that subqueries along this field are allowed: if both rows of the
-    #: relation are of one group, they are on one shard.
+    #: Tells ``Colocation``, which refuses queries of rows on other shards, that subqueries along
+    #: this field are allowed: if both rows of the relation are of one group, they are on one shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
@@ -118,15 +118,17 @@ class ShardedGenericForeignKey(GenericForeignKey):
     def rows_of(self, model: Any, instance: Any) -> Any:
         """Return a queryset of ``model`` that finds the row to which ``instance`` refers.
 
-        :raises BoundKeyMismatch: ``instance`` has another key than the bound key.
+        :raises BoundKeyMismatch: ``instance`` has another key than the bound key, which a ``with
+            bound()`` block or a request has set.
         """
         refuse_other_key(instance)
         rows = model._base_manager.db_manager(hints={"instance": instance}).all()
         if type(rows) is QuerySet and group_of(model) not in (None, group_of(self.model)):
             rows = ShardedQuerySet(model)
         if isinstance(rows.query, BoundKeyQuery):
-            # Find the row even if its key is not the bound key, as Django's base manager does. If
-            # the query were filtered by the bound key, the reference would seem to be None.
+            # Find the row even if its key is not the bound key (set by bound()), as Django's base
+            # manager does. If the query were filtered by the bound key, the reference would seem to
+            # be None.
             rows.query.bound_key = EXEMPT
         return compat.copy_fetch_mode(rows, instance)
 
@@ -137,13 +139,13 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
     #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
     #: attribute for the value of the field.
     field: Any
-    #: Tells ``split_lookups()`` that one prefetch can handle the instances of all shards
-    #: together.
+    #: Tells ``split_lookups()``, which splits the lookups of a prefetch, that one prefetch can
+    #: handle the instances of all shards together.
     leads_anywhere = True
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides GenericForeignKeyDescriptor.__get__(), which queries the database of
-        # ``instance``.
+        # Overrides GenericForeignKeyDescriptor.__get__(), which looks for the other row in the
+        # database of ``instance``. Here, look on the shard of the other row.
         model = None if instance is None else self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             return super().__get__(instance, cls)
@@ -155,8 +157,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
         return self.field.get_cached_value(instance)
 
     def fetch_one(self, instance: Any) -> None:
-        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), for the same reason as
-        # __get__().
+        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), which looks for the other
+        # row in the database of the instance. Here, look on the shard of the other row.
         model = self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             super().fetch_one(instance)
@@ -257,7 +259,8 @@ class ShardedGenericRelation(GenericRelation):
     too. Related rows of another group prevent the deletion.
     """
 
-    #: Tells ``Colocation`` that a join along this field finds all rows on the same shard.
+    #: Tells ``Colocation``, which refuses reads of rows on other shards, that a join along this
+    #: field finds all rows on the same shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
@@ -314,7 +317,8 @@ class GenericRows(RelatedRows):
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's manager, which gets an alias from the router
-        # and passes it to using(). Then the filters of the caller would not be checked.
+        # and passes it to using(). But a queryset with an alias is not checked for conditions that
+        # select another shard. So call using() only if the caller has chosen the alias.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -384,7 +388,8 @@ class GenericBeside(GenericRows, NullableBeside):
     add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides set() of Django's manager, to refuse rows before a transaction begins.
+        # Overrides set() of Django's manager, to refuse rows whose shard key would change, before a
+        # transaction begins.
         objs = tuple(objs)
         self._refuse_key_change(objs)
         super().set(objs, bulk=bulk, clear=clear)
@@ -430,7 +435,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _check_fk_val(self) -> None:
-        pass  # Django makes no such check for generic relations.
+        pass  # Check nothing, as Django does for generic relations.
 
     def _relation_and_change(self) -> tuple[str, str]:
         rel: Any = self._rel

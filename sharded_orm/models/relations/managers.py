@@ -114,7 +114,7 @@ class Beside(RelatedRows):
         def change() -> None:
             for obj in objs:
                 # Set the current alias of each row, because Django compares the aliases of the
-                # rows. If a row was read before a move, its alias is outdated.
+                # rows. If a row was read before its shard key moved, its alias is outdated.
                 if isinstance(obj, self.model) and not obj._state.adding:
                     obj._state.db = current_alias(self._options, obj)
             add(*objs, bulk=bulk)
@@ -208,9 +208,9 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
         # error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # If a key moves, only this add() may be repeated, but not the call around it: create() or
-        # get_or_create() may have stored the related row already. set() opens a transaction, which
-        # is rolled back as a whole.
+        # If a key moves, only this add() may be repeated. write_in_part() prevents that the call
+        # around it is repeated, too: create() or get_or_create() may have stored the related row
+        # already. set() opens a transaction, which is rolled back as a whole.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method

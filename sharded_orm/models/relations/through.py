@@ -75,6 +75,8 @@ _delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
     """Raise :exc:`BoundKeyMismatch` if the stored row has another key than the bound key.
 
+    The bound key is the shard key that ``bound()`` has set.
+
     The ids in the row do not determine its key, and the row may have been read before the key was
     bound. So if a key is bound, one query is sent.
     """

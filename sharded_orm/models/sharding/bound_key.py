@@ -36,7 +36,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BoundKey:
-    """The value that a binding prescribes for one model's shard key.
+    """The value that a binding, an active ``bound()`` block, prescribes for one model's shard key.
 
     :param name: the ``attname`` of the shard key's field, such as ``owner_id``. An automatic
         many-to-many table has no key of its own. For such a table, ``name`` is the path to the key
@@ -88,7 +88,7 @@ class _Binding:
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
-        """Return the key that rows of ``model`` must have; None if the block binds no such key."""
+        """Return the shard key that rows of ``model`` must have inside the block, or None."""
         if not self.values:
             return None
         try:
@@ -102,8 +102,8 @@ class _Binding:
         if options.key is not None:
             value = self.values.get(options.key)
             return None if value is None else BoundKey(options.key.attname, value)
-        # A row of an automatic many-to-many table has the shard key of the two rows that it
-        # relates.
+        # The model is an automatic many-to-many table. A row of it has the shard key of the two
+        # rows that it relates, so use the key of one of these.
         if not relates_one_key(options):
             return None
         for relation in options.relations:
@@ -122,13 +122,13 @@ def _binding_in_force() -> _Binding | None:
 
 
 def is_any_bound() -> bool:
-    """Whether a key of any model is bound now."""
+    """Whether ``bound()`` has set a shard key, of any model, for the calling code."""
     binding = _binding_in_force()
     return binding is not None and bool(binding.values)
 
 
 def key_in_force(model: type[Any]) -> BoundKey | None:
-    """Return the key that rows of ``model`` must have now; None if no key of ``model`` is bound.
+    """Return the shard key that ``bound()`` prescribes for rows of ``model`` now; else None.
 
     Use the attribute ``name`` of the returned :class:`BoundKey` only in filters. It may be a path
     such as ``photo__owner_id``, because rows of an automatic many-to-many table have no shard key
@@ -146,7 +146,7 @@ class _Block:
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
-        """Return the values that are bound inside the block, as for ``values`` of :class:`_Binding`."""
+        """Return the shard keys that are bound inside the block, as a dict from field to value."""
         raise NotImplementedError
 
     def _of_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Block:
@@ -159,8 +159,8 @@ class _Block:
 
     def __exit__(self, *exc_info: object) -> None:
         # A block may end in another context than the one where it began, because the garbage
-        # collector may close an abandoned generator anywhere. Then do not change the binding of the
-        # other context.
+        # collector may close an abandoned generator anywhere. Then do not change the binding (the
+        # bound keys) of the other context.
         binding = _binding.get()
         while binding is not None and binding.owner is not self:
             binding = binding.outer
@@ -338,7 +338,7 @@ def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
 
 
 def iterate_inside_async(block: _Block, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield the items of an asynchronous iterator, as :func:`iterate_inside` does."""
+    """Yield ``items``, each of them computed inside ``block`` but used outside of it."""
     return _each_step_async(block, (item async for item in items))
 
 
@@ -405,6 +405,8 @@ def prepared_key(key: Any, value: Any) -> Any:
 class _DefaultOfKey:
     """Replaces ``get_default()`` of a shard key's field, so that new instances have the bound key.
 
+    The bound key is the shard key that a ``with bound()`` block sets.
+
     Django calls ``get_default()`` for each field that the caller of ``Model()`` does not set, and
     never for a row from the database. So reading rows does not become slower.
     """
@@ -420,7 +422,7 @@ class _DefaultOfKey:
 
 
 def _install_default(key: Any) -> None:
-    # Replace the method only on keys that were bound. So projects without bound keys run Django's
-    # own method.
+    # Replace the method only on shard keys that bound() has set at least once. So projects without
+    # bound keys run Django's own method.
     if "get_default" not in key.__dict__:
         key.get_default = _DefaultOfKey(key)

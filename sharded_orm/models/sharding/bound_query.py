@@ -1,4 +1,7 @@
-"""The part of a query class that handles bound keys: it stores the key, and filters the query by it."""
+"""The part of a query class that handles bound keys: it stores them, and filters queries by them.
+
+The bound key is the shard key that a ``with bound()`` block sets for all queries in it.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,25 @@ _TOO_LATE = (
 
 
 class BoundKeyQuery(Query):
-    """A query that remembers the key that was bound when it was built, and filters by it when it is run.
+    """A query that remembers the key that was bound when it was built, and filters by it when run.
+
+    A key is bound by a ``with bound()`` block.
 
     While the query is being built, it has no condition on the key, so that ``scatter()`` can still
     make it a query for all keys. :meth:`with_bound_key` returns the query to be run.
     """
 
-    #: The key that was bound when the query was built or first evaluated. None if no key was
-    #: bound. :data:`EXEMPT` if the query is meant for all keys.
+    #: The key that bound() had set when the query was built or first evaluated. None if it had set
+    #: no key. :data:`EXEMPT` if the query is meant for all keys.
     bound_key: BoundKey | None = None
     #: Whether the query's only limit is that of :meth:`exists`. Such a query can still be filtered.
     is_limited_by_exists = False
 
     def take_bound_key(self) -> None:
-        """Store the key that is bound now in the query.
+        """Store in the query the shard key that ``bound()`` has set now.
 
         :raises BoundKeyMismatch: the query has stored another key. Or the query was built outside
-            of the block, and a condition cannot be added any more.
+            of the ``bound()`` block, and a condition cannot be added any more.
         """
         if self.model is None or (key := key_in_force(self.model)) is None:
             return
@@ -55,7 +60,7 @@ class BoundKeyQuery(Query):
             )
 
     def _take_late(self, key: BoundKey) -> None:
-        """Prepare a query for :meth:`take_bound_key` if it was built outside of the block.
+        """Prepare a query for :meth:`take_bound_key` if it was built before ``bound()`` was called.
 
         Also called for a new query, which needs no preparation.
         """
@@ -92,6 +97,8 @@ class BoundKeyQuery(Query):
     def with_bound_key(self) -> Self:
         """Return the query to be run: this query, or a copy that is also filtered by the bound key.
 
+        The bound key is the shard key that was set by ``bound()`` when the query was built.
+
         :raises BoundKeyMismatch: the query's conditions contain another key.
         """
         key = self.bound_key
@@ -111,7 +118,9 @@ class BoundKeyQuery(Query):
         return copy
 
     def lacks(self, key: BoundKey) -> bool:
-        """Whether rows of another key than ``key`` may match the query.
+        """Whether rows of another shard key than ``key`` may match the query.
+
+        :param key: the bound key, which ``bound()`` has set.
 
         :raises BoundKeyMismatch: the query's conditions contain another key.
         """
@@ -155,7 +164,8 @@ class BoundKeyQuery(Query):
     def _path_to_key(self, column: Any) -> str | None:
         """Return the path to ``column`` if it is the shard key of the query's rows; otherwise None.
 
-        The path is that of :attr:`BoundKey.name`.
+        A path is a name for ``filter()``, such as ``owner_id`` or ``photo__owner_id``; see
+        :attr:`BoundKey.name`.
         """
         options = shard_options(self.model) if self.model is not None else None
         if type(column) is not Col or options is None:
@@ -163,8 +173,8 @@ class BoundKeyQuery(Query):
         if options.key is not None:
             is_key = _is_column(column, options.key) and column.alias in self._tables_of_row()
             return options.key.attname if is_key else None
-        # A row of an automatic many-to-many table has the shard key of the two rows that it
-        # relates.
+        # The model is an automatic many-to-many table. A row of it has the shard key of the two
+        # rows that it relates, so search for the keys of these.
         for relation in options.relations:
             end = shard_options(relation.related_model)
             key: Any = None if end is None else end.key
@@ -202,6 +212,7 @@ class BoundKeyQuery(Query):
 
     def exists(self, limit: bool = True) -> Self:
         # Overrides exists() of Django's query, which Django calls for Exists() expressions, too.
+        # The override records whether the limit is that of exists().
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy
@@ -209,20 +220,20 @@ class BoundKeyQuery(Query):
     # -- Where Django turns a query into SQL, or into a part of another query --------------
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
-        # Add the condition on the key, in case it is missing, so that no SQL is compiled without
-        # it. The methods of the queryset have usually added it already.
+        # Add the condition on the bound key (set by bound()), in case it is missing, so that no SQL
+        # is compiled without it. The methods of the queryset have usually added it already.
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
         # Overrides Query.resolve_expression(), which Django calls for every subquery, to filter the
-        # subquery by the bound key.
+        # subquery by the bound key, which bound() has set.
         return super(BoundKeyQuery, _filtered(_taken(self))).resolve_expression(
             query, *args, **kwargs
         )
 
 
 def _taken(query: Any) -> Any:
-    """Return ``query``, or a copy in which the key that is bound now is stored."""
+    """Return ``query``, or a copy in which the key that ``bound()`` has set now is stored."""
     if (
         not isinstance(query, BoundKeyQuery)
         or query.model is None

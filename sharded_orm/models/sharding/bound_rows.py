@@ -1,4 +1,7 @@
-"""Rows under a bound key: the key is set on new rows, and rows of another key are refused."""
+"""Rows under a bound key: the key is set on new rows, and rows of another key are refused.
+
+The bound key is the shard key that a ``with bound()`` block sets for all rows used in it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from sharded_orm.models.sharding.options import describe, required_options
 
 
 def give_bound_key(instance: Any) -> None:
-    """If the new row ``instance`` has no shard key yet, set it to the bound key.
+    """If the new row ``instance`` has no shard key yet, set it to the key that ``bound()`` has set.
 
     :raises BoundKeyMismatch: the row has another key.
     """
@@ -24,8 +27,8 @@ def give_bound_key(instance: Any) -> None:
         return
     key: Any = required_options(instance.__class__).key
     if key is not None:
-        # The key may be a foreign key to an instance that is assigned but not saved yet. Django
-        # copies the id of that instance later.
+        # Leave the key empty if it is a foreign key to an instance that is assigned but not saved
+        # yet. Django copies the id of that instance later.
         is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
         is_new = instance._state.adding
         if is_new and instance.__dict__.get(key.attname) is None and not is_related:
@@ -35,6 +38,8 @@ def give_bound_key(instance: Any) -> None:
 
 def refuse_other_key(instance: Any) -> None:
     """Raise :exc:`BoundKeyMismatch` if the key of ``instance`` is not the bound key.
+
+    The bound key is the shard key that a ``with bound()`` block has set.
 
     Does nothing if no key of the instance's model is bound, and for a row without a key. If the key
     was not loaded, one query loads it. A row of an automatic many-to-many table is refused if one
@@ -80,9 +85,9 @@ def refuse_values_given_by_id(
 ) -> None:
     """Raise :exc:`BoundKeyMismatch` if ``values`` would relate many-to-many rows to rows of another key.
 
-    Each value must be an instance with the bound key, because an id alone does not determine the
-    key. Does nothing inside :func:`related_rows_checked`, for other models than automatic
-    many-to-many tables, or if no key is bound for the rows.
+    Each value must be an instance with the bound key (set by ``bound()``), because an id alone does
+    not determine the key. Does nothing inside :func:`related_rows_checked`, for other models than
+    automatic many-to-many tables, or if no key is bound for the rows.
 
     :param values: keyed by field name, as for ``update()``.
     :param row: a description of the row; None for several rows.
@@ -101,9 +106,9 @@ def refuse_values_given_by_id(
 
 
 def _checked_relations(model: type[Model]) -> list[Any]:
-    """Return the relations of ``model`` if it is an automatic many-to-many table whose key is bound.
+    """Return the relations of ``model`` if it is an automatic many-to-many table with a bound key.
 
-    Otherwise return an empty list.
+    The key is bound if a ``with bound()`` block has set it. Otherwise return an empty list.
     """
     if key_in_force(model) is None or _are_related_rows_checked.get():
         return []
@@ -120,7 +125,8 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 def related_rows_checked() -> Iterator[None]:
     """Context manager for a block in which new many-to-many rows are not checked for the bound key.
 
-    Use it if the keys of the related rows have been checked already.
+    The bound key is the shard key that ``bound()`` has set. Use this block if the keys of the
+    related rows have been checked already.
     """
     token = _are_related_rows_checked.set(True)
     try:
@@ -131,6 +137,8 @@ def related_rows_checked() -> Iterator[None]:
 
 def has_other_key(instance: Any) -> bool:
     """Whether ``instance``, a row of a model with a shard key, has another key than the bound one.
+
+    The bound key is the shard key that a ``with bound()`` block has set.
 
     :raises TypeError, ValueError, ValidationError: the row's value cannot be a key.
     """

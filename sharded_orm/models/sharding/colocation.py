@@ -126,7 +126,9 @@ class Colocation:
     def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
         """Raise an error if a join leads from copies of global rows back to rows of the group.
 
-        Rows on other shards may refer to the same global row, and the join would miss them.
+        Global rows of a reference model are copied to every shard.
+
+        The join would miss rows on other shards that refer to the same global row.
         """
         if self._group is not None and has_copies(model) and not has_copies(joined):
             raise CrossShardRelation(
@@ -280,7 +282,7 @@ class Colocation:
         return False
 
     def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
-        """Whether the rows of ``inner`` refer to the outer row by a generic foreign key.
+        """Whether the rows of the subquery ``inner`` refer to the outer row by a GenericForeignKey.
 
         If so, they are on the shard of the outer row.
 
@@ -339,7 +341,7 @@ class Colocation:
         )
 
     def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
-        """Whether two rows with equal values are always on one shard.
+        """Whether two rows are always on one shard if their values in these columns are equal.
 
         :param columns: the columns with the values of the first row.
         :param others: the columns with the values of the second row, in the same order.

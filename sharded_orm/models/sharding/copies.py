@@ -1,4 +1,4 @@
-"""Global models whose rows are copied to every shard, so that statements on a shard can join them."""
+"""Global models with copies of their rows on every shard, so that statements there can join them."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def current_alias(options: Any, instance: Any) -> str | None:
 def _key_field(options: Any) -> Any:
     """Return the field of the shard key.
 
-    For an automatic many-to-many table, return the shard key of the first of the two related
-    models.
+    An automatic many-to-many table has no shard key. For it, return the key of the first of the two
+    related models.
     """
     if options.key is not None:
         return options.key

@@ -41,7 +41,8 @@ from django.utils.tree import Node
 from sharded_orm.exceptions import UnknownExpression
 from sharded_orm.routing.where_clause import is_from_django, writes_own_sql
 
-#: Attributes of ``Query`` that can contain expressions, and so are searched for subqueries.
+#: Attributes of Django's ``Query`` that can contain expressions. So they are searched for
+#: subqueries.
 HOLDS_EXPRESSIONS = frozenset(
     {
         "alias_map", "annotations", "combined_queries", "extra", "extra_order_by", "extra_tables",
@@ -217,7 +218,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # Stop here: reads_own_row also covers the methods that the class inherits.
+            return True  # The decorator reads_own_row also covers the inherited methods.
         if writes_own_sql(cls):
             return False
     return True

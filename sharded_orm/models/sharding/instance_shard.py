@@ -43,4 +43,4 @@ class _OnShardOf(OnShard):
 
     @alias.setter
     def alias(self, alias: str) -> None:
-        pass  # Ignore the assigned alias, because the shard must be looked up for each query.
+        pass  # Do nothing: the shard is looked up for each query, so an assigned alias would be wrong.

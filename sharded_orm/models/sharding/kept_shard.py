@@ -1,4 +1,4 @@
-"""Remembers the shard of a row while the row is saved, so that its key is looked up only once."""
+"""Remembers the shard of a row while the row is saved, so that the shard is looked up only once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KeptShard:
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
     ) -> Shard | None:
-        """Return the shard that is remembered for ``value``.
+        """Return the shard that is remembered for ``value``, a shard key or an id.
 
         If none is remembered, call ``find(group, value)`` and remember the result.
         """
@@ -45,8 +45,9 @@ class KeptShard:
             # Do not remember a shard for a mutable value, because the value may be changed to
             # another key later.
             return find(group, value)
-        # The generation counts changes of the topology. Read it before the look-up, so that the
-        # result is not used again if the topology changes during the look-up.
+        # relocation.generation counts changes of the topology (which says where the shards are).
+        # Read it before the look-up, so that the result is not used again if the topology changes
+        # during the look-up.
         question = (relocation.generation, group, type(value), value)
         if self._shard is None or question != self._question:
             self._shard, self._question = find(group, value), question

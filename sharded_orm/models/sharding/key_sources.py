@@ -1,4 +1,4 @@
-"""Sources of keys: they know the shard keys of rows that a query selects by another column.
+"""Sources of keys: they find the shard keys of rows that a query selects by another column.
 
 The sources are used only if the conditions of a query contain no shard key. An app of Django can
 provide a source when it is ready.
@@ -15,7 +15,7 @@ from django.db.models import Field, Model
 class KeyGuess(Protocol):
     """A guess: which shard key the only row with a certain value had when the source last saw it.
 
-    The guess may be out of date. It is proved if the shard of :attr:`key` returns a row with the
+    The guess may be out of date. It is right if the shard of :attr:`key` returns a row with the
     value.
     """
 
@@ -28,7 +28,7 @@ class KeyGuess(Protocol):
 
 
 class KeySource(Protocol):
-    """A source of keys: knows the shard keys of the rows that have certain values in a column."""
+    """A source of keys: finds the shard keys of the rows that have certain values in a column."""
 
     def keys(
         self, model: type[Model], field: Field[Any, Any], values: Sequence[Any]
@@ -44,7 +44,7 @@ class KeySource(Protocol):
         """
 
     def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
-        """Return the guess which shard key the row with ``value`` has. Sends nothing.
+        """Return a guess: the shard key that the row with ``value`` probably has. Sends nothing.
 
         :returns: None if the source remembers nothing, or if two rows of any shards may have the
             value at the same time.
@@ -61,7 +61,10 @@ _sources: list[KeySource] = []
 
 
 def provide_key_source(source: KeySource) -> None:
-    """Add a source. :func:`known_keys` queries the sources in the order in which they were added."""
+    """Add a source of keys, which finds the shard keys of rows by another column.
+
+    :func:`known_keys` queries the sources in the order in which they were added.
+    """
     _sources.append(source)
 
 
@@ -72,7 +75,10 @@ def has_key_sources() -> bool:
 def known_keys(
     model: type[Model], field: Field[Any, Any], values: Sequence[Any]
 ) -> Sequence[Any] | None:
-    """Return the keys from the first source that knows them; see :meth:`KeySource.keys`."""
+    """Return the shard keys from the first source of keys that knows them all, else None.
+
+    For the arguments, see :meth:`KeySource.keys`.
+    """
     for source in _sources:
         keys = source.keys(model, field, values)
         if keys is not None:
@@ -81,7 +87,10 @@ def known_keys(
 
 
 def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
-    """Return the guess of the first source that has one; see :meth:`KeySource.guess`."""
+    """Return the guessed shard key from the first source of keys that has a guess, else None.
+
+    For the arguments, see :meth:`KeySource.guess`.
+    """
     for source in _sources:
         key_guess = source.guess(model, field, value)
         if key_guess is not None:
@@ -90,7 +99,7 @@ def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | 
 
 
 def hint(model: type[Model]) -> str:
-    """Return why a query of ``model`` without a shard key is refused, according to the sources.
+    """Return why a query of ``model`` without a shard key is refused, as the sources know it.
 
     The result is the end of a sentence; "" if no source knows a reason.
     """

@@ -118,8 +118,8 @@ class ShardOptions:
     def key_has_pre_save(self) -> bool:
         """Whether the shard key's field has a ``pre_save()`` from outside Django and this package.
 
-        Such a ``pre_save()`` may store another value than that of the instance, for example the
-        value in lower case.
+        So the stored key may differ from that of the instance: such a method may return the value
+        in lower case.
         """
         prepare = getattr(type(self.key), "pre_save", None)
         return prepare is not None and not prepare.__module__.startswith(
@@ -172,8 +172,8 @@ class ShardOptions:
         return value
 
     def _refuse_rounded(self, name: str, value: Any) -> None:
-        # A database rounds a value to the decimal places of its column, so a value with more places
-        # would be stored as another key.
+        # Refuse a value with more decimal places than its column: the database would round it, and
+        # so store another key.
         places = (
             getattr(target_field(self.key), "decimal_places", None)
             if type(value) is Decimal
@@ -187,8 +187,9 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # Two kinds of keys are not checked here. A generated key is checked by the insert. If the
-        # project has defined pre_save() of the key, key_of() calls it before the shard is chosen.
+        # Two kinds of keys are left out here, because they are checked elsewhere. A generated key
+        # is checked by the insert. If the project has defined pre_save() of the key, key_of() calls
+        # it before the shard is chosen.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save
@@ -319,8 +320,8 @@ class ShardOptions:
             shard = runtime.shard(self.group, drawn)
             if strategy.node_failure(shard) is None:
                 return shard
-            # Draw another shard: an earlier attempt to store the row may have failed because this
-            # node is down.
+            # Draw another shard: this node cannot be reached, so that an earlier attempt to store
+            # the row may have failed.
         drawn = state.drawn_shard = strategy.draw()
         return runtime.shard(self.group, drawn)
 
@@ -333,7 +334,7 @@ class ShardOptions:
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
             if hasattr(value, "resolve_expression"):
-                continue  # Skip the value: the database computes it, so it determines no shard yet.
+                continue  # Skip it: the database computes the value, so it determines no shard yet.
             if value is not None and self.names_shard(field):
                 # ``value`` is the key of a row to which ``instance`` refers. In a group whose keys
                 # must be placed, runtime.place() would choose a shard for this key, although its
@@ -379,7 +380,8 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
-    # Django's database cache passes an object that has only some attributes of a model.
+    # Not every ``model`` is a model: Django's database cache passes an object that has only some
+    # attributes of one.
     if getattr(meta, "auto_created", False):
         source = shard_options(meta.auto_created)
         return None if source is None else ShardOptions(model, source.group, None)

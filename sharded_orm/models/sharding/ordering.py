@@ -36,7 +36,7 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # Ordering by an annotation adds no join, because the annotation has been resolved already.
+        # Accept annotations: ordering by one adds no join, because it has been resolved already.
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True

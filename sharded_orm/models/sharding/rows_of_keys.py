@@ -24,7 +24,7 @@ from sharded_orm.routing.placement_lease import KeyInFlight
 
 
 class RowsOfKeys:
-    """The rows of some keys of a group.
+    """The rows of some shard keys of a group, in all tables of the group.
 
     Immutable. Each call uses the models that are installed at that moment.
     """
@@ -78,7 +78,7 @@ class RowsOfKeys:
                     if strategy.entry(value) == moved.key:
                         values.append(value)
                 except (InvalidShardKey, TypeError, ValueError, ValidationError):
-                    continue  # The field cannot store this key, so no row has it.
+                    continue  # Leave out the key: the field cannot store it, so no row has it.
         return list(dict.fromkeys(values))
 
 
@@ -117,7 +117,8 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # If the key is NULL, make the result false instead of unknown.
+            # If the key is NULL, make the result false instead of unknown. Then NOT of the
+            # condition is true for the row.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

@@ -107,7 +107,7 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
         is loaded only for relations among these fields.
     """
     if not instance._state.fields_cache:
-        return  # No related instance is in memory, so there is nothing to check.
+        return  # No related instance is in memory, so no key can be compared.
     referred: list[Any] = []
     field: Any
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):

@@ -140,7 +140,7 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
         name = field.attname
         if selected is not None and field.name not in selected and name not in selected:
             continue
-        # Examine the distinct types of the values first, because there are many rows, but few
+        # Examine the distinct types of the field's values first: there are many rows, but few
         # types.
         kinds = {type(row.__dict__.get(name)) for row in rows}
         if any(hasattr(kind, "resolve_expression") for kind in kinds):

@@ -27,7 +27,8 @@ class NoRows(models.Manager[M]):
 class ShardMap(models.Model):
     """Represents a shard, a range of shards or a shard group in the admin.
 
-    ``name`` is for example ``photos_00042``, ``photos 0-511`` or ``photos``.
+    ``name`` is, for example, ``photos_00042`` (a shard), ``photos 0-511`` (a range) or ``photos``
+    (a group).
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=200, primary_key=True)

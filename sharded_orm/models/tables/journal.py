@@ -15,7 +15,9 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation. The process that executes the run has a lease on it.
+    """One run of a long operation.
+
+    The process that executes the run has a lease on it, a right that expires unless it is renewed.
 
     ``unfinished`` is either true or NULL. The unique constraint on kind, subject and ``unfinished``
     ignores rows with NULL. So there is at most one unfinished run for each kind and subject, but
@@ -77,10 +79,9 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: Used only if several processes share the steps of a run; see
-    #: ``operations/runs/work_units.py``. Each of these processes has a run of its own, whose lease
-    #: shows that the process is alive. The field contains the id of that run for the process that
-    #: executes the step.
+    #: The id of the run of the process that executes the step. Used only if several processes share
+    #: the steps of one run: each of them then has a run of its own, whose lease shows that the
+    #: process is alive. See ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

@@ -14,8 +14,8 @@ class KeyMove(models.Model):
     """The move of one shard key from one shard to another.
 
     ``in_flight`` is true while the key is moving, and NULL afterwards. The unique constraint on
-    group, key and ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight.
-    While a key is in flight, no process remembers its shard.
+    group, key and ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight
+    (not finished). While a key is in flight, no process remembers its shard.
 
     One row is not a move: its group is empty, and ``in_flight`` is false. A process that announces
     moves locks this row, which exists because an empty table would have no row to lock.
@@ -25,7 +25,7 @@ class KeyMove(models.Model):
     """
 
     group: models.CharField[str, str] = ExactCharField(max_length=64)
-    #: The text under which the directory stores the key.
+    #: The text under which the directory, the table with the shard of each key, stores the key.
     key: models.CharField[str, str] = ExactCharField(max_length=100)
     #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
     #: as a digest.

@@ -1,4 +1,4 @@
-"""The directory: a table with the shard of each key, and the store that uses the table (Y2)."""
+"""The directory: a table with the shard of each key, and the store that uses the table (Yupoo, Y2)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Placement(models.Model):
         return f"{self.key} of {self.group} on shard {self.shard}"
 
 
-#: The number of the last move that has switched a key to another shard. One statement reads the
-#: number together with the shard, so that they are consistent.
+#: A subquery for the number of the last move that has switched a key to another shard. It is a part
+#: of the query for the key's shard, so that number and shard are consistent.
 _LAST_MOVE = Subquery(
     KeyMove.objects.filter(
         group=OuterRef("group"), key=OuterRef("key"), phase__in=("switched", "settled")
@@ -50,7 +50,7 @@ _LAST_MOVE = Subquery(
     .order_by("-id")
     .values("id")[:1]
 )
-#: The moves in flight, and the move that was announced last.
+#: The moves of keys in flight (not finished), and the move that was announced last.
 _OPEN_MOVES = KeyMove.objects.filter(
     Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
 )
@@ -62,7 +62,7 @@ class DatabaseDirectory:
 
     Each statement is autonomous: it is committed independently of the caller's transaction, which
     can neither hide nor roll back a placement. Inside Django's ``TestCase``, the statements are
-    part of the test's transaction, and the returned placements are marked as not committed.
+    part of the test's transaction, and the returned placements have ``committed = False``.
     """
 
     def __init__(self, alias: str) -> None:

@@ -69,11 +69,11 @@ logger = logging.getLogger("sharded_orm.topology")
 T = TypeVar("T")
 
 #: The minimum number of versions to keep. A process that publishes reads the current row, and then
-#: inserts a row with the next id. If other processes have published in between, a row with this id
-#: must still exist, so that the insert fails.
+#: inserts a row with the next id. If other processes have published meanwhile, the row with this id
+#: must still exist, so that the insert fails and does not undo their publications.
 _KEPT_AT_LEAST = 20
-# Every process gives this many signs of life in TIMEOUT seconds. Without a sign of life for TIMEOUT
-# seconds, it counts as ended.
+# Every process writes this many signs of life (the current time in its row) in TIMEOUT seconds.
+# Without a sign of life for TIMEOUT seconds, it counts as ended.
 _SIGNS = 3
 # How long the watching thread waits after an error that did not come from the database, in seconds.
 _RECOVER_AFTER = 5.0
@@ -139,13 +139,14 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection of the watching thread. This attribute keeps it alive in a forked child,
-        # where its finaliser would disturb the parent's connection.
+        # The connection of the watching thread. This attribute also keeps the object alive in a
+        # forked child: if it were garbage-collected there, this would disturb the parent's
+        # connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
         self._lost = False
-        #: The row that was reported last; None before the first report.
+        #: The row of the document that was last passed to on_change(); None before the first call.
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
@@ -223,7 +224,7 @@ class DatabaseSource(TopologySource):
             ) from exc
         try:
             execute(connection, f"DELETE FROM {VERSIONS} WHERE id <= %s", [new - self._kept])
-        except Error as exc:  # Continue, because the document is published already.
+        except Error as exc:  # Ignore the error, because the document is published already.
             logger.info("Old versions in %s cannot be deleted: %s", self.describe(), exc)
 
     def _ask(self, work: Callable[[BaseDatabaseWrapper], T]) -> T:
@@ -280,7 +281,7 @@ class DatabaseSource(TopologySource):
 
     def stop(self) -> None:
         if self._process != identity():
-            return  # This process is a forked child, which must not write to its parent's socket.
+            return  # Do nothing in a forked child, which must not write to its parent's socket.
         self._ended.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -316,7 +317,7 @@ class DatabaseSource(TopologySource):
             self._drop_connection()
 
     def _step(self, connection: BaseDatabaseWrapper, on_change: OnChange) -> None:
-        """Report the current document if it is new. Then record which version this process uses."""
+        """Call ``on_change`` if the current document is new. Then record this process's version."""
         newest = newest_version(connection)
         if newest is not None and newest != self._reported:
             row = current_version(connection)
@@ -378,7 +379,7 @@ class DatabaseSource(TopologySource):
             self._announced = version, next_sign
 
     def _remove_ended(self, connection: BaseDatabaseWrapper) -> None:
-        """Delete the rows of processes that have given no sign of life for a long time."""
+        """Delete the rows of processes whose last sign of life is older than ten times ``TIMEOUT``."""
         for name, *_, silence in read_processes(connection):
             if silence > timedelta(seconds=10 * self._timeout):
                 execute(connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [name])

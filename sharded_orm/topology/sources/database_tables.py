@@ -102,7 +102,7 @@ def read_versions(
 
 
 def newest_version(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
-    """Return the id and the publication time of the current row; None if nothing was published.
+    """Return the id and the publication time of the current document's row; None if there is none.
 
     The id alone does not identify the row, because ids restart if the table is created again or
     restored from a backup.
@@ -113,7 +113,7 @@ def newest_version(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
 
 
 def current_version(connection: BaseDatabaseWrapper) -> tuple[int, str, str] | None:
-    """Return the current row, with its document as text; None if nothing was published."""
+    """Return id, publication time and text of the current document; None if nothing was published."""
     sql = f"SELECT id, published_at, document FROM {VERSIONS} ORDER BY id DESC LIMIT 1"
     rows = read_versions(connection, sql, [])
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None

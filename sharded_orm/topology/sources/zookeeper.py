@@ -318,7 +318,7 @@ class ZooKeeperSource(TopologySource):
 
     def stop(self) -> None:
         if self._process != identity():
-            return  # This process is a forked child, which must not write to its parent's socket.
+            return  # Do nothing in a forked child, which must not write to its parent's socket.
         self._ended.set()
         self._wake.set()
         self._drop_client()
@@ -391,7 +391,8 @@ class ZooKeeperSource(TopologySource):
         self._wake.set()
 
     def _state_changed(self, state: str) -> None:
-        # kazoo calls this method in its own connection thread.
+        # kazoo, the ZooKeeper client, calls this method in its connection thread. So the method
+        # must not wait.
         if state == KazooState.CONNECTED:
             if self._lost:
                 logger.info("%s answers again.", self.describe())
