@@ -22,12 +22,14 @@ SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
 #: ER_LOCK_DEADLOCK. It also occurs when writers of a key wait for the process that closes the key's
-#: fence (so that triggers refuse writes), and this process waits for the writers.
+#: fence (so that triggers refuse writes), while that process waits for the writers.
 _DEADLOCK = 1213
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the driver's error ``error`` comes from a fence that has refused a write."""
+    """Whether the driver's error ``error`` comes from a fence, the triggers of a moving key, that has
+    refused a write.
+    """
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):
         arguments = arguments[1:]

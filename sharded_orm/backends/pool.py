@@ -184,8 +184,8 @@ class SessionPool(Generic[S]):
     def failure(self) -> Exception | None:
         """Return the error of the last attempt to open a session; None if the attempt succeeded.
 
-        If a node has failed, one caller tries it again every :data:`BACKOFF` seconds, and waits for its
-        answer. Any other caller gets the known error at once.
+        After a failure, one caller tries to open a session again every :data:`BACKOFF` seconds, and
+        waits for the result. Any other caller gets the known error at once.
         """
         if not self.breaker.is_closed and self.breaker.claim(None):
             # Open a new session even if the pool has idle ones, because only that proves that the node

@@ -38,7 +38,8 @@ class FenceTexts:
     #: The name of the fence, which makes a server refuse writes, and a description of a fenced server.
     name: str
     is_fenced: str
-    #: What a promotion does in its phase ``fencing``, and in ``unfencing`` or ``promoting``.
+    #: Words for what a promotion does in its phase ``fencing``, and in its phase ``unfencing`` or
+    #: ``promoting``.
     fences: str
     opens: str
     #: Predicates of sentences about the server: it could not be fenced (made to refuse writes), it
@@ -273,12 +274,12 @@ class ReplicationServer(ABC):
         """Return a description of what was written after the server had logged ``position``; "" if
         nothing.
 
-        Must be called on a fenced server, by the process that has fenced it.
+        Must be called on a fenced server (one that refuses writes), by the process that has fenced it.
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server is no replica of the fenced ``source``, although it has
-        reached its position.
+        """Yield the reasons why this server is no replica of ``source``, although it has reached the
+        position of ``source``, which is fenced (refuses writes).
         """
         return iter(())
 
@@ -309,7 +310,7 @@ class ReplicationServer(ABC):
         """Remove the stopped replication connection named ``link``."""
 
     def promote(self, seconds: float) -> bool:
-        """Make this replica a primary that stays fenced, on backends with
+        """Make this replica a primary that stays fenced (refuses writes), on backends with
         :attr:`is_promoted_for_good`.
 
         Can be repeated. Return False if that takes more than ``seconds``.

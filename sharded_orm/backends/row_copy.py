@@ -1,4 +1,5 @@
-"""Copy the rows of a shard key into side tables, from which they are published.
+"""Copy the rows of a shard key into side tables, and publish them later: insert them into the real
+tables.
 
 *Side tables* are on the target shard, one for each real table, so queries do not see the copied rows
 before they are published. A side table has the columns of its real table, and a column with the number
@@ -66,8 +67,8 @@ class RowCopy(RowAccess):
                 self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write copied rows into the side table. They replace those rows of the side table that
-        have the same primary keys.
+        """Write copied rows into the side table of ``table``, which keeps them until they are
+        published. They replace rows of the side table with the same primary keys.
 
         :param number: the number of the copy.
         :param rows: rows that another shard's :meth:`read` has returned.
@@ -118,8 +119,8 @@ class RowCopy(RowAccess):
                 pass
 
     def copies(self) -> set[int]:
-        """Return the numbers of all copies whose rows are on the shard. One statement for each side
-        table.
+        """Return the numbers of all copies that have rows in the shard's side tables, where copied
+        rows are kept. One statement for each side table.
         """
         column = self._quote(COPY)
         return {

@@ -137,7 +137,8 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept. Its id is then gone from the server.
+        """Close the session that hold_after_commit() kept. The server then has no session with its id
+        any more.
 
         The session stays open if it has other state of this connection, which closing would lose.
         """

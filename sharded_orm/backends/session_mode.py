@@ -4,7 +4,9 @@ from enum import IntEnum
 
 
 class SessionMode(IntEnum):
-    """How long a virtual connection keeps a leased session before other aliases may use it."""
+    """How long a virtual connection (the ``connection`` of a Django alias) keeps a leased session
+    before other aliases may use it.
+    """
 
     FREE = 0
     """In autocommit, the session is kept for one statement."""

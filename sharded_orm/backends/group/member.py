@@ -55,13 +55,14 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # Whether this object was used since the group last closed obsolete connections.
     is_active = False
-    #: What upper layers knew about moving keys of the group just before the first statement of the
-    #: open transaction. That statement takes the snapshot, the state of the rows that the
-    #: transaction sees. None if they knew nothing.
+    #: What upper layers knew about keys that move between the group's shards, just before the first
+    #: statement of the open transaction. That statement takes the snapshot, the state of the rows that
+    #: the transaction sees. None if they knew nothing.
     known_at_snapshot: Any = None
-    #: Whether a transaction is open of which no statement was sent yet.
+    #: Whether a transaction is open, but none of its statements was sent yet.
     awaits_snapshot = False
-    #: Whether a lookup of the shard's node is in progress, because a statement found no table.
+    #: Whether this object is looking up the node on which its shard is now, because a statement found
+    #: no table.
     looks_for_place = False
     #: Number of open schema editors. A migration is running if the number is not 0.
     open_editors = 0
@@ -462,7 +463,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def has_inner_block(self) -> bool:
-        """Whether a block on this shard alone is still open that began inside the group's block."""
+        """Whether the user has opened an atomic block on this shard alone, inside the group's block,
+        and that inner block is still open.
+        """
         return bool(self._mirrored) and self._atomic_blocks[-1:] != self._mirrored[-1:]
 
     @property

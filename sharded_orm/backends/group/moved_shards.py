@@ -108,8 +108,8 @@ class PlaceWait:
     """Lets one statement that has found no table wait until its shard is usable again.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
-    :param current: returns the shard's connection settings in the topology in use; None if the topology
-        lacks the shard.
+    :param current: returns the shard's connection settings in the present topology (the map of shards
+        to nodes); None if the topology lacks the shard.
     """
 
     def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -130,7 +130,8 @@ class PlaceWait:
         """Return the connection settings with which the statement may run again.
 
         Return None if the shard does not move: the table is then missing for another reason. Costs one
-        load of the topology and one query, and more of both while the shard moves.
+        load of the topology (the map of shards to nodes) and one query, and more of both while the
+        shard moves.
 
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction.
@@ -224,8 +225,8 @@ def refuse_hidden_tables(wrapper: Any) -> None:
 
 
 class ShardCursor(CursorWrapper):
-    """A cursor of a shard's connection object. If the shard moves to another node, its statements run
-    there.
+    """A cursor of a shard's connection object. If the shard moves to another node, the cursor runs its
+    statements on the new node.
     """
 
     # The methods _execute() and _executemany() override those of CursorWrapper. They send the

@@ -147,8 +147,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # The server's list of transactions may be old and lack some transactions. So the result,
-        # which records the sessions of this moment, also has the present time.
+        # Add the present time to the result. The server's list of transactions may be old and lack
+        # some transactions, so a later call compares their start times with this time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -168,8 +168,9 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # If the number of this statement is smaller than the number that the marker has recorded,
-        # the server has restarted since, and all sessions have ended.
+        # A marker is the result of an earlier sessions(), with the number of the server's last
+        # statement. If the number of this statement is smaller, the server has restarted since, and
+        # all sessions have ended.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers
@@ -196,10 +197,10 @@ class MySQLChangeCapture(ChangeCapture):
         return counts
 
     def _present_transactions(self) -> list[tuple[int, str]] | None:
-        """Return the open transactions as :meth:`_transactions` does, but never from a copy that is
-        older than this call.
+        """Return the open transactions as :meth:`_transactions` does, but never from an outdated copy
+        of the server's list.
 
-        Return None if other sessions read the server's list all the time: it then stays old, and
+        Return None if other sessions read the server's list all the time: the copy then stays old, and
         nobody knows which transactions are open.
         """
         ((own,),) = self._rows("SELECT CONNECTION_ID()")

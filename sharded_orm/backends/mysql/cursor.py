@@ -209,7 +209,7 @@ class LeaseMixin(BaseCursor):
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
-                # SHOW WARNINGS needs the session that ran the last statement.
+                # Lease the session that ran the last statement, because SHOW WARNINGS needs it.
                 session = connection.session = traces.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
@@ -377,7 +377,8 @@ class LeaseMixin(BaseCursor):
         return 1
 
     def __del__(self) -> None:
-        # The program has dropped this cursor, so nobody can read its remaining results any more.
+        # Give up the remaining results: the program has dropped this cursor, so nobody can read them
+        # any more.
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
@@ -403,7 +404,9 @@ class LeaseMixin(BaseCursor):
             self._kind = None
 
     def callproc(self, procname: Any, args: Any = ()) -> Any:
-        """Call a stored procedure. Pin the session first: the procedure may leave state in it."""
+        """Call a stored procedure. Pin the session first (keep it until close()), because the
+        procedure may leave state in it.
+        """
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")

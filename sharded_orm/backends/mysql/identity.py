@@ -79,8 +79,8 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
 def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
     """Return those of the sessions ``writers`` that no longer exist on the server of ``pool``.
 
-    Sessions that :func:`judges` cannot judge are left out. If the server does not answer, the set
-    is empty. On MariaDB, a killed session still exists until it has rolled back or finished its
+    A session is left out if :func:`judges` returns False for it. If the server does not answer, the
+    set is empty. On MariaDB, a killed session still exists until it has rolled back or finished its
     COMMIT.
     """
     try:

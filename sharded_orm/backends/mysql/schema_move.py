@@ -260,7 +260,7 @@ class MySQLSchemaMove(SchemaMove):
         return {names.get(str(name), str(name)): int(number) for name, number in rows}
 
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        # Other statements are waiting, so check first whether there is anything to change.
+        # Check first whether any counter must change, because other statements are waiting.
         present = self.counters()
         if all(present.get(name) == number for name, number in counters.items()):
             return

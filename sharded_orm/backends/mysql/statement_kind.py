@@ -59,7 +59,7 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 # If a statement contains one of these marks, its literals and comments are removed before the
-# statement is classified. The mark may be part of a literal or comment.
+# statement is classified, because the mark may be part of a literal or comment.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
 # A cheap first test: _PIN_FUNCTION or _AFFINE can match a statement only if it contains one of
 # these texts.

@@ -17,7 +17,8 @@ from django.db import connections
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
 
-#: The numbers of the types with one name, and the numbers of their array types.
+#: The numbers (oids) by which the server knows the types with one name, and those of their array
+#: types.
 Oids = tuple[tuple[int, ...], tuple[int, ...]]
 
 _stock_type_oids = signals.get_type_oids

@@ -321,7 +321,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
         )
 
     def _versions(self) -> dict[str, str]:
-        """Return the row version in the catalog of each closed database, as database name -> version."""
+        """Return the version of each closed database's row in the server's catalog, as database name
+        -> version.
+        """
         return {
             row["name"]: row["version"]
             for row in self._rows(queries.DATABASES, self._databases)
@@ -365,7 +367,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def promote(self, seconds: float) -> bool:
         if self._is_replica():
-            # Do not let the function wait, because it would check only every 100 ms.
+            # Do not let pg_promote() wait for the end of the promotion, because it would check only
+            # every 100 ms.
             self._rows("SELECT pg_catalog.pg_promote(false)")
         deadline = time.monotonic() + seconds
         while self._is_replica():
@@ -402,7 +405,8 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     executed = str(row["executed"] or "")
     received = str(row["received"] or "")
     if not missing(received, executed):
-        # After a restart, a replica replays its stored log before it receives more.
+        # Take all that was executed as received: after a restart, a replica replays its stored log
+        # before it receives more.
         received = executed
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"

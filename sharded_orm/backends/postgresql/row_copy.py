@@ -173,8 +173,8 @@ class PostgreSQLRowCopy(RowCopy):
             " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
             " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
             f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
-            # If the default is any other expression, the value of the column may differ from the
-            # number.
+            # Require exactly this default. With any other expression, the value of the column may
+            # differ from the number.
             " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
             " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
             " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",
@@ -230,7 +230,8 @@ class PostgreSQLRowCopy(RowCopy):
         return [str(key), str(key)]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        # The text of a row shows where each value ends, and distinguishes NULL from ''.
+        # The text of a row shows where each value ends, and distinguishes NULL from ''. So different
+        # rows have different texts.
         row = f"ROW({self._names(self._kept_columns(table))})::text"
         return f"pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to({row}, 'UTF8')), 'hex')"
 

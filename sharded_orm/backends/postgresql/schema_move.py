@@ -28,7 +28,8 @@ _PATIENCE: Final = 30.0
 # Seconds to wait until the server has ended an automatic vacuum of a table. The server does so after
 # deadlock_timeout, usually one second.
 _VACUUM_PATIENCE: Final = 5.0
-#: The table that lists what new tables get only when they are shown: foreign keys and automatic vacuum.
+#: The table that lists what new tables get only when they are shown (renamed to their real names):
+#: foreign keys and automatic vacuum.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 

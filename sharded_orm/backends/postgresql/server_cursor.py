@@ -62,7 +62,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
-            # The server refuses a cursor outside of a transaction, except WITH HOLD.
+            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. BARE is the
+            # kind of statements that the server refuses there.
             session, prefix = connection.begin_statement(
                 kind if in_transaction or self._withhold else PostgreSQLKind.BARE
             )
@@ -127,7 +128,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def __del__(self) -> None:
-        # If close() was not called, nothing else returns the session to the pool.
+        # End the lease of the session here, because nothing else does so if close() was not called.
         session = getattr(self, "_session", None)
         if session is not None and not self._closed:
             if self._is_leased:

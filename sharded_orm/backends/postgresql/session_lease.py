@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class SessionLease(SessionHold["PostgreSQLNodeSession"]):
-    """Base class of the virtual connection: leases a session, keeps it as long as needed, and returns
-    it.
+    """Base class of an alias's virtual connection: leases a session, keeps it as long as needed, and
+    returns it.
 
     Not thread-safe, like Django's connections.
 

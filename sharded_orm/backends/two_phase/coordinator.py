@@ -209,7 +209,8 @@ def _has_refused(decider: Participant, exc: BaseException) -> bool:
 
     :param exc: the error that the COMMIT has raised.
     """
-    # If the error is of another class, it has interrupted the rollback after a refused COMMIT.
+    # An error of another class does not come from the COMMIT: it has interrupted the rollback after a
+    # refused COMMIT.
     is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
     return is_of_commit and decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
 

@@ -24,12 +24,14 @@ _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: dequ
 
 
 def add(alias: str, transaction: str) -> None:
-    """Record that all branches of ``transaction``, whose decision is on ``alias``, have committed."""
+    """Record that all shards have committed ``transaction``, whose decision to commit is stored on the
+    shard ``alias``.
+    """
     _finished[alias].append((time.monotonic(), transaction))
 
 
 def take(alias: str) -> list[str]:
-    """Return a few transactions whose decisions on ``alias`` may be deleted now.
+    """Return a few transactions whose decisions to commit may be deleted now from the shard ``alias``.
 
     Each transaction is returned only once.
     """
