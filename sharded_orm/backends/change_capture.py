@@ -351,7 +351,7 @@ class ChangeCapture(OwnSession, ABC):
         return []
 
     def triggers(self) -> set[str]:
-        """Return the names of the triggers of this module on the shard."""
+        """Return the names of the triggers that this library has created on the shard."""
         names = (str(name) for (name,) in self._rows(self._all_triggers))
         return {name for name in names if name.startswith(OWN_PREFIX)}
 

@@ -132,8 +132,9 @@ class PostgreSQLFeatures(ShardFeatures):
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
-        # Without the option, the level is a setting of the server, the database or the role, which may
-        # change at any time. With the option, each BEGIN names the level.
+        # Return "unknown" without the option, because the level is then a setting of the server, the
+        # database or the role, which may change at any time. With the option, each BEGIN names the
+        # level.
         return _POSTGRESQL_LEVELS.get(options.get("isolation_level"), "unknown")
 
 

@@ -371,7 +371,9 @@ class BoundedPool(SessionPool[S]):
 
     @contextmanager
     def _permit(self) -> Iterator[_Permit]:
-        """Context manager that yields a permit. If the block fails, the permit becomes free again."""
+        """Context manager that yields a permit (the right to lease one session). If the block fails,
+        the permit becomes free again.
+        """
         permit = self._take_permit(self.timeout)
         if permit is None:
             raise PoolTimeout(
@@ -386,7 +388,9 @@ class BoundedPool(SessionPool[S]):
             raise
 
     def _take_permit(self, timeout: float) -> _Permit | None:
-        """Return a permit, or None if no permit became free within ``timeout`` seconds."""
+        """Return a permit (the right to lease one session), or None if no permit became free within
+        ``timeout`` seconds.
+        """
         permit = _Permit()
         with self._permit_freed:
             if not self._permit_freed.wait_for(self._has_free_permit, timeout):

@@ -41,8 +41,8 @@ class SessionHold(Generic[S]):
         self.held_after_commit = False
 
     def __del__(self) -> None:
-        # This method runs when the connection is dropped without close(), for example when its thread
-        # ends. The session must not stay leased.
+        # Close the leased session. This method runs when the connection is dropped without close(),
+        # for example when its thread ends, and the session must not stay leased.
         session = getattr(self, "session", None)
         if session is not None:
             self.pool.discard(session)

@@ -201,8 +201,8 @@ def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
     try:
         return NAMES in copy.introspection.table_names()
     except Error:
-        # The schema is missing, or the server has failed. If the server has failed, the next attempt of
-        # the statement raises the error.
+        # Return False, because the schema is missing, or because the server has failed. If the server
+        # has failed, the next attempt of the statement raises the error.
         return False
     finally:
         copy.close()

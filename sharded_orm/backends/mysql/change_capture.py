@@ -160,7 +160,8 @@ class MySQLChangeCapture(ChangeCapture):
         }
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        # Query the transactions, which fails without the privilege to see other sessions.
+        # Query the transactions first, because that raises an error if the account lacks the privilege
+        # to see other sessions.
         self._transactions()
         rows = self._rows(
             f"SELECT id, command, {self._flavor.statement_number}, id = CONNECTION_ID()"

@@ -83,7 +83,7 @@ class BranchPreparation(SessionLease):
             raise
         if status != "PREPARE TRANSACTION":
             # If an earlier statement has failed, the server rolls the transaction back instead of
-            # preparing it, and reports no error.
+            # preparing it, and reports no error. So raise an error here.
             raise psycopg.errors.InFailedSqlTransaction(
                 f"the transaction on alias {self.alias!r} has failed, and was rolled back"
             )

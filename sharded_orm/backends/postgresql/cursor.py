@@ -277,7 +277,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def _send(
         self, session: PostgreSQLNodeSession, query: Any, params: Any, options: dict[str, Any]
     ) -> None:
-        """Run ``query`` on ``session``, with the prefix statements in the same packet."""
+        """Run ``query`` on ``session``, in one packet after the statements of ``_prefix``."""
         self._conn, self._pgconn = session.raw, session.pgconn
         # Make the driver create new converters. For the same query as before, it would use the old
         # ones, which refer to the session of the earlier statement.
@@ -294,7 +294,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._select_current_result(0)
 
     def _execute_send(self, query: Any, **options: Any) -> None:
-        # Overrides ClientCursorMixin._execute_send, to send the prefix statements in the same packet.
+        # Overrides ClientCursorMixin._execute_send, to send the statements of _prefix in the same
+        # packet.
         if self._prefix:
             self._query = query
             self._pgconn.send_query(self._packet + query.query)
@@ -302,9 +303,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             super()._execute_send(query, **options)
 
     def _check_results(self, results: list[Any]) -> None:
-        # Overrides BaseCursor._check_results, which raises an error if a result is an error. The driver
-        # later passes the same list to _set_results(). So the results of the prefix statements are
-        # removed from the list.
+        # Overrides BaseCursor._check_results, which raises an error if a result is an error. The
+        # driver later passes the same list to _set_results(). So remove the results of the statements
+        # in _prefix.
         prefix = self._prefix
         if not prefix:
             super()._check_results(results)

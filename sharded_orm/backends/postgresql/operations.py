@@ -33,7 +33,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         return int(match[1]) if match else None
 
     def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
-        # Overrides the method of Django, which names the columns only.
+        # Overrides the method of Django, which names the columns only, to refuse ids outside of
+        # ``returned_ids``.
         if not fields:
             return "", ()
         columns = []

@@ -281,8 +281,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         deadline = time.monotonic() + patience
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
-        # Sessions that are being opened now may have read that the database is open. The server refuses
-        # all sessions that begin later.
+        # Also wait for the sessions that are being opened now, because they may have read that the
+        # database is open. The server refuses all sessions that begin later.
         beginning = self._beginning()
         while True:
             # First query the sessions that are being opened, and then those that are open. So a

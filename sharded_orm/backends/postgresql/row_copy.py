@@ -118,13 +118,13 @@ class PostgreSQLRowCopy(RowCopy):
     # ##### Real tables #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        # Name no table: on PostgreSQL, triggers see even the changes that CASCADE makes.
+        # Return no table, because on PostgreSQL, triggers see even the changes that CASCADE makes.
         return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # A row that changes during the copy is deleted and inserted again. If a foreign key has an
-        # action such as CASCADE, the deletion would change other rows. If a foreign key is not
-        # deferrable, it would refuse the deletion.
+        # Return False if a foreign key would interfere. A row that changes during the copy is deleted
+        # and inserted again. If a foreign key has an action such as CASCADE, the deletion would change
+        # other rows. If a foreign key is not deferrable, it would refuse the deletion.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"

@@ -234,7 +234,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        # Most sequences belong to tables, and were dropped together with these.
+        # Use IF EXISTS, because most sequences belong to tables and were dropped together with these.
         for name in sequences:
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
@@ -314,7 +314,7 @@ class PostgreSQLSchemaMove(SchemaMove):
                 return
             for table, key, definition in self._put_off():
                 if key and not definition.endswith(" NOT VALID"):
-                    # Other sessions can read and write during the validation.
+                    # Check the existing rows now. Other sessions can read and write meanwhile.
                     self._rows(
                         f"ALTER TABLE {self._quote(table)} VALIDATE CONSTRAINT {self._quote(key)}"
                     )

@@ -101,8 +101,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         return self
 
     def _raise_for_result(self, result: Any) -> Any:
-        # Overrides BaseCursor._raise_for_result, to convert errors of the prefix statements.
-        # ServerCursorMixin._declare_gen() calls it.
+        # Overrides BaseCursor._raise_for_result, to convert errors of the prefix statements, which are
+        # sent before the user's statement. ServerCursorMixin._declare_gen() calls it.
         prefix = self._prefix
         try:
             super()._raise_for_result(result)

@@ -107,8 +107,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             # Empty the list: its references to the connection must not be counted below.
             made.clear()
         except sqlite3.DatabaseError as exc:
-            # The file was opened, and then a statement failed, for example because the file is no
-            # database.
+            # Close the connection: the file was opened, and then a statement failed, for example
+            # because the file is no database.
             for opened in made:
                 opened.close()
             if not isinstance(exc, sqlite3.OperationalError):
