@@ -23,7 +23,8 @@ class ShardFeatures:
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
-    #: Whether a database has one writer at a time, so others wait until its transaction ends.
+    #: Whether a database has one writer at a time, so that other writers wait until its transaction
+    #: ends.
     has_one_writer: ClassVar[bool] = False
     #: Whether all shards of a node are schemas of one database, whose name is in the node's settings.
     shards_share_database: ClassVar[bool] = False

@@ -41,8 +41,8 @@ class PooledSession(Protocol):
     retired: bool
     #: Identifier of the thread that used the session last.
     user: int
-    #: The permit for the session's lease, if it belongs to a :class:`BoundedPool`. Referring to the
-    #: permit keeps it in use.
+    #: The permit (the right to lease one session), if the session belongs to a :class:`BoundedPool`.
+    #: The permit is in use as long as an object refers to it.
     permit: object | None
 
     @property

@@ -51,7 +51,7 @@ class FenceTexts:
     stays_fenced: str
     #: What may delay the fencing of a server (making it refuse writes) for too long.
     kept_off: str
-    #: Which accounts or processes write although the server is fenced.
+    #: Which accounts or processes write although the server is fenced (made to refuse writes).
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str

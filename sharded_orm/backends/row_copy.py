@@ -23,7 +23,8 @@ from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The column with the number of the copy, in each side table for copied rows.
+#: The column in each side table (which keeps copied rows) with the number of the copy that a row
+#: belongs to.
 COPY: Final = "sharded_orm_copy"
 #: The beginning of the names of side tables, in which copied rows are kept.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
@@ -132,8 +133,8 @@ class RowCopy(RowAccess):
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be
-        closed. The triggers let the writes of this session pass, but none of other sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
+        The triggers let the writes of this session pass, but no writes of other sessions.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
         :raises django.db.IntegrityError: a table has an id or unique value of the copy. Nothing was
@@ -161,12 +162,13 @@ class RowCopy(RowAccess):
         made in the real table, but only in rows that this copy has published. Another key may have
         a row with the same primary key.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be
-        closed. The triggers let these changes pass, but none of other sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
+        The triggers let these changes pass, but no changes of other sessions.
 
         :param changes: rows without new primary keys, unless their table is one of ``tables``.
         :param tables: the tables that are published now.
-        :raises MoveFailed, django.db.IntegrityError: as :meth:`publish`. Nothing was changed.
+        :raises MoveFailed, django.db.IntegrityError: for the reasons that :meth:`publish` names.
+            Nothing was changed.
         """
         with self._passing(number):
             # Delete all changed rows first, because two rows may have exchanged a unique value.
@@ -195,8 +197,8 @@ class RowCopy(RowAccess):
         """Move all rows of a shard key into the side tables, which keep rows out of sight, in one
         transaction. Can be repeated.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be
-        closed. The triggers let the changes of this session pass, but none of other sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
+        The triggers let the changes of this session pass, but no changes of other sessions.
 
         :param tables: a table with links must come after the tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.

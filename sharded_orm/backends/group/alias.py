@@ -101,8 +101,8 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The group's connection was closed inside a transaction, which ends only now. So now
-            # end the transactions of the group's shards.
+            # The group's connection was closed inside a transaction, and Django ends this transaction
+            # only now. So end the transactions of the group's shards, too.
             self.abandon_levels()
 
     def connect(self) -> None:

@@ -424,9 +424,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # savepoint_ids[i] belongs to atomic_blocks[i + 1], because the outermost block has no
-            # savepoint id. If the outermost block is dropped, the next block becomes the outermost,
-            # so its savepoint id is dropped.
+            # Drop the savepoint id that belongs to the block. savepoint_ids[i] belongs to
+            # atomic_blocks[i + 1], because the outermost block has no savepoint id. If the outermost
+            # block is dropped, the next block becomes the outermost, so its savepoint id is dropped.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:

@@ -39,7 +39,8 @@ class TopologyLookup:
 
     Only an upper layer knows that, so the package's Django app provides the functions.
 
-    :param refresh: loads the topology from its source. May raise a TopologyError.
+    :param refresh: loads the topology (the map of shards to nodes) from its source. May raise a
+        TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
     :param is_moving: returns whether shards or keys of a group are moving now, or were shortly before.
         May send a query.

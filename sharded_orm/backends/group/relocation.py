@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the topology in use. When the topology changes, the module ``runtime`` calls
-# topology_changed(), which adds 1.
+# Number of the present topology (the map of shards to nodes). When the topology changes, the module
+# ``runtime`` calls topology_changed(), which adds 1.
 generation = 0
 
 # Settings that do not affect to which database a wrapper connects, or how.

@@ -61,13 +61,13 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.transaction_memory = {}
         self.levels = []
         self.participants = {}
-        # Aliases of the participants that need a rollback. If there are any, the whole group needs a
-        # rollback.
+        # Aliases of the participants (shards in the group's transaction) that need a rollback. If
+        # there are any, the whole group needs a rollback.
         self._broken = set()
         # Aliases of the shards that are in a transaction, of the group or of their own.
         self._in_transaction = set()
         # on_commit functions of the shards that had already committed when another shard failed to
-        # commit. They run when autocommit is switched on.
+        # commit. They run when autocommit is switched on, after the transaction.
         self._orphaned_hooks = []
 
     # ##### Reports from shards #####

@@ -71,7 +71,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
-        """Return a virtual connection, after a check that the node answers.
+        """Return a virtual connection, which leases sessions when there is work, after a check that
+        the node answers.
 
         The check does not show whether the schema exists.
         """

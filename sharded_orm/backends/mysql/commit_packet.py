@@ -133,6 +133,7 @@ class CommitPacket:
             self.transaction.is_open = True
             self._lose(exc)
             return
-        # The server has refused a statement, and executed none of the later ones.
+        # Record the prefix statements that have succeeded. The server has refused a statement, and
+        # executed none of the later ones.
         self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
         self.transaction.unsure = True

@@ -24,7 +24,7 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 #: A session variable. If it is set, the triggers of this library let all changes of the session pass,
 #: even changes that a closed fence refuses to other sessions.
 PASSES: Final = f"@{OWN_PREFIX}passes"
-# Seconds that a session waits for another session that works on the same copy.
+# Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
 # Column types whose values are copied as bytes, in the character set of the column.
 _BYTES: Final = frozenset(

@@ -130,7 +130,7 @@ class NodeSession:
         if isinstance(query, str):
             statement = query.encode(self.raw.encoding)
         else:
-            # The driver needs an immutable buffer.
+            # Copy the bytes, because the driver needs an immutable buffer.
             statement = bytes(query)
         if args is None:
             return statement

@@ -42,7 +42,7 @@ BEGIN = b"BEGIN"
 
 
 class BoundCursor(Protocol):
-    """A cursor with rows that are still on the server, in the session of a connection."""
+    """A cursor whose unread rows are still on the server, in a session that a connection holds."""
 
     @property
     def outlives_transactions(self) -> bool:

@@ -102,8 +102,9 @@ class PostgreSQLNodeSession:
         except psycopg.InternalError as exc:
             if self.is_idle:
                 raise
-            # If a session behind a pooler ends, both the server and the pooler may report that. The
-            # driver expects one answer, and raises another error for two.
+            # Report the loss of the session. If a session behind a pooler ends, both the server and
+            # the pooler may report that. The driver expects one answer, and raises another error for
+            # two.
             raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:

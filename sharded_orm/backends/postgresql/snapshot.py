@@ -110,7 +110,8 @@ def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
     try:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     except psycopg.errors.InsufficientPrivilege as exc:
-        # The server checks the privilege first, so it raises this error even if the schema exists.
+        # Ignore the error if the schema exists. The server checks the privilege first, so it raises
+        # the error even then.
         if schema in names(cursor):
             return
         raise psycopg.errors.InsufficientPrivilege(

@@ -87,7 +87,8 @@ class SQLiteSchemaMove(SchemaMove):
         return SchemaDefinition(statements)
 
     def layout(self) -> Mapping[str, tuple[str, ...]]:
-        # Remove quotes, because SQLite quotes a name when it renames a table.
+        # Remove quotes, so that definitions can be compared: SQLite quotes a name when it renames a
+        # table.
         return {
             name: tuple(_QUOTED.sub(r"\1", statement) for statement in statements)
             for name, statements in self.definition().statements.items()
