@@ -11,8 +11,8 @@ from sharded_orm.backends.sqlstate import DEADLOCK, SERIALIZATION_FAILURE, sqlst
 
 #: The beginning of the error message when a trigger refuses a write.
 MARKER = "sharded_orm: the shard key of this row is moving to another shard"
-#: The error message when a trigger refuses a write because a whole table is closed. MySQL allows 128
-#: characters.
+#: The error message when a trigger refuses a write because a whole table is closed for writes. MySQL
+#: allows 128 characters in a message.
 CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"

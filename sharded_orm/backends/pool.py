@@ -316,9 +316,9 @@ class BoundedPool(SessionPool[S]):
         # sessions than permits. A permit to which nothing refers leaves the set by itself. So no permit
         # is lost if a signal handler raises an error in a thread that has just leased a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
-        # Guards the set against additions by several threads. Waiting threads are notified when a
-        # session is released. If a permit leaves the set by itself, they notice it only at their
-        # timeout.
+        # Guards _permits, the set of permits in use, against additions by several threads. Waiting
+        # threads are notified when a session is released. If a permit leaves the set by itself, they
+        # notice it only at their timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:

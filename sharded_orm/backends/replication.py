@@ -322,7 +322,8 @@ class ReplicationServer(ABC):
     @staticmethod
     @abstractmethod
     def missing(wanted: str, have: str) -> str:
-        """Return the part of the position ``wanted`` that lies beyond the position ``have``.
+        """Return the part of ``wanted``, a position in the log of changes, that lies beyond the
+        position ``have``.
 
         Return "" if no part lies beyond it.
         """

@@ -337,8 +337,8 @@ class RowCopy(RowAccess):
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...
 
     def _side(self, table: CapturedTable) -> str:
-        # The columns are part of the name, because a migration may change the table while old
-        # copies are kept.
+        # Make the columns part of the side table's name, because a migration may change the table
+        # while old copies are kept.
         text = repr((table.name, self.columns(table)))
         digest = md5(text.encode(), usedforsecurity=False).hexdigest()[:16]
         return str(self._quote(f"{SIDE_PREFIX}{digest}"))
@@ -348,7 +348,8 @@ class RowCopy(RowAccess):
         """Run a ``with`` block in a transaction in which the triggers let the changes of this session
         pass.
 
-        Other sessions see a closed fence, or wait. Only one session passes a fence at a time.
+        The triggers refuse writes of other sessions meanwhile, or let them wait. Only one session
+        passes a fence at a time.
 
         :param number: the number of the fence.
         :raises MoveFailed: the fence is not closed.

@@ -208,8 +208,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        """Set the counters of hidden (renamed) tables, so that they generate the ids that another
-        schema would.
+        """Set the counters of hidden (renamed) tables, so that they continue with the same ids as the
+        counters of another schema.
 
         :param counters: the result of the other schema's :meth:`counters`.
         """

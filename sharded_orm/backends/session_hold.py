@@ -60,7 +60,8 @@ class SessionHold(Generic[S]):
         """Set ``mode`` from the other attributes. Return the session to the pool if it is not needed
         any more.
 
-        Does nothing if the session is pinned or lost, or if the connection is closed.
+        Does nothing if the session is pinned (kept until close()) or lost, or if the connection is
+        closed.
         """
         raise NotImplementedError
 
@@ -106,7 +107,9 @@ class SessionHold(Generic[S]):
         return self.mode is SessionMode.CLOSED
 
     def ensure_session(self) -> None:
-        """Lease a session if none is held. Does nothing if the session is pinned or lost."""
+        """Lease a session if none is held. Does nothing if the session is pinned (kept until close())
+        or lost.
+        """
         if self.mode <= SessionMode.HELD and self.session is None:
             self.session = self.lease_session()
 
@@ -120,7 +123,9 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
+        """Undo hold(). The caller must have removed its state. A pinned session is kept until close()
+        all the same.
+        """
         self.is_held = False
         self.settle()
 

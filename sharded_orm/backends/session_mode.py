@@ -1,4 +1,6 @@
-"""The states of a virtual connection, by how long it keeps a leased session."""
+"""The states of a virtual connection (the ``connection`` of a Django alias), by how long it keeps a
+leased session.
+"""
 
 from enum import IntEnum
 

@@ -150,7 +150,7 @@ class PostgreSQLRowCopy(RowCopy):
         for name, sequence in self._counted_columns(table):
             if table.fresh_ids and name in table.pks:
                 continue
-            # Ignore numbers that the sequence is too small to return.
+            # Ignore numbers above the maximum of the sequence, which it can never return.
             ((largest,),) = self._rows(
                 f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
                 f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"

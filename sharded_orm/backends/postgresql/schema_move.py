@@ -271,7 +271,8 @@ class PostgreSQLSchemaMove(SchemaMove):
     # ##### Foreign keys and vacuum of new tables #####
 
     def _put_additions_off(self) -> None:
-        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown.
+        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown (renamed
+        to their real names).
 
         The foreign keys are dropped, so that rows can be copied in any order, and are recorded in a
         table, so that they can be added later. Vacuum is switched off because it could hold a lock on a

@@ -386,7 +386,7 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if _EXTENSION.match(upper):
         return PostgreSQLKind.EXTENSION
     if word == "EXPLAIN":
-        # EXPLAIN ANALYZE runs the statement that it explains, which may write.
+        # Treat EXPLAIN ANALYZE as a write. It runs the statement that it explains, which may write.
         return PostgreSQLKind.WRITE
     if word in _INSERTS or ((is_read or word == "UPDATE") and _takes_numbers(upper)):
         return PostgreSQLKind.INSERT

@@ -46,8 +46,8 @@ class TwoPhaseMixin(CommitHookMixin):
         return self.two_phase_refusal
 
     def begin_decider(self) -> None:
-        """Make the next transaction of this object the deciding one of a two-phase commit. Sends
-        nothing.
+        """Make the next transaction of this object the deciding one of a two-phase commit, which
+        stores the decision to commit. Sends nothing.
 
         The deciding transaction is an ordinary one, in which no statement may commit implicitly.
 

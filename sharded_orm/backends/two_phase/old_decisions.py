@@ -11,9 +11,9 @@ import time
 from collections import defaultdict, deque
 from typing import Final
 
-#: Seconds for which the row of a decision is kept. If a server does not write each commit to its disk,
-#: it may lose the commit of a branch when the machine fails. The branch is then prepared again, and
-#: needs the decision.
+#: Seconds for which the row of a decision to commit is kept. If a server does not write each commit to
+#: its disk, it may lose the commit of a branch (the transaction's part on one shard) when the machine
+#: fails. The branch is then prepared again, and needs the decision.
 KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
