@@ -311,10 +311,11 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits in use. Invariant: each leased session refers to one permit, unless the session is
-        # retired. A new session is opened only if no session is idle, so there are never more open
-        # sessions than permits. A permit to which nothing refers leaves the set by itself. So no permit
-        # is lost if a signal handler raises an error in a thread that has just leased a session.
+        # The permits in use. Invariant: each leased session refers to one permit, unless the session
+        # is retired (will be closed at its release). A new session is opened only if no session is
+        # idle, so there are never more open sessions than permits. A permit to which nothing refers
+        # leaves the set by itself. So no permit is lost if a signal handler raises an error in a
+        # thread that has just leased a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
         # Guards _permits, the set of permits in use, against additions by several threads. Waiting
         # threads are notified when a session is released. If a permit leaves the set by itself, they
@@ -363,8 +364,8 @@ class BoundedPool(SessionPool[S]):
 
     def dispose(self) -> None:
         super().dispose()
-        # Make all permits free again. All sessions are retired now, and a retired session needs no
-        # permit.
+        # Make all permits free again. All sessions are retired now (closed at their release), and a
+        # retired session needs no permit (right to lease).
         with self._permit_freed:
             self._permits = weakref.WeakSet()
             self._permit_freed.notify_all()

@@ -240,8 +240,8 @@ class ReplicationServer(ABC):
     def application_problems(self, account: str) -> Iterator[str]:
         """Yield the reasons why writes of this session's account could be lost.
 
-        For example, the account can write although the server is fenced, or its writes are not
-        replicated.
+        For example, the account can write although the server is fenced (made to refuse writes), or
+        its writes are not replicated.
 
         :param account: words for the account, such as ``the application's account 'photos'``.
         """

@@ -89,7 +89,8 @@ class RowCopy(RowAccess):
             )
 
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
-        """Delete the rows with the primary keys ``pks`` from a copy, if they are there.
+        """Delete the rows with the primary keys ``pks`` from a copy (in the side table of ``table``),
+        if they are there.
 
         :param number: the number of the copy.
         """
@@ -308,7 +309,8 @@ class RowCopy(RowAccess):
         return all(table.key in unique for unique in uniques)
 
     def _advance_counters(self, table: CapturedTable, number: int) -> None:
-        """Make sure that the next generated ids are higher than those that were just published.
+        """Make sure that the next generated ids are higher than those of the rows that were just
+        published (inserted into the real table).
 
         Most databases do so by themselves when a row with an id is inserted.
         """

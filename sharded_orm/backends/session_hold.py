@@ -130,7 +130,9 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Keep the session after commit, until release_after_commit() or discard_after_commit()."""
+        """Keep the session after commit, until release_after_commit() or discard_after_commit() is
+        called.
+        """
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:

@@ -316,7 +316,8 @@ class MySQLChangeCapture(ChangeCapture):
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
         if not tables:
             return []
-        # InnoDB fires no triggers for the rows that a foreign key with CASCADE or SET NULL changes.
+        # Return the tables of foreign keys with CASCADE or SET NULL, because InnoDB fires no triggers
+        # for the rows that such a foreign key changes.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"

@@ -115,8 +115,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # A prefix statement has no rows to fetch. An error that next_result() raises comes from
-                # the statement after this one.
+                # A statement of ``prefix`` has no rows to fetch. An error that next_result() raises
+                # comes from the statement after this one.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")

@@ -172,7 +172,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         if on == self.autocommitted:
             return
         if self.is_open:
-            # The driver refuses to change autocommit in an open transaction. So does this connection.
+            # Refuse to change autocommit in an open transaction, as the driver does.
             raise psycopg.ProgrammingError(
                 "can't change 'autocommit' now: connection in transaction status INTRANS"
             )
@@ -285,7 +285,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
             # The server accepts SET TRANSACTION only before the first query. So leave out the query
-            # that checks the schema. The next statement sends it.
+            # that checks whether the schema exists. It is sent with the next statement.
             self.is_unguarded = sets_transaction
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]

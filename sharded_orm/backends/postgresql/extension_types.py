@@ -38,7 +38,8 @@ def _type_oids(connection_alias: str, type_name: str) -> Oids:
 
 
 def share_types() -> None:
-    """Let ``django.contrib.postgres`` query each pool only once, and shard groups never.
+    """Let ``django.contrib.postgres`` query the numbers of extension types only once per pool, and
+    never for shard groups.
 
     Further calls do nothing.
     """

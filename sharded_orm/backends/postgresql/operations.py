@@ -51,7 +51,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             columns.append(column)
         return f"RETURNING {', '.join(columns)}", ()
 
-    #: The name of the method before Django 6.0.
+    #: Django before 6.0 calls the method by this name.
     return_insert_columns = returning_columns
 
     def show_definition_sql(self, table: str) -> str:

@@ -45,7 +45,7 @@ _NOT_FOR_OPERATORS = ("pool", "server_side_binding", "isolation_level", "assume_
 
 
 class FenceTimeout(OperationalError):
-    """The sessions of the fenced databases did not end in time."""
+    """The sessions of the fenced (closed) databases did not end in time."""
 
 
 class PostgreSQLReplicationServer(ReplicationServer):
@@ -141,7 +141,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return int(self._value("SELECT system_identifier FROM pg_catalog.pg_control_system()"))
 
     def _timeline(self) -> int:
-        # Do not read the timeline from the control file, which has that of the last checkpoint.
+        # Read the timeline from the name of a log file. The control file has only that of the last
+        # checkpoint.
         file = "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn())"
         return int(self._value(f"SELECT pg_catalog.left({file}, 8)"), 16)
 

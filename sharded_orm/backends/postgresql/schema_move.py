@@ -148,7 +148,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         if not names:
             return time.monotonic()
         lock = f"LOCK TABLE {', '.join(map(self._quote, names))} IN"
-        # A lock of this mode makes an automatic vacuum end. It blocks neither readers nor writers.
+        # Take a lock that makes an automatic vacuum end. It blocks neither readers nor writers.
         self._rows(f"{lock} SHARE UPDATE EXCLUSIVE MODE")
         self._rows("SAVEPOINT attempt")
         deadline = time.monotonic() + patience

@@ -76,7 +76,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 check_route()
             if prefix and in_transaction:
                 # The driver checks only the last result of a packet that declares a cursor. So send
-                # these statements first, to learn which of them the server has executed.
+                # the statements of ``prefix`` first, to learn which of them the server has executed.
                 self._begin(connection, session, prefix)
                 prefix = []
             self._prefix, self._packet = prefix, packet_of(prefix)

@@ -99,10 +99,11 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def fate_of(self, transaction: str, seconds: float) -> Fate:
-        """Return whether ``transaction``, whose decision belongs on this shard, has committed.
+        """Return whether ``transaction``, whose decision to commit belongs on this shard, has
+        committed.
 
-        Tries to insert the decision in a new session, and rolls that back. If an open transaction has
-        inserted the same decision, waits for its end.
+        Tries to insert the decision in a new session, and rolls the insertion back. If an open
+        transaction has inserted the same decision, waits for its end.
 
         :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.
@@ -152,7 +153,8 @@ class TwoPhaseMixin(CommitHookMixin):
             try:
                 super()._commit()
             except BaseException as exc:
-                # Any other error, such as one that a signal handler raises, may come after the commit.
+                # Only a database error certainly comes from COMMIT itself. Any other error, such as
+                # one that a signal handler raises, may come after the commit.
                 is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
                 is_certain = is_of_commit and not self._is_confirmed
                 self.failed_commit = self.commit_outcome() if is_certain else CommitOutcome.UNKNOWN
