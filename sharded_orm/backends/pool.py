@@ -272,8 +272,8 @@ class SessionPool(Generic[S]):
         session.close()
 
     def _after_fork(self) -> None:
-        # This method runs in the forked child, which has only this thread. All sockets belong to the
-        # parent.
+        # Abandon all sessions, because their sockets belong to the parent. This method runs in the
+        # forked child, which has only this thread.
         for session in self._open_sessions():
             session.retired = True
             session.abandon()

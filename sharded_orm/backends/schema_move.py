@@ -54,7 +54,8 @@ class SchemaMove(OwnSession, ABC):
         make the change.
     """
 
-    #: Whether triggers see every change of a row, except for changes by foreign key actions.
+    #: Whether triggers see every change of a row, except for changes by foreign key actions such as
+    #: CASCADE.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:

@@ -158,7 +158,7 @@ class GroupAliasMixin(GroupTransactions):
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # If a transaction was left open, it is lost, as with Django.
+            # Close the connection. If a transaction was left open, it is lost, as with Django.
             self.close()
             return
         self.shards.close_obsolete()

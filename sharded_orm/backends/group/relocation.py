@@ -28,7 +28,8 @@ Wrapper = TypeVar("Wrapper", bound=GroupMember)
 # ``runtime`` calls topology_changed(), which adds 1.
 generation = 0
 
-# Settings that do not affect to which database a wrapper connects, or how.
+# Settings that have no effect on the database to which a wrapper (connection object) connects, or on
+# the way it connects.
 _UNRELATED = ("SHARD", "GENERATION")
 
 

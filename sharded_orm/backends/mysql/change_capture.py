@@ -226,8 +226,8 @@ class MySQLChangeCapture(ChangeCapture):
         """Return pairs of session id and start time, by the server's clock, of the open
         transactions.
 
-        The pairs come from a copy that may be old: the server does not renew the copy as long as
-        other sessions keep reading it without a pause.
+        The pairs come from the server's copy of its list of transactions, which may be old: the server
+        does not renew the copy as long as other sessions keep reading it without a pause.
         """
         rows = self._rows(
             "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"

@@ -370,8 +370,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             if is_own and session.in_transaction:
                 session.end_transaction("commit")
             elif not is_leased:
-                # Record an error, which closes the session if it is unusable. A COPY that was not read
-                # to its end may have that effect.
+                # A COPY that was not read to its end may have made the session unusable.
                 connection.record_error(psycopg.OperationalError("COPY was not read to its end"))
         except BaseException as exc:
             if is_own and session.in_transaction:

@@ -95,7 +95,8 @@ class PostgreSQLNodeSession:
         """Commit or roll back the open transaction.
 
         :param how: "commit" or "rollback".
-        :raises psycopg.OperationalError: the session is lost. The transaction may have ended or not.
+        :raises psycopg.OperationalError: the session is lost. The transaction may or may not have
+            ended.
         """
         try:
             getattr(self.raw, how)()

@@ -95,8 +95,8 @@ class SQLiteSchemaMove(SchemaMove):
         }
 
     def identities(self) -> frozenset[str]:
-        # The definition identifies a table. No statement can empty the table without calling its
-        # triggers, because SQLite has no TRUNCATE.
+        # Identify a table by its definition. That is enough, because SQLite has no TRUNCATE: no
+        # statement can empty a table without calling its triggers.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####
