@@ -27,9 +27,7 @@ _DEADLOCK = 1213
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the driver's error ``error`` comes from a fence, the triggers of a moving key, that has
-    refused a write.
-    """
+    """Whether the driver's error ``error`` comes from a trigger (a fence) that has refused a write."""
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):
         arguments = arguments[1:]

@@ -18,8 +18,9 @@ _COUNTERS = """
     AND a.attnum > 0 AND NOT a.attisdropped
     AND pg_catalog.pg_get_serial_sequence(%s, a.attname) IS NOT NULL
 """
-# returning_columns() casts this text, followed by an id, to a number if the id must be refused. The
-# text is no number, so the cast fails, and the server's message, in any language, contains the text.
+# DatabaseOperations.returning_columns() casts this text, followed by an id, to a number if the id must
+# be refused. The text is no number, so the cast fails, and the server's message, in any language,
+# contains the text.
 _REFUSED = "sharded_orm refuses id "
 _REFUSED_ID = re.compile(rf'"{_REFUSED}(-?\d+)"')
 
