@@ -141,16 +141,14 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def is_prepared(self) -> bool:
-        """Whether :meth:`prepare` was called before, and has created the table of fences (for
-        refusing changes).
-        """
+        """Whether :meth:`prepare` has already created the table of fences, which refuse changes."""
 
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a shard key. Does nothing if the fence exists.
 
-        The triggers see the fence at once. But transactions that have written before do not see it, so
-        call :meth:`install` afterwards. If an earlier operation has left a closed fence of the same
-        key, that fence gets the new number and state.
+        The triggers see the fence at once. But an open transaction may have written before the fence
+        existed. So call :meth:`install` afterwards, which waits for such transactions. If an earlier
+        operation has left a closed fence of the same key, that fence gets the new number and state.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
@@ -189,8 +187,8 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def close(self, number: int, patience: float) -> None:
-        """Close a fence, so that it refuses changes. No transaction that has changed rows of the key
-        stays open.
+        """Close a fence, so that it refuses changes of its key. Return when every transaction that has
+        changed rows of the key has ended.
 
         :param number: the number of the fence.
         :param patience: seconds to wait for such transactions. Meanwhile, new changes of the key wait.
@@ -225,8 +223,8 @@ class ChangeCapture(OwnSession, ABC):
         self._set_state(number, "open")
 
     def admit(self, number: int) -> None:
-        """Remove a fence that was closed from the beginning, so that it no longer refuses writes of its
-        key.
+        """Remove a fence that was closed from the beginning, so that writes of its key are no longer
+        refused.
 
         Does nothing if the fence does not exist. Sends only one statement, because writers are waiting.
         """
@@ -256,13 +254,13 @@ class ChangeCapture(OwnSession, ABC):
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return for each marker how many of its sessions may still send a statement from before
-        the marker.
+        """Return how many sessions may still send an old statement, one number for each marker in
+        ``markers``. A marker lists the sessions that were open at one moment.
 
-        A process may have built a statement before the marker was made, and not sent it yet. Its
-        session no longer counts when the session has ended a later statement, and all transactions
-        from before the marker. In doubt, a session counts. If any session of a marker is open, the
-        call takes 0.1 to 0.8 seconds for all markers together.
+        A statement is old if a process may have built it before the marker was made. A session no
+        longer counts when it has ended a later statement, and all transactions from before the marker.
+        In doubt, a session counts. If any session of a marker is open, the call takes 0.1 to 0.8
+        seconds for all markers together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -311,10 +309,9 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Delete an entry of the journal only if its fence is the right one. If the journal
-                # is dropped and created again, the numbers of entries begin at 1 again. So a
-                # process that was paused meanwhile might otherwise delete entries about another
-                # key.
+                # Delete an entry of the journal only if it belongs to this fence. If the journal is
+                # dropped and created again, the numbers of entries begin at 1 again. So a process that
+                # was paused meanwhile might otherwise delete entries about another key.
                 self._rows(
                     f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
                     fence,
@@ -354,7 +351,7 @@ class ChangeCapture(OwnSession, ABC):
         return []
 
     def triggers(self) -> set[str]:
-        """Return the names of the triggers of this module on the shard."""
+        """Return the names of the triggers that this library has created on the shard."""
         names = (str(name) for (name,) in self._rows(self._all_triggers))
         return {name for name in names if name.startswith(OWN_PREFIX)}
 
@@ -373,7 +370,7 @@ class ChangeCapture(OwnSession, ABC):
         )
 
     def _key_of(self, table: CapturedTable, row: str) -> str:
-        """Return SQL for the shard key of a row.
+        """Return an SQL expression for the shard key of the row for which a trigger was called.
 
         :param row: the name of the row in a trigger: NEW or OLD.
         """

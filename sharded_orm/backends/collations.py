@@ -43,10 +43,10 @@ class Collations:
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether the database certainly compares a shard key inexactly under ``collation``.
+        """Whether the database certainly compares a shard key with this collation inexactly: it treats
+        different texts as equal.
 
-        An inexact comparison treats different texts as equal. False if the comparison is exact, or if
-        it is uncertain.
+        False if the comparison is exact, or if that is uncertain.
 
         :param is_colocated_with_target: True if the field that declares the collation is migrated on
             the same shards as the key's column. Usually that field is the key itself. If the key is a
@@ -100,9 +100,9 @@ class MySQLCollations(Collations):
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # A foreign key may refer to a field that is not migrated on the shards. Then the collation
-        # of that field does not prove an inexact comparison: a migration of the key's own app may
-        # have given the key's column an exact collation.
+        # Return False for a foreign key to a field that is not migrated on the shards. The collation
+        # of that field does not prove an inexact comparison: a migration of the key's own app may have
+        # given the key's column an exact collation.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:

@@ -14,10 +14,14 @@ from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class CacheIsolation(Protocol):
-    """Gives each process of a test run cache keys that no other process and no other run uses."""
+    """Gives each process of a test run its own cache keys, which no other process and no other run
+    uses.
+    """
 
     def isolate(self, alias: str) -> None:
-        """Switch to separate cache keys. Called before the test database of ``alias`` is created."""
+        """Make this process use separate cache keys. Called before the test database of ``alias`` is
+        created.
+        """
 
     def isolate_worker(self, alias: str) -> None:
         """Give this process, one of several that run tests in parallel, its own cache keys.

@@ -23,14 +23,15 @@ class ShardFeatures:
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
-    #: Whether a database has one writer at a time, so others wait until its transaction ends.
+    #: Whether a database has one writer at a time, so that other writers wait until its transaction
+    #: ends.
     has_one_writer: ClassVar[bool] = False
     #: Whether all shards of a node are schemas of one database, whose name is in the node's settings.
     shards_share_database: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: The most tables that such a statement can name. If it joins three tables, it can read a third as
-    #: many shards. None if the database sets no limit.
+    #: The most tables that one statement may name if it reads several shards. If it joins three
+    #: tables, it can read a third as many shards. None if the database sets no limit.
     max_scattered_tables: ClassVar[int | None] = None
     #: The most connection objects that one thread keeps for the shards of a group. Above the limit,
     #: idle objects are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies.
@@ -38,8 +39,8 @@ class ShardFeatures:
     max_idle_aliases: ClassVar[int | None] = None
     #: How texts from several shards are compared in Python. "bytes": by their bytes. "weights": by
     #: their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds to each row.
-    #: "ranks": by their order, which a server returns for them in another query. None: such texts
-    #: cannot be compared.
+    #: "ranks": by their positions in the order in which a server sorts them, in another query. None:
+    #: such texts cannot be compared.
     text_compared_by: ClassVar[Literal["bytes", "weights", "ranks"] | None] = None
     #: Whether a column's collation can be read from the server. If not, the collation that the
     #: model declares is used.
@@ -98,7 +99,7 @@ class MySQLFeatures(ShardFeatures):
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         level = options.get("isolation_level", "read committed")
-        # If the option is None, the server's default applies.
+        # If the option is None, the server's default applies, which is taken to be REPEATABLE READ.
         return level.lower() if isinstance(level, str) else "repeatable read"
 
 
@@ -115,7 +116,8 @@ class SQLiteFeatures(ShardFeatures):
 class PostgreSQLFeatures(ShardFeatures):
     shards_share_database = True
     can_union_shards = True
-    # The server's process needs about 90 kB for each table that a statement names.
+    # The number of tables is limited, because the server's process needs about 90 kB for each table
+    # that a statement names.
     max_scattered_tables = 512
     text_compared_by = "ranks"
     can_introspect_collations = True
@@ -131,8 +133,9 @@ class PostgreSQLFeatures(ShardFeatures):
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
-        # Without the option, the level is a setting of the server, the database or the role, which may
-        # change at any time. With the option, each BEGIN names the level.
+        # Return "unknown" without the option, because the level is then a setting of the server, the
+        # database or the role, which may change at any time. With the option, each BEGIN names the
+        # level.
         return _POSTGRESQL_LEVELS.get(options.get("isolation_level"), "unknown")
 
 

@@ -11,8 +11,8 @@ from sharded_orm.backends.sqlstate import DEADLOCK, SERIALIZATION_FAILURE, sqlst
 
 #: The beginning of the error message when a trigger refuses a write.
 MARKER = "sharded_orm: the shard key of this row is moving to another shard"
-#: The error message when a trigger refuses a write because a whole table is closed. MySQL allows 128
-#: characters.
+#: The error message when a trigger refuses a write because a whole table is closed for writes. MySQL
+#: allows 128 characters in a message.
 CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"
@@ -22,12 +22,12 @@ SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
 #: ER_LOCK_DEADLOCK. It also occurs when writers of a key wait for the process that closes the key's
-#: fence (so that triggers refuse writes), and this process waits for the writers.
+#: fence (so that triggers refuse writes), while that process waits for the writers.
 _DEADLOCK = 1213
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the driver's error ``error`` comes from a fence that has refused a write."""
+    """Whether the driver's error ``error`` comes from a trigger (a fence) that has refused a write."""
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):
         arguments = arguments[1:]

@@ -17,8 +17,8 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
-    #: Whether an INSERT fails if it would return an id that is not in ``returned_ids``, which is an
-    #: attribute (a range) of a field that the INSERT returns.
+    #: Whether an INSERT fails if the id that it would return is not in ``returned_ids``, a range that
+    #: the field of the id may have as an attribute.
     checks_returned_ids: ClassVar[bool] = False
 
     @staticmethod

@@ -41,8 +41,8 @@ class PooledSession(Protocol):
     retired: bool
     #: Identifier of the thread that used the session last.
     user: int
-    #: The permit for the session's lease, if it belongs to a :class:`BoundedPool`. Referring to the
-    #: permit keeps it in use.
+    #: The permit (the right to lease one session), if the session belongs to a :class:`BoundedPool`.
+    #: The permit is in use as long as an object refers to it.
     permit: object | None
 
     @property
@@ -184,8 +184,8 @@ class SessionPool(Generic[S]):
     def failure(self) -> Exception | None:
         """Return the error of the last attempt to open a session; None if the attempt succeeded.
 
-        If a node has failed, one caller tries it again every :data:`BACKOFF` seconds, and waits for its
-        answer. Any other caller gets the known error at once.
+        After a failure, one caller tries to open a session again every :data:`BACKOFF` seconds, and
+        waits for the result. Any other caller gets the known error at once.
         """
         if not self.breaker.is_closed and self.breaker.claim(None):
             # Open a new session even if the pool has idle ones, because only that proves that the node
@@ -272,8 +272,8 @@ class SessionPool(Generic[S]):
         session.close()
 
     def _after_fork(self) -> None:
-        # This method runs in the forked child, which has only this thread. All sockets belong to the
-        # parent.
+        # Abandon all sessions, because their sockets belong to the parent. This method runs in the
+        # forked child, which has only this thread.
         for session in self._open_sessions():
             session.retired = True
             session.abandon()
@@ -311,14 +311,15 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits in use. Invariant: each leased session refers to one permit, unless the session is
-        # retired. A new session is opened only if no session is idle, so there are never more open
-        # sessions than permits. A permit to which nothing refers leaves the set by itself. So no permit
-        # is lost if a signal handler raises an error in a thread that has just leased a session.
+        # The permits in use. Invariant: each leased session refers to one permit, unless the session
+        # is retired (will be closed at its release). A new session is opened only if no session is
+        # idle, so there are never more open sessions than permits. A permit to which nothing refers
+        # leaves the set by itself. So no permit is lost if a signal handler raises an error in a
+        # thread that has just leased a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
-        # Guards the set against additions by several threads. Waiting threads are notified when a
-        # session is released. If a permit leaves the set by itself, they notice it only at their
-        # timeout.
+        # Guards _permits, the set of permits in use, against additions by several threads. Waiting
+        # threads are notified when a session is released. If a permit leaves the set by itself, they
+        # notice it only at their timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:
@@ -363,15 +364,17 @@ class BoundedPool(SessionPool[S]):
 
     def dispose(self) -> None:
         super().dispose()
-        # Make all permits free again. All sessions are retired now, and a retired session needs no
-        # permit.
+        # Make all permits free again. All sessions are retired now (closed at their release), and a
+        # retired session needs no permit (right to lease).
         with self._permit_freed:
             self._permits = weakref.WeakSet()
             self._permit_freed.notify_all()
 
     @contextmanager
     def _permit(self) -> Iterator[_Permit]:
-        """Context manager that yields a permit. If the block fails, the permit becomes free again."""
+        """Context manager that yields a permit (the right to lease one session). If the block fails,
+        the permit becomes free again.
+        """
         permit = self._take_permit(self.timeout)
         if permit is None:
             raise PoolTimeout(
@@ -386,7 +389,9 @@ class BoundedPool(SessionPool[S]):
             raise
 
     def _take_permit(self, timeout: float) -> _Permit | None:
-        """Return a permit, or None if no permit became free within ``timeout`` seconds."""
+        """Return a permit (the right to lease one session), or None if no permit became free within
+        ``timeout`` seconds.
+        """
         permit = _Permit()
         with self._permit_freed:
             if not self._permit_freed.wait_for(self._has_free_permit, timeout):

@@ -38,7 +38,8 @@ class FenceTexts:
     #: The name of the fence, which makes a server refuse writes, and a description of a fenced server.
     name: str
     is_fenced: str
-    #: What a promotion does in its phase ``fencing``, and in ``unfencing`` or ``promoting``.
+    #: Words for what a promotion does in its phase ``fencing``, and in its phase ``unfencing`` or
+    #: ``promoting``.
     fences: str
     opens: str
     #: Predicates of sentences about the server: it could not be fenced (made to refuse writes), it
@@ -50,7 +51,7 @@ class FenceTexts:
     stays_fenced: str
     #: What may delay the fencing of a server (making it refuse writes) for too long.
     kept_off: str
-    #: Which accounts or processes write although the server is fenced.
+    #: Which accounts or processes write although the server is fenced (made to refuse writes).
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str
@@ -239,8 +240,8 @@ class ReplicationServer(ABC):
     def application_problems(self, account: str) -> Iterator[str]:
         """Yield the reasons why writes of this session's account could be lost.
 
-        For example, the account can write although the server is fenced, or its writes are not
-        replicated.
+        For example, the account can write although the server is fenced (made to refuse writes), or
+        its writes are not replicated.
 
         :param account: words for the account, such as ``the application's account 'photos'``.
         """
@@ -273,12 +274,12 @@ class ReplicationServer(ABC):
         """Return a description of what was written after the server had logged ``position``; "" if
         nothing.
 
-        Must be called on a fenced server, by the process that has fenced it.
+        Must be called on a fenced server (one that refuses writes), by the process that has fenced it.
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server is no replica of the fenced ``source``, although it has
-        reached its position.
+        """Yield the reasons why this server is no replica of ``source``, although it has reached the
+        position of ``source``, which is fenced (refuses writes).
         """
         return iter(())
 
@@ -309,7 +310,7 @@ class ReplicationServer(ABC):
         """Remove the stopped replication connection named ``link``."""
 
     def promote(self, seconds: float) -> bool:
-        """Make this replica a primary that stays fenced, on backends with
+        """Make this replica a primary that stays fenced (refuses writes), on backends with
         :attr:`is_promoted_for_good`.
 
         Can be repeated. Return False if that takes more than ``seconds``.
@@ -321,7 +322,8 @@ class ReplicationServer(ABC):
     @staticmethod
     @abstractmethod
     def missing(wanted: str, have: str) -> str:
-        """Return the part of the position ``wanted`` that lies beyond the position ``have``.
+        """Return the part of ``wanted``, a position in the log of changes, that lies beyond the
+        position ``have``.
 
         Return "" if no part lies beyond it.
         """

@@ -194,16 +194,16 @@ class RowAccess(OwnSession, ABC):
     # ##### Comparison #####
 
     def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
-        """Return the digest of a shard key's rows in the real table. The server computes it from all
-        columns.
+        """Return the digest of a shard key's rows in ``table`` itself, not in its side table for
+        copies. The server computes the digest from all columns.
         """
         return self._digests(table, self._quote(table.name), *self._of_key(table, key))
 
     def key_rows(self, table: CapturedTable, key: Any) -> dict[Row, str]:
         """Return the digest of each row of a shard key, as primary key -> digest, to find rows that
-        differ.
+        differ between two shards.
 
-        If the primary keys of a table are new on each shard, the other columns identify the rows.
+        If rows of the table get new primary keys when they move, the other columns identify the rows.
         """
         return self._row_digests(table, self._quote(table.name), *self._of_key(table, key))
 
@@ -294,7 +294,8 @@ class RowAccess(OwnSession, ABC):
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            # One fence covers the whole table, so select all rows, whatever their keys are.
+            # The table has one fence (triggers refuse all writes while it is closed), so select all
+            # rows, whatever their keys are.
             return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):

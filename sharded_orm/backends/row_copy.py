@@ -1,4 +1,5 @@
-"""Copy the rows of a shard key into side tables, from which they are published.
+"""Copy the rows of a shard key into side tables, and publish them later: insert them into the real
+tables.
 
 *Side tables* are on the target shard, one for each real table, so queries do not see the copied rows
 before they are published. A side table has the columns of its real table, and a column with the number
@@ -22,7 +23,8 @@ from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The column with the number of the copy, in each side table for copied rows.
+#: The column in each side table (which keeps copied rows) with the number of the copy that a row
+#: belongs to.
 COPY: Final = "sharded_orm_copy"
 #: The beginning of the names of side tables, in which copied rows are kept.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
@@ -66,8 +68,8 @@ class RowCopy(RowAccess):
                 self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write copied rows into the side table. They replace those rows of the side table that
-        have the same primary keys.
+        """Write copied rows into the side table of ``table``, which keeps them until they are
+        published. They replace rows of the side table with the same primary keys.
 
         :param number: the number of the copy.
         :param rows: rows that another shard's :meth:`read` has returned.
@@ -87,7 +89,8 @@ class RowCopy(RowAccess):
             )
 
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
-        """Delete the rows with the primary keys ``pks`` from a copy, if they are there.
+        """Delete the rows with the primary keys ``pks`` from a copy (in the side table of ``table``),
+        if they are there.
 
         :param number: the number of the copy.
         """
@@ -118,8 +121,8 @@ class RowCopy(RowAccess):
                 pass
 
     def copies(self) -> set[int]:
-        """Return the numbers of all copies whose rows are on the shard. One statement for each side
-        table.
+        """Return the numbers of all copies that have rows in the shard's side tables, where copied
+        rows are kept. One statement for each side table.
         """
         column = self._quote(COPY)
         return {
@@ -131,8 +134,8 @@ class RowCopy(RowAccess):
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be
-        closed. The triggers let the writes of this session pass, but none of other sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
+        The triggers let the writes of this session pass, but no writes of other sessions.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
         :raises django.db.IntegrityError: a table has an id or unique value of the copy. Nothing was
@@ -160,12 +163,13 @@ class RowCopy(RowAccess):
         made in the real table, but only in rows that this copy has published. Another key may have
         a row with the same primary key.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be
-        closed. The triggers let these changes pass, but none of other sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
+        The triggers let these changes pass, but no changes of other sessions.
 
         :param changes: rows without new primary keys, unless their table is one of ``tables``.
         :param tables: the tables that are published now.
-        :raises MoveFailed, django.db.IntegrityError: as :meth:`publish`. Nothing was changed.
+        :raises MoveFailed, django.db.IntegrityError: for the reasons that :meth:`publish` names.
+            Nothing was changed.
         """
         with self._passing(number):
             # Delete all changed rows first, because two rows may have exchanged a unique value.
@@ -194,8 +198,8 @@ class RowCopy(RowAccess):
         """Move all rows of a shard key into the side tables, which keep rows out of sight, in one
         transaction. Can be repeated.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be
-        closed. The triggers let the changes of this session pass, but none of other sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
+        The triggers let the changes of this session pass, but no changes of other sessions.
 
         :param tables: a table with links must come after the tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
@@ -305,7 +309,8 @@ class RowCopy(RowAccess):
         return all(table.key in unique for unique in uniques)
 
     def _advance_counters(self, table: CapturedTable, number: int) -> None:
-        """Make sure that the next generated ids are higher than those that were just published.
+        """Make sure that the next generated ids are higher than those of the rows that were just
+        published (inserted into the real table).
 
         Most databases do so by themselves when a row with an id is inserted.
         """
@@ -334,8 +339,8 @@ class RowCopy(RowAccess):
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...
 
     def _side(self, table: CapturedTable) -> str:
-        # The columns are part of the name, because a migration may change the table while old
-        # copies are kept.
+        # Make the columns part of the side table's name, because a migration may change the table
+        # while old copies are kept.
         text = repr((table.name, self.columns(table)))
         digest = md5(text.encode(), usedforsecurity=False).hexdigest()[:16]
         return str(self._quote(f"{SIDE_PREFIX}{digest}"))
@@ -345,7 +350,8 @@ class RowCopy(RowAccess):
         """Run a ``with`` block in a transaction in which the triggers let the changes of this session
         pass.
 
-        Other sessions see a closed fence, or wait. Only one session passes a fence at a time.
+        The triggers refuse writes of other sessions meanwhile, or let them wait. Only one session
+        passes a fence at a time.
 
         :param number: the number of the fence.
         :raises MoveFailed: the fence is not closed.

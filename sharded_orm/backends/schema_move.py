@@ -54,7 +54,8 @@ class SchemaMove(OwnSession, ABC):
         make the change.
     """
 
-    #: Whether triggers see every change of a row, except for changes by foreign key actions.
+    #: Whether triggers see every change of a row, except for changes by foreign key actions such as
+    #: CASCADE.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -208,8 +209,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        """Set the counters of hidden (renamed) tables, so that they generate the ids that another
-        schema would.
+        """Set the counters of hidden (renamed) tables, so that they continue with the same ids as the
+        counters of another schema.
 
         :param counters: the result of the other schema's :meth:`counters`.
         """

@@ -1,5 +1,5 @@
-"""The connection object (wrapper) of a shard whose node is a server. Its aliases share a pool of
-sessions.
+"""The connection object (wrapper) of a shard whose node is a server. Aliases with equal connection
+parameters share a pool of sessions.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         """
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor:
-                # _execute() follows the shard to another node, as execute() does. But it does not log
-                # the query.
+                # Call _execute(), which does not log the query, but follows the shard to another node,
+                # as execute() does.
                 cursor._execute(sql, params)
                 return cursor.fetchall()
         with self.wrap_database_errors, self.node_cursor() as node_cursor:

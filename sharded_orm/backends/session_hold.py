@@ -41,8 +41,8 @@ class SessionHold(Generic[S]):
         self.held_after_commit = False
 
     def __del__(self) -> None:
-        # This method runs when the connection is dropped without close(), for example when its thread
-        # ends. The session must not stay leased.
+        # Close the leased session. This method runs when the connection is dropped without close(),
+        # for example when its thread ends, and the session must not stay leased.
         session = getattr(self, "session", None)
         if session is not None:
             self.pool.discard(session)
@@ -60,7 +60,8 @@ class SessionHold(Generic[S]):
         """Set ``mode`` from the other attributes. Return the session to the pool if it is not needed
         any more.
 
-        Does nothing if the session is pinned or lost, or if the connection is closed.
+        Does nothing if the session is pinned (kept until close()) or lost, or if the connection is
+        closed.
         """
         raise NotImplementedError
 
@@ -106,7 +107,9 @@ class SessionHold(Generic[S]):
         return self.mode is SessionMode.CLOSED
 
     def ensure_session(self) -> None:
-        """Lease a session if none is held. Does nothing if the session is pinned or lost."""
+        """Lease a session if none is held. Does nothing if the session is pinned (kept until close())
+        or lost.
+        """
         if self.mode <= SessionMode.HELD and self.session is None:
             self.session = self.lease_session()
 
@@ -120,12 +123,16 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
+        """Undo hold(). The caller must have removed its state. A pinned session is kept until close()
+        all the same.
+        """
         self.is_held = False
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Keep the session after commit, until release_after_commit() or discard_after_commit()."""
+        """Keep the session after commit, until release_after_commit() or discard_after_commit() is
+        called.
+        """
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
@@ -137,7 +144,8 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept. Its id is then gone from the server.
+        """Close the session that hold_after_commit() kept. The server then has no session with its id
+        any more.
 
         The session stays open if it has other state of this connection, which closing would lose.
         """

@@ -1,10 +1,14 @@
-"""The states of a virtual connection, by how long it keeps a leased session."""
+"""The states of a virtual connection (the ``connection`` of a Django alias), by how long it keeps a
+leased session.
+"""
 
 from enum import IntEnum
 
 
 class SessionMode(IntEnum):
-    """How long a virtual connection keeps a leased session before other aliases may use it."""
+    """How long a virtual connection (the ``connection`` of a Django alias) keeps a leased session
+    before other aliases may use it.
+    """
 
     FREE = 0
     """In autocommit, the session is kept for one statement."""

@@ -63,7 +63,9 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether both schemas have the same fingerprint. Computes no fingerprints, so it is cheap."""
+        """Whether both schemas have the same fingerprint (digest of the definitions). Compares the
+        definitions and computes no fingerprint, so it is cheap.
+        """
         return self.changed_tables(other) == []
 
     @cached_property

@@ -101,8 +101,8 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The group's connection was closed inside a transaction, which ends only now. So now
-            # end the transactions of the group's shards.
+            # The group's connection was closed inside a transaction, and Django ends this transaction
+            # only now. So end the transactions of the group's shards, too.
             self.abandon_levels()
 
     def connect(self) -> None:
@@ -158,7 +158,7 @@ class GroupAliasMixin(GroupTransactions):
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # If a transaction was left open, it is lost, as with Django.
+            # Close the connection. If a transaction was left open, it is lost, as with Django.
             self.close()
             return
         self.shards.close_obsolete()

@@ -112,8 +112,8 @@ class Members(Protocol):
         """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Record that ``wrapper`` has connected. The connection is closed when the time
-        ``wrapper.close_at`` has come.
+        """Record that ``wrapper`` has connected. The connection is closed when the moment
+        ``wrapper.close_at`` (of ``time.monotonic()``) has come.
         """
 
     def record_use(self, wrapper: Any) -> None:

@@ -55,13 +55,14 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # Whether this object was used since the group last closed obsolete connections.
     is_active = False
-    #: What upper layers knew about moving keys of the group just before the first statement of the
-    #: open transaction. That statement takes the snapshot, the state of the rows that the
-    #: transaction sees. None if they knew nothing.
+    #: What upper layers knew about keys that move between the group's shards, just before the first
+    #: statement of the open transaction. That statement takes the snapshot, the state of the rows that
+    #: the transaction sees. None if they knew nothing.
     known_at_snapshot: Any = None
-    #: Whether a transaction is open of which no statement was sent yet.
+    #: Whether a transaction is open, but none of its statements was sent yet.
     awaits_snapshot = False
-    #: Whether a lookup of the shard's node is in progress, because a statement found no table.
+    #: Whether this object is looking up the node on which its shard is now, because a statement found
+    #: no table.
     looks_for_place = False
     #: Number of open schema editors. A migration is running if the number is not 0.
     open_editors = 0
@@ -423,9 +424,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # savepoint_ids[i] belongs to atomic_blocks[i + 1], because the outermost block has no
-            # savepoint id. If the outermost block is dropped, the next block becomes the outermost,
-            # so its savepoint id is dropped.
+            # Drop the savepoint id that belongs to the block. savepoint_ids[i] belongs to
+            # atomic_blocks[i + 1], because the outermost block has no savepoint id. If the outermost
+            # block is dropped, the next block becomes the outermost, so its savepoint id is dropped.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:
@@ -462,7 +463,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def has_inner_block(self) -> bool:
-        """Whether a block on this shard alone is still open that began inside the group's block."""
+        """Whether the user has opened an atomic block on this shard alone, inside the group's block,
+        and that inner block is still open.
+        """
         return bool(self._mirrored) and self._atomic_blocks[-1:] != self._mirrored[-1:]
 
     @property

@@ -39,7 +39,8 @@ class TopologyLookup:
 
     Only an upper layer knows that, so the package's Django app provides the functions.
 
-    :param refresh: loads the topology from its source. May raise a TopologyError.
+    :param refresh: loads the topology (the map of shards to nodes) from its source. May raise a
+        TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
     :param is_moving: returns whether shards or keys of a group are moving now, or were shortly before.
         May send a query.
@@ -108,8 +109,8 @@ class PlaceWait:
     """Lets one statement that has found no table wait until its shard is usable again.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
-    :param current: returns the shard's connection settings in the topology in use; None if the topology
-        lacks the shard.
+    :param current: returns the shard's connection settings in the present topology (the map of shards
+        to nodes); None if the topology lacks the shard.
     """
 
     def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -130,7 +131,8 @@ class PlaceWait:
         """Return the connection settings with which the statement may run again.
 
         Return None if the shard does not move: the table is then missing for another reason. Costs one
-        load of the topology and one query, and more of both while the shard moves.
+        load of the topology (the map of shards to nodes) and one query, and more of both while the
+        shard moves.
 
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction.
@@ -200,8 +202,8 @@ def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
     try:
         return NAMES in copy.introspection.table_names()
     except Error:
-        # The schema is missing, or the server has failed. If the server has failed, the next attempt of
-        # the statement raises the error.
+        # Return False, because the schema is missing, or because the server has failed. If the server
+        # has failed, the next attempt of the statement raises the error.
         return False
     finally:
         copy.close()
@@ -224,8 +226,8 @@ def refuse_hidden_tables(wrapper: Any) -> None:
 
 
 class ShardCursor(CursorWrapper):
-    """A cursor of a shard's connection object. If the shard moves to another node, its statements run
-    there.
+    """A cursor of a shard's connection object. If the shard moves to another node, the cursor runs its
+    statements on the new node.
     """
 
     # The methods _execute() and _executemany() override those of CursorWrapper. They send the

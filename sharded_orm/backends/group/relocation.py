@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the topology in use. When the topology changes, the module ``runtime`` calls
-# topology_changed(), which adds 1.
+# Number of the present topology (the map of shards to nodes). When the topology changes, the module
+# ``runtime`` calls topology_changed(), which adds 1.
 generation = 0
 
-# Settings that do not affect to which database a wrapper connects, or how.
+# Settings that have no effect on the database to which a wrapper (connection object) connects, or on
+# the way it connects.
 _UNRELATED = ("SHARD", "GENERATION")
 
 
 def topology_changed() -> None:
-    """Increase the number of the topology in use by 1.
+    """Increase the number of the present topology (the map of shards to nodes) by 1.
 
     Must be called after the new topology is in use, so that a lookup already finds the new settings.
     """
@@ -42,7 +43,8 @@ def topology_changed() -> None:
 
 
 def follow(wrapper: GroupMember) -> None:
-    """Give the connection object ``wrapper`` the settings of the topology in use.
+    """Give the connection object ``wrapper`` the settings of the present topology (the map of shards
+    to nodes).
 
     If the wrapper's shard has moved to another node, the connection to the old node is closed. Does
     nothing while a transaction or session state must still end on the old node, or if another thread
@@ -53,8 +55,9 @@ def follow(wrapper: GroupMember) -> None:
         return
     if wrapper._thread_ident != threading.get_ident():
         return
-    # Read the topology's number before its settings. If the topology changes in between, the number
-    # is outdated, and the next statement looks up the settings again.
+    # Read the number of the topology (the map of shards to nodes) before the settings in it. If the
+    # topology changes in between, the number is outdated, and the next statement looks up the settings
+    # again.
     current = generation
     settings = current_settings(wrapper)
     if settings is None:
@@ -83,7 +86,8 @@ def close_relocated(wrapper: GroupMember) -> None:
 
 
 def is_current(wrapper: GroupMember) -> bool:
-    """Whether the connection object ``wrapper`` has the settings of the topology in use.
+    """Whether the connection object ``wrapper`` has the settings of the present topology (the map of
+    shards to nodes).
 
     Also True if its settings do not come from a topology.
     """
@@ -103,7 +107,8 @@ def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
 
 
 def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
-    """Return the settings that the topology in use has for the connection object ``wrapper``.
+    """Return the settings that the present topology (the map of shards to nodes) has for the
+    connection object ``wrapper``.
 
     Return None if that topology lacks the wrapper's shard. Usable from any thread.
     """

@@ -64,8 +64,8 @@ class ShardConnections:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """Record that ``wrapper`` has connected. The connection is closed when the time
-        ``wrapper.close_at`` has come.
+        """Record that ``wrapper`` has connected. The connection is closed when the moment
+        ``wrapper.close_at`` (of ``time.monotonic()``) has come.
         """
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at

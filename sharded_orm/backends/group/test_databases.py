@@ -131,8 +131,9 @@ class GroupCreation(BaseDatabaseCreation):
     def clone_test_db(
         self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
     ) -> None:
-        # Do not clone anything here, because all workers share the template. But drop the shards that
-        # an earlier test run may have left for this worker.
+        # Do not clone anything here, because all workers share the template, the migrated schema from
+        # which test shards are cloned. But drop the shards that an earlier test run may have left for
+        # this worker.
         self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
         if not keepdb:
             self._tests.drop_worker(suffix)

@@ -22,8 +22,8 @@ def provide_knowledge(knowledge: Callable[[Shard], Any]) -> None:
 
 
 def knowledge_of(shard: Shard) -> Any:
-    """Return what the upper layers know about moving keys of the shard's group; None if they know
-    nothing.
+    """Return what the upper layers know about keys that move between the shards of the group; None if
+    they know nothing.
 
     Called before the first statement of each transaction on ``shard``.
     """

@@ -61,13 +61,13 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.transaction_memory = {}
         self.levels = []
         self.participants = {}
-        # Aliases of the participants that need a rollback. If there are any, the whole group needs a
-        # rollback.
+        # Aliases of the participants (shards in the group's transaction) that need a rollback. If
+        # there are any, the whole group needs a rollback.
         self._broken = set()
         # Aliases of the shards that are in a transaction, of the group or of their own.
         self._in_transaction = set()
         # on_commit functions of the shards that had already committed when another shard failed to
-        # commit. They run when autocommit is switched on.
+        # commit. They run when autocommit is switched on, after the transaction.
         self._orphaned_hooks = []
 
     # ##### Reports from shards #####
@@ -111,9 +111,9 @@ class GroupTransactions(BaseDatabaseWrapper):
         Both are False if no atomic block opened the level. For example,
         ``transaction.savepoint()`` opens a level without an atomic block.
         """
-        # savepoint_ids has one entry for each block except the outermost one. The entry is None for a
-        # block without a savepoint. If autocommit was switched off by hand, the outermost level has no
-        # block.
+        # Find the block by the index of its savepoint. savepoint_ids has one entry for each block
+        # except the outermost one. The entry is None for a block without a savepoint. If autocommit
+        # was switched off by hand, the outermost level has no block.
         offset = len(self.atomic_blocks) - len(self.savepoint_ids)
         index = offset - 1 if level.sid is None else offset + self._savepoint_index(level.sid)
         if 0 <= index < len(self.atomic_blocks):
@@ -282,7 +282,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         self._broken.clear()
         if self.levels:
             self._end_levels()
-            # Autocommit is still off, so the next transaction begins at once.
+            # Begin the next transaction at once, because autocommit is still off.
             self._begin()
 
     def _end_levels(self) -> None:

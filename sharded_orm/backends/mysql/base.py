@@ -71,7 +71,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
-        """Return a virtual connection, after a check that the node answers.
+        """Return a virtual connection, which leases sessions when there is work, after a check that
+        the node answers.
 
         The check does not show whether the schema exists.
         """
@@ -254,10 +255,12 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     def sent_with_commit(self) -> Iterator[None]:
         if (
             self.connection is None
-            # In a savepoint, or if autocommit is switched off by hand, it is not the COMMIT that comes next.
+            # Keep no statement for the COMMIT inside a savepoint, or if autocommit is switched off by
+            # hand, because the next statement is then not the COMMIT.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
-            # What can be refused is refused before the first of several shards commits.
+            # If several shards commit, send all statements before. A statement that the server refuses
+            # must fail before the first shard commits.
             or self.commits_with_others
         ):
             yield
@@ -270,11 +273,12 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     def known_session(self) -> AbstractContextManager[None] | None:
         self.ensure_connection()
         assert self.connection is not None
-        # A session with state may be in a transaction of the project's own SQL.
+        # Return None if the session has state, because it may then be in a transaction that the
+        # project's own SQL has begun.
         if self.connection.mode is not SessionMode.FREE:
             return None
         with self._one_session():
-            # Behind a proxy, sessions have no identity.
+            # Return None behind a proxy, because sessions have no identity there.
             is_known = bool(self.session_id().connection)
         return self._one_session() if is_known else None
 

@@ -43,8 +43,8 @@ class BranchLease:
 
         :param branch: the name of the XA branch that the next transaction becomes, in the syntax of
             XA statements. Empty for the ordinary transaction that stores the decision to commit.
-        :raises TwoPhaseMisused: a session is pinned. Such a session has state of its own, which may
-            conflict with XA.
+        :raises TwoPhaseMisused: a session is pinned (kept until close()). Such a session has state of
+            its own, which may conflict with XA.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(
@@ -71,7 +71,9 @@ class BranchLease:
         transaction.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Close the session that has prepared the XA branch. The prepared branch stays on the server."""
+        """Close the session that has prepared the XA branch (this shard's part of a two-phase commit).
+        The prepared branch stays on the server.
+        """
         if self.mode < SessionMode.LOST and self.session is not None:
             self._lose(OperationalError("the branch is left to a recovery"))
         if self.mode is SessionMode.LOST:

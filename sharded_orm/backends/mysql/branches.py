@@ -37,7 +37,8 @@ def name_of(branch: BranchName) -> bytes:
 
 
 def prepared(pool: NodePool) -> list[BranchName]:
-    """Return the prepared XA branches of this library on the server of ``pool``. One query.
+    """Return the prepared XA branches (parts of two-phase commits) of this library on the server of
+    ``pool``. One query.
 
     On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
     """
@@ -52,7 +53,9 @@ def prepared(pool: NodePool) -> list[BranchName]:
 
 
 def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
-    """Return the names of this library's XA branches in the rows of ``XA RECOVER``."""
+    """Return the names of this library's XA branches (parts of two-phase commits) in the rows of ``XA
+    RECOVER``.
+    """
     branches = []
     for number, length, _, data in rows:
         name = data if isinstance(data, bytes) else str(data).encode()
@@ -63,7 +66,9 @@ def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
 
 
 def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared XA branch. Return whether this call has ended the branch."""
+    """Commit or roll back a prepared XA branch, one shard's part of a two-phase commit. Return whether
+    this call has ended the branch.
+    """
     session = pool.lease()
     try:
         session.run(b"XA %s %s" % (b"COMMIT" if commit else b"ROLLBACK", name_of(branch)))

@@ -147,8 +147,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # The server's list of transactions may be old and lack some transactions. So the result,
-        # which records the sessions of this moment, also has the present time.
+        # Add the present time to the result. The server's list of transactions may be old and lack
+        # some transactions, so a later call compares their start times with this time.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -160,7 +160,8 @@ class MySQLChangeCapture(ChangeCapture):
         }
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        # Query the transactions, which fails without the privilege to see other sessions.
+        # Query the transactions first, because that raises an error if the account lacks the privilege
+        # to see other sessions.
         self._transactions()
         rows = self._rows(
             f"SELECT id, command, {self._flavor.statement_number}, id = CONNECTION_ID()"
@@ -168,8 +169,9 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # If the number of this statement is smaller than the number that the marker has recorded,
-        # the server has restarted since, and all sessions have ended.
+        # A marker is the result of an earlier sessions(), with the number of the server's last
+        # statement. If the number of this statement is smaller, the server has restarted since, and
+        # all sessions have ended.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers
@@ -196,10 +198,10 @@ class MySQLChangeCapture(ChangeCapture):
         return counts
 
     def _present_transactions(self) -> list[tuple[int, str]] | None:
-        """Return the open transactions as :meth:`_transactions` does, but never from a copy that is
-        older than this call.
+        """Return the open transactions as :meth:`_transactions` does, but never from an outdated copy
+        of the server's list.
 
-        Return None if other sessions read the server's list all the time: it then stays old, and
+        Return None if other sessions read the server's list all the time: the copy then stays old, and
         nobody knows which transactions are open.
         """
         ((own,),) = self._rows("SELECT CONNECTION_ID()")
@@ -224,8 +226,8 @@ class MySQLChangeCapture(ChangeCapture):
         """Return pairs of session id and start time, by the server's clock, of the open
         transactions.
 
-        The pairs come from a copy that may be old: the server does not renew the copy as long as
-        other sessions keep reading it without a pause.
+        The pairs come from the server's copy of its list of transactions, which may be old: the server
+        does not renew the copy as long as other sessions keep reading it without a pause.
         """
         rows = self._rows(
             "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"
@@ -314,7 +316,8 @@ class MySQLChangeCapture(ChangeCapture):
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
         if not tables:
             return []
-        # InnoDB fires no triggers for the rows that a foreign key with CASCADE or SET NULL changes.
+        # Return the tables of foreign keys with CASCADE or SET NULL, because InnoDB fires no triggers
+        # for the rows that such a foreign key changes.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class CommitPacket:
     """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
 
-    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent, unless they
-    return rows. They are sent with the COMMIT: if the server refuses one of them, it does not execute the
-    COMMIT. Whatever else is executed before, is executed after them.
+    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent, unless
+    they return rows. They are sent with the COMMIT: if the server refuses one of them, it does not
+    execute the COMMIT. If another statement must be executed earlier, they are sent before it.
 
-    Invariant: the session of waiting statements is leased. So the fence of a key or of a shard that moves
-    meanwhile meets the transaction, as if the statements had been sent.
+    Invariant: while statements wait, their session is leased. If a key or a shard moves meanwhile, its
+    fence (triggers that refuse writes) affects the transaction as if the statements had been sent.
     """
 
     if not TYPE_CHECKING:  # The attributes are in the slots of the subclass.
@@ -40,9 +40,9 @@ class CommitPacket:
         session: NodeSession | None
         insert_session: NodeSession | None
         transaction: ServerTransaction
-        #: Whether statements are to wait now.
+        #: Whether INSERTs, UPDATEs and DELETEs are kept now, to be sent with the COMMIT.
         collects: bool
-        #: The statements that wait, with their cursors.
+        #: The statements that will be sent with the COMMIT, each with its cursor.
         waiting: list[tuple[bytes, Any]]
         lease_session: Callable[[], NodeSession]
         begin_statement: Callable[[], tuple[NodeSession, list[bytes]]]
@@ -54,7 +54,7 @@ class CommitPacket:
     def may_wait(self) -> bool:
         """Whether statements of the open transaction can be sent with its COMMIT.
 
-        Not in a block in two phases, whose branches are prepared first.
+        False in a two-phase commit, because each shard prepares its transaction before the COMMIT.
         """
         return (
             self.mode is SessionMode.TRANSACTION
@@ -64,7 +64,9 @@ class CommitPacket:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Let the statements of the ``with`` block wait for the COMMIT, if they may."""
+        """Keep the statements of the ``with`` block, to send them with the COMMIT, if :attr:`may_wait`
+        allows that.
+        """
         if self.mode is SessionMode.TRANSACTION and self.session is None:
             self.lease_session()
         self.collects = self.may_wait
@@ -86,11 +88,13 @@ class CommitPacket:
         return statement
 
     def send_waiting(self) -> None:
-        """Send the waiting statements now, because another one is to be executed after them."""
+        """Send the statements that were kept for the COMMIT now, because another statement is to be
+        executed after them.
+        """
         self._send_waiting(is_commit=False)
 
     def commit_waiting(self) -> None:
-        """Send the waiting statements and the COMMIT, in one packet."""
+        """Send the statements that were kept for the COMMIT together with the COMMIT, in one packet."""
         self._send_waiting(is_commit=True)
         self.transaction.forget()
         self.settle()
@@ -98,7 +102,7 @@ class CommitPacket:
     def _send_waiting(self, *, is_commit: bool) -> None:
         waiting = self.waiting[:]
         try:
-            # begin_statement() sends what waits, if it is not told that this is done here.
+            # Empty the list for the moment, because begin_statement() would send the statements in it.
             self.waiting.clear()
             session, prefix = self.begin_statement()
             self.waiting += waiting
@@ -125,10 +129,11 @@ class CommitPacket:
 
     def _record_failure(self, exc: BaseException, prefix: list[bytes]) -> None:
         if is_lost(exc):
-            # The server may have committed, or may do so later.
+            # The session is lost. The server may have committed the transaction, or may do so later.
             self.transaction.is_open = True
             self._lose(exc)
             return
-        # The server has refused a statement, and executed none of the later ones.
+        # Record the prefix statements that have succeeded. The server has refused a statement, and
+        # executed none of the later ones.
         self.record_prefix(prefix, min(len(prefix), getattr(exc, "prefix_done", 0)))
         self.transaction.unsure = True

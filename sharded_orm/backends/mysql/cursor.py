@@ -216,7 +216,7 @@ class LeaseMixin(BaseCursor):
             elif (
                 kind is _AFFINE and connection.session is None and previous_statement.is_show(query)
             ):
-                # SHOW WARNINGS needs the session that ran the last statement.
+                # Lease the session that ran the last statement, because SHOW WARNINGS needs it.
                 session = connection.session = previous_statement.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
@@ -384,7 +384,8 @@ class LeaseMixin(BaseCursor):
         return 1
 
     def __del__(self) -> None:
-        # The program has dropped this cursor, so nobody can read its remaining results any more.
+        # Give up the remaining results: the program has dropped this cursor, so nobody can read them
+        # any more.
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
@@ -410,7 +411,9 @@ class LeaseMixin(BaseCursor):
             self._kind = None
 
     def callproc(self, procname: Any, args: Any = ()) -> Any:
-        """Call a stored procedure. Pin the session first: the procedure may leave state in it."""
+        """Call a stored procedure. Pin the session first (keep it until close()), because the
+        procedure may leave state in it.
+        """
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")

@@ -79,8 +79,8 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
 def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
     """Return those of the sessions ``writers`` that no longer exist on the server of ``pool``.
 
-    Sessions that :func:`judges` cannot judge are left out. If the server does not answer, the set
-    is empty. On MariaDB, a killed session still exists until it has rolled back or finished its
+    A session is left out if :func:`judges` returns False for it. If the server does not answer, the
+    set is empty. On MariaDB, a killed session still exists until it has rolled back or finished its
     COMMIT.
     """
     try:
@@ -123,7 +123,7 @@ def _expression(session: NodeSession, pool: NodePool) -> bytes:
         names = {_text(row[0]).lower() for row in session.store_result().fetch_row(0, 0)}
         identity = MySQLFlavor.of_variables(names).identity
         variables = ", ".join(f"@@{name}" for name in identity if name in names)
-        # The list of variables is empty if a proxy hides them.
+        # Use NULL if the list of variables is empty, because a proxy hides them.
         pool.identity_sql = f"CONCAT_WS('/', {variables or 'NULL'})".encode()
     return pool.identity_sql
 

@@ -1,4 +1,6 @@
-"""The cursor classes of shards: :class:`LeasedCursor`, and the same of other cursor classes of the driver."""
+"""The cursor classes of shards: :class:`LeasedCursor`, and subclasses of the driver's other cursor
+classes.
+"""
 
 from __future__ import annotations
 

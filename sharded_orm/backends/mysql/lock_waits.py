@@ -58,8 +58,8 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                # A statement that ends in a deadlock has changed no table. So it can be tried again,
-                # like one that has waited for too long.
+                # Try the statement again after a deadlock, as after a wait that took too long. A
+                # statement that ends in a deadlock has changed no table.
                 if not (
                     exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
                 ):

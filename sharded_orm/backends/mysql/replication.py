@@ -340,8 +340,8 @@ class MySQLReplicationServer(ReplicationServer):
 
     def wait_for_source(self, source: Self, seconds: float) -> bool:
         status = source.status()
-        # Compare the position in the domain of the source only, because the source may itself be a
-        # replica and log events of other domains.
+        # Compare only the position in the source's own replication domain, because the source may
+        # itself be a replica and log events of other domains.
         last = positions(status.logged).get(status.domain)
         return last is None or self.wait_for(f"{status.domain}-{last[0]}-{last[1]}", seconds)
 

@@ -22,9 +22,9 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
 #: A session variable. If it is set, the triggers of this library let all changes of the session pass,
-#: even if a fence is closed.
+#: even changes that a closed fence refuses to other sessions.
 PASSES: Final = f"@{OWN_PREFIX}passes"
-# Seconds that a session waits for another session that works on the same copy.
+# Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
 # Column types whose values are copied as bytes, in the character set of the column.
 _BYTES: Final = frozenset(
@@ -33,8 +33,8 @@ _BYTES: Final = frozenset(
      "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
 )  # fmt: skip
 
-# Column types whose values are short texts without a comma. They go into the digest of a row as they
-# are; values of other types are digested one by one first.
+# Column types whose values are short texts without a comma. The digest of a row is computed from these
+# values as they are, and from a digest of each value of another type.
 _SHORT: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "date", "time",
      "datetime", "timestamp", "year"}
@@ -141,7 +141,8 @@ class MySQLRowCopy(RowCopy):
         if column.kind in _BYTES:
             return f"CAST({name} AS BINARY)"
         if column.kind == "float":
-            # Multiply, because the text of a FLOAT has only six digits.
+            # Multiply the value, which makes a DOUBLE of it, because the text of a FLOAT has only six
+            # digits.
             return f"CAST({name} * 1e0 AS CHAR)"
         if column.kind == "bit":
             return f"CAST({name} + 0 AS CHAR)"
@@ -151,7 +152,7 @@ class MySQLRowCopy(RowCopy):
         return "CAST(%s AS UNSIGNED)" if column.kind == "bit" else "%s"
 
     def _comparand(self, column: CopiedColumn) -> str:
-        # Compare the value as text. Bytes would not be compared in the order of the index.
+        # Compare the value as text, because bytes would not be compared in the order of the index.
         if not column.charset:
             return "%s"
         return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"
@@ -178,7 +179,7 @@ class MySQLRowCopy(RowCopy):
     def _digests(
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
     ) -> RowDigests:
-        # The subquery names the digest, because the server would compute the digest once for each
+        # Compute the digest in a subquery. Otherwise the server would compute it once for each
         # expression that contains it.
         number = "CAST(CONV(LEFT(digest, 16), 16, 10) AS UNSIGNED)"
         ((count, total),) = self._rows(

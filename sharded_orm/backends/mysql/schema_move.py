@@ -126,7 +126,7 @@ class MySQLSchemaMove(SchemaMove):
         layout = {}
         for name, (statement,) in self.definition().statements.items():
             # When the server renames a table, it renames the constraints that it has named itself. So
-            # remove the name of the table from their names.
+            # remove the name of the table from their names, to make the definitions comparable.
             for table in {name, hidden.get(name, name)}:
                 statement = statement.replace(f"`{table}_ibfk_", "`ibfk_")
             layout[name] = (_COUNTER.sub("", statement),)
@@ -260,7 +260,7 @@ class MySQLSchemaMove(SchemaMove):
         return {names.get(str(name), str(name)): int(number) for name, number in rows}
 
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        # Other statements are waiting, so check first whether there is anything to change.
+        # Check first whether any counter must change, because other statements are waiting.
         present = self.counters()
         if all(present.get(name) == number for name, number in counters.items()):
             return

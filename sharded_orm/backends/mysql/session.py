@@ -68,7 +68,7 @@ class NodeSession:
         #: may be unread. Set to False before a statement is sent.
         self.stored = True
         #: Whether a cursor still has to read results from this session. Set only while a virtual
-        #: connection holds the session.
+        #: connection (the ``connection`` of a Django alias) holds the session.
         self.busy = False
         self.close_at: float | None = None
         self.suspect = False
@@ -77,11 +77,12 @@ class NodeSession:
         self.permit: object | None = None
         #: Identity of the session on its server; None until the server was queried for it.
         self.identity: SessionID | None = None
-        #: The virtual connection that used this session last.
+        #: The virtual connection (the ``connection`` of a Django alias) that used this session last.
         self.last_user: object = None
-        #: The virtual connection that was the last to insert a row with an id on this session. Only
-        #: that connection may read LAST_INSERT_ID() here. The attribute is also set by an insert
-        #: with an explicit id, although such an insert does not change LAST_INSERT_ID().
+        #: The virtual connection (the ``connection`` of a Django alias) that was the last to insert a
+        #: row with an id on this session. Only that connection may read LAST_INSERT_ID() here. The
+        #: attribute is also set by an insert with an explicit id, although such an insert does not
+        #: change LAST_INSERT_ID().
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
         base: Any = super(Connection, raw)
@@ -114,8 +115,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # A prefix statement has no rows to fetch. An error that next_result() raises comes from
-                # the statement after this one.
+                # A statement of ``prefix`` has no rows to fetch. An error that next_result() raises
+                # comes from the statement after this one.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
@@ -129,7 +130,7 @@ class NodeSession:
         if isinstance(query, str):
             statement = query.encode(self.raw.encoding)
         else:
-            # The driver needs an immutable buffer.
+            # Copy the bytes, because the driver needs an immutable buffer.
             statement = bytes(query)
         if args is None:
             return statement
@@ -156,13 +157,14 @@ class NodeSession:
         for statement in statements:
             self.stored = False
             self.query(statement)
-            # These statements have no rows to fetch.
+            # Skip the results, because these statements have no rows to fetch.
             while self.next_result() == 0:
                 pass
             self.stored = True
 
     def run_each(self, *statements: bytes) -> list[int]:
-        """Run statements in one packet, and drop their rows. Return the id that each has inserted; 0 for none.
+        """Run statements in one packet, and drop their rows. Return the id that each statement has
+        inserted; 0 for none.
 
         An error of the driver gets the attribute ``prefix_done``: how many statements succeeded. The
         server executes none of those after the one that failed.

@@ -282,7 +282,7 @@ def _repeatable(definition: str) -> str:
     if kind == "table":
         definition = _without_generated_keys(definition)
     if kind == "view":
-        # MySQL has no CREATE VIEW IF NOT EXISTS.
+        # Use OR REPLACE for a view, because MySQL has no CREATE VIEW IF NOT EXISTS.
         return _CREATE.sub("CREATE OR REPLACE ", definition, count=1)
     return re.sub(rf"\b{kind}\b", rf"{kind.upper()} IF NOT EXISTS", definition, count=1,
                   flags=re.IGNORECASE)  # fmt: skip

@@ -60,7 +60,7 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 # If a statement contains one of these marks, its literals and comments are removed before the
-# statement is classified. The mark may be part of a literal or comment.
+# statement is classified, because the mark may be part of a literal or comment.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
 # A cheap first test: _PIN_FUNCTION or _AFFINE can match a statement only if it contains one of
 # these texts.
@@ -97,7 +97,8 @@ _ANALYZE_TABLE = re.compile(r"ANALYZE\s+((NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLE\b"
 _LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
 _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
-# Words and functions that may stand before a parenthesis in a statement that changes nothing.
+# Words and functions that may stand before a parenthesis in a statement that changes nothing. Any
+# other word there may be a stored function, which may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES ROW USING OVER UNION EXCEPT INTERSECT BY
     THEN ELSE WHEN CASE LIKE REGEXP RLIKE BETWEEN IS JOIN DISTINCT HAVING XOR DIV MOD BINARY INTERVAL AGAINST
@@ -187,8 +188,8 @@ def _bare(sql: str) -> str | None:
     Return None if it is unclear where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # It is unclear which parts of the text are code: the effect of a backslash depends on the
-        # SQL mode, and executable comments contain code.
+        # Return None, because it is unclear which parts of the text are code: the effect of a
+        # backslash depends on the SQL mode, and executable comments contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()

@@ -16,7 +16,8 @@ COMMIT = b"COMMIT"
 
 
 class ServerTransaction:
-    """The state of the transaction that a virtual connection has on the server.
+    """The state of the transaction that a virtual connection (the ``connection`` of a Django alias)
+    has on the server.
 
     ``BEGIN`` and savepoints are not sent at once. They are sent together with the next statement that
     the server must execute. One object serves all transactions of the connection, one after the other.
@@ -45,7 +46,8 @@ class ServerTransaction:
         #: The name of the transaction's XA branch (its part in a two-phase commit), in the syntax of XA
         #: statements; b"" if the transaction is an ordinary one.
         self.branch = b""
-        #: Whether the XA branch is prepared. Only its commit or rollback can follow then.
+        #: Whether the XA branch (this shard's part of a two-phase commit) is prepared. Only its commit
+        #: or rollback can follow then.
         self.is_prepared = False
         #: Whether the transaction refuses statements that commit implicitly or leave state in the
         #: session, as a part of a two-phase commit does.
@@ -89,8 +91,9 @@ class ServerTransaction:
                 " block with two_phase=True. Run it outside of the block."
             )
         if self.branch:
-            # An XA branch cannot end unnoticed: after an error that rolls the branch back, the server
-            # refuses every statement except XA END and XA ROLLBACK.
+            # Never use SET autocommit=0 here: an XA branch (a part of a two-phase commit) cannot end
+            # unnoticed, because after an error that rolls it back, the server refuses every statement
+            # except XA END and XA ROLLBACK.
             return self.pending[:] if self.is_open else [self.begin, *self.pending]
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
@@ -129,8 +132,8 @@ class ServerTransaction:
                 run(end)
             except MySQLError:
                 # Ignore the error. XA END fails if it was sent before, or if an error such as a
-                # deadlock has rolled the branch back. If the session is lost, the next statement
-                # raises an error.
+                # deadlock has rolled back the branch (this shard's part of a two-phase commit). If the
+                # session is lost, the next statement raises an error.
                 pass
             run(ending)
 

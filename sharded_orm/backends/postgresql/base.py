@@ -49,7 +49,8 @@ from sharded_orm.backends.write_hooks.commit import CommitOutcome
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Share the types when this module is imported, so before any alias can have this backend.
+# Let the shards share the numbers of extension types. Do so when this module is imported, because no
+# alias can have this backend earlier.
 share_types()
 
 # Options of Django's backend that do not work with shared sessions, as name -> the reason and the
@@ -113,7 +114,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def get_connection_params(self) -> dict[str, Any]:
         options = self.settings_dict["OPTIONS"]
         for name, remedy in _REFUSED_OPTIONS.items():
-            # 0 is a threshold as well: a statement is prepared when it is executed first.
+            # Refuse even the number 0, because prepare_threshold=0 means that a statement is prepared
+            # when it is first executed.
             if options.get(name) is not None and options[name] is not False:
                 raise ImproperlyConfigured(
                     f"Alias {self.alias!r}: OPTIONS[{name!r}] cannot be used with"
@@ -397,7 +399,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            # In a two-phase commit, a transaction that is not open on the server has sent nothing yet.
+            # In a two-phase commit, a transaction that is not open on the server has sent no statement
+            # yet, so it has written nothing.
             and (
                 self.connection.only_reads
                 or (self.connection.is_shared and not self.connection.is_open)

@@ -13,8 +13,8 @@ from sharded_orm.exceptions import TwoPhaseMisused
 
 
 class BranchPreparation(SessionLease):
-    """Base class of the virtual connection: prepares a transaction, and ends or leaves the prepared
-    one.
+    """Base class of an alias's virtual connection: prepares a transaction for a two-phase commit, and
+    ends the prepared transaction or leaves it on the server.
 
     A branch is the part of a two-phase commit on one shard. A prepared transaction belongs to no
     session. So any session of the node can commit or roll it back, even behind a connection pooler.
@@ -83,7 +83,7 @@ class BranchPreparation(SessionLease):
             raise
         if status != "PREPARE TRANSACTION":
             # If an earlier statement has failed, the server rolls the transaction back instead of
-            # preparing it, and reports no error.
+            # preparing it, and reports no error. So raise an error here.
             raise psycopg.errors.InFailedSqlTransaction(
                 f"the transaction on alias {self.alias!r} has failed, and was rolled back"
             )
@@ -106,7 +106,8 @@ class BranchPreparation(SessionLease):
         try:
             branches.end_on(session, self.branch, commit=how == "commit")
         except BaseException as exc:
-            # If the rollback fails, a recovery ends the prepared branch later.
+            # Close the session. If the rollback has failed, a recovery ends the prepared transaction
+            # later.
             self._lose(exc)
             raise
         self._forget_transaction()

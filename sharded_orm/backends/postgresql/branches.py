@@ -80,8 +80,8 @@ def prepared(pool: PostgreSQLPool) -> list[BranchName]:
 
 
 def branches_named(names: Iterable[str]) -> list[BranchName]:
-    """Return the names of those prepared transactions in ``names`` that belong to this library, as
-    branches.
+    """Return those of ``names`` that name prepared transactions of this library, as
+    :class:`BranchName` objects.
     """
     ours = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
     return [BranchName(*name.split(":", 1)) for name in ours if ":" in name]
@@ -95,7 +95,7 @@ def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion
     try:
         is_done = end_on(session, name_of(branch), commit=commit)
     except psycopg.errors.ObjectNotInPrerequisiteState:
-        # Another session is just now ending the same transaction.
+        # Return HELD, because another session is just now ending the same transaction.
         pool.release(session)
         return Completion.HELD
     except BaseException:

@@ -29,7 +29,7 @@ PASSES: Final = "sharded_orm.passes"
 #: The sequence whose number is the id of the last transaction that has added a fence, a row that makes
 #: the triggers refuse writes of a key.
 EPOCH: Final = f"{OWN_PREFIX}epoch"
-#: The event for which a trigger refuses TRUNCATE.
+#: The event of the trigger that refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"
 
 # Settings on which the text of some types depends, as setting -> the value that the triggers use, and

@@ -42,7 +42,7 @@ BEGIN = b"BEGIN"
 
 
 class BoundCursor(Protocol):
-    """A cursor with rows that are still on the server, in the session of a connection."""
+    """A cursor whose unread rows are still on the server, in a session that a connection holds."""
 
     @property
     def outlives_transactions(self) -> bool:
@@ -103,7 +103,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
-        #: The statements to send before a statement in autocommit, and their text in the packet.
+        #: The statements to send before each statement in autocommit, in the same packet, and their
+        #: text in that packet.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
         self.autocommit_packet = packet_of(self.autocommit_prefix)
         #: Savepoint statements that will be sent with the next statement.
@@ -171,7 +172,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         if on == self.autocommitted:
             return
         if self.is_open:
-            # The driver refuses to change autocommit in an open transaction. So does this connection.
+            # Refuse to change autocommit in an open transaction, as the driver does.
             raise psycopg.ProgrammingError(
                 "can't change 'autocommit' now: connection in transaction status INTRANS"
             )
@@ -284,7 +285,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
             # The server accepts SET TRANSACTION only before the first query. So leave out the query
-            # that checks the schema. The next statement sends it.
+            # that checks whether the schema exists. It is sent with the next statement.
             self.is_unguarded = sets_transaction
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]
@@ -313,7 +314,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             self._end_prepared(how)
             return
         if session is not None and not session.is_usable:
-            # The session was lost without an error here, for example when a cursor fetched rows.
+            # The session was lost earlier without an error of this method, for example when a cursor
+            # fetched rows.
             exc = self._lose(psycopg.OperationalError("the connection was lost"))
             if how == "commit" or self.has_lost_state:
                 raise exc
@@ -323,8 +325,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             try:
                 session.end_transaction(how)
             except BaseException as exc:
-                # If the server refuses COMMIT, for example because of a deferred constraint, the
-                # transaction has ended.
+                # Keep the session if it is idle. If the server refuses COMMIT, for example because of
+                # a deferred constraint, the transaction has ended and the session is idle.
                 if not session.is_idle:
                     self._lose(exc)
                 raise

@@ -33,7 +33,7 @@ _FUNCTIONS = ("function", "procedure", "late function")
 _INDEXED = re.compile(r' ON (?:ONLY )?("(?:[^"]|"")*"|[^\s"]+) USING ')
 _NAMES = re.compile(r'"(?:[^"]|"")*"|[^\W\d][\w$]*')
 # Matches the beginning of a function's body. The server does not check the body when it creates the
-# function.
+# function, so objects that the body names may be created later.
 _BODY = re.compile(r"^AS \$\w+\$", re.MULTILINE)
 # Matches constraints that are added after all tables and indexes. A foreign key may refer to a table
 # that is created later, and a NOT VALID constraint would become valid if it were created with its

@@ -72,9 +72,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     _conn: Any
 
     def __init__(self, connection: PostgreSQLConnection, **options: Any) -> None:
-        #: The virtual connection to which the cursor belongs.
+        #: The virtual connection (the ``connection`` of a Django alias) to which the cursor belongs.
         self._owner = connection
-        #: The statements to send in the same packet before the next one, and their text in the packet.
+        #: The statements to send in the packet of the next statement, before it, and their text.
         self._prefix: list[bytes] = []
         self._packet = b""
         super().__init__(cast(Any, connection), **options)
@@ -217,8 +217,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # A pooler gets the statement in a packet with others. Most such statements work in a
-            # packet: most procedures do not end transactions, and most tables are not partitioned.
+            # Behind a pooler, send the statement in a packet with others. Most such statements work in
+            # a packet: most procedures do not end transactions, and most tables are not partitioned.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -277,7 +277,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def _send(
         self, session: PostgreSQLNodeSession, query: Any, params: Any, options: dict[str, Any]
     ) -> None:
-        """Run ``query`` on ``session``, with the prefix statements in the same packet."""
+        """Run ``query`` on ``session``, in one packet after the statements of ``_prefix``."""
         self._conn, self._pgconn = session.raw, session.pgconn
         # Make the driver create new converters. For the same query as before, it would use the old
         # ones, which refer to the session of the earlier statement.
@@ -294,7 +294,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._select_current_result(0)
 
     def _execute_send(self, query: Any, **options: Any) -> None:
-        # Overrides ClientCursorMixin._execute_send, to send the prefix statements in the same packet.
+        # Overrides ClientCursorMixin._execute_send, to send the statements of _prefix in the same
+        # packet.
         if self._prefix:
             self._query = query
             self._pgconn.send_query(self._packet + query.query)
@@ -302,9 +303,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             super()._execute_send(query, **options)
 
     def _check_results(self, results: list[Any]) -> None:
-        # Overrides BaseCursor._check_results, which raises an error if a result is an error. The driver
-        # later passes the same list to _set_results(). So the results of the prefix statements are
-        # removed from the list.
+        # Overrides BaseCursor._check_results, which raises an error if a result is an error. The
+        # driver later passes the same list to _set_results(). So remove the results of the statements
+        # in _prefix.
         prefix = self._prefix
         if not prefix:
             super()._check_results(results)
@@ -319,7 +320,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         del results[:done]
         if done == length and not results:
             # If the user's text has no statement, the server returns no result for it. The driver
-            # expects one.
+            # expects one, so add an empty result.
             results.append(self._pgconn.make_empty_result(ExecStatus.EMPTY_QUERY))
         try:
             super()._check_results(results)
@@ -480,7 +481,7 @@ class PostgreSQLCursor(SessionLeaseMixin, StockCursor):
 
 
 def shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
-    """Change the position in ``exc`` so that it counts from the user's statement, not from the packet."""
+    """Make the position of the error in ``exc`` count from the user's statement, not from the packet."""
     if not prefix:
         return
     if exc.args and isinstance(exc.args[0], str):
@@ -492,8 +493,8 @@ def shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
     result, position = exc.pgresult, exc.diag.statement_position
     shift = sum(len(part.decode()) + 2 for part in prefix)
     if result is not None and position and int(position) > shift:
-        # Replace the result in the error by a dict of its fields, as the driver does when an error is
-        # pickled.
+        # Replace the unchangeable result in the error by a dict of its fields, as the driver does when
+        # an error is pickled.
         info: Any = {field: result.error_field(field) for field in DiagnosticField}
         info[DiagnosticField.STATEMENT_POSITION] = b"%d" % (int(position) - shift)
         exc._info = info

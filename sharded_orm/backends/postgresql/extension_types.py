@@ -17,7 +17,8 @@ from django.db import connections
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
 
-#: The numbers of the types with one name, and the numbers of their array types.
+#: The numbers (oids) by which the server knows the types with one name, and those of their array
+#: types.
 Oids = tuple[tuple[int, ...], tuple[int, ...]]
 
 _stock_type_oids = signals.get_type_oids
@@ -37,7 +38,8 @@ def _type_oids(connection_alias: str, type_name: str) -> Oids:
 
 
 def share_types() -> None:
-    """Let ``django.contrib.postgres`` query each pool only once, and shard groups never.
+    """Let ``django.contrib.postgres`` query the numbers of extension types only once per pool, and
+    never for shard groups.
 
     Further calls do nothing.
     """

@@ -85,8 +85,8 @@ def judges(pool: PostgreSQLPool, writer: SessionIdentity) -> bool:
 def gone(pool: PostgreSQLPool, writers: Sequence[W]) -> set[W]:
     """Return those of the sessions ``writers`` that no longer exist on the server of ``pool``.
 
-    Sessions that :func:`judges` cannot judge are left out. If the server does not answer, the set is
-    empty. A killed session still exists until its process has ended.
+    A session is left out if :func:`judges` returns False for it. If the server does not answer, the
+    set is empty. A killed session still exists until its process has ended.
     """
     try:
         existing, _ = _query_sessions(pool)
@@ -107,7 +107,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # If the session does not even see itself, it sees no other session of its account.
+    # If the session does not even see itself, it sees no other session of its account. So leave the
+    # name of the account empty.
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -25,8 +25,9 @@ from sharded_orm.backends.signals import session_opened
 #: each table that the session has read, and 25 kB for each table that it has written. The
 #: measurements are in docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
-#: How many tables count as one schema, if a session reads the tables of many schemas in one query.
-#: While such a query runs, the process needs about 90 kB for each table.
+#: How many tables count as one schema towards the limit of schemas per session, if a session reads the
+#: tables of many schemas in one query. While such a query runs, the process needs about 90 kB for each
+#: table.
 TABLES_OF_A_SCHEMA = 4
 
 
@@ -60,7 +61,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         super().__init__(name, self._connect, max_age, **bounds)
         self.params = dict(params)
         self.adapters = AdaptersMap(adapters)
-        # This reference keeps the object alive, because the key of the pool contains its id().
+        # Keep the object alive by this reference, because the key of the pool contains the object's
+        # id().
         self._template = adapters
         self.max_schemas = max_schemas
         #: Version of the server as a number, such as 150018; 0 before the first session.
@@ -77,7 +79,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         #: pool's account, and whether this account sees the sessions of all accounts. None before the
         #: first answer.
         self.last_answer: tuple[str, str, bool] | None = None
-        #: The numbers of extension types that ``django.contrib.postgres`` has queried, by type
+        #: The numbers (oids) of extension types that ``django.contrib.postgres`` has queried, by type
         #: name.
         self.type_oids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._timezone = timezone
@@ -110,8 +112,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
-        # Behind a pooler, closing this session would not end the server's process, which serves the
-        # pooler.
+        # Keep the session if there is a pooler: closing it would not end the server's process, which
+        # serves the pooler.
         used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
         return used > self.max_schemas and not self.has_pooler
 

@@ -40,8 +40,8 @@ def marker(run: Run) -> dict[str, Any]:
 
 
 def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return for each marker how many of its sessions and prepared transactions may still change
-    rows by a statement from before the marker.
+    """Return for each marker how many of its sessions and prepared transactions may still change rows
+    by a statement from before the marker was made.
 
     A session does not count if it has ended. It also does not count if it has run another statement
     since, and the transaction that was open at the marker's time has ended. A statement is
@@ -69,8 +69,8 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # A statement that is still running may have been prepared before the marker, the list of sessions,
-    # was made.
+    # Count a session whose statement is still running: the statement may have been prepared before the
+    # marker, the list of sessions, was made.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

@@ -18,8 +18,9 @@ _COUNTERS = """
     AND a.attnum > 0 AND NOT a.attisdropped
     AND pg_catalog.pg_get_serial_sequence(%s, a.attname) IS NOT NULL
 """
-# A text that is no number, so the cast in DatabaseOperations.returning_columns() fails. The server's
-# message, in any language, contains the text.
+# DatabaseOperations.returning_columns() casts this text, followed by an id, to a number if the id must
+# be refused. The text is no number, so the cast fails, and the server's message, in any language,
+# contains the text.
 _REFUSED = "sharded_orm refuses id "
 _REFUSED_ID = re.compile(rf'"{_REFUSED}(-?\d+)"')
 
@@ -33,7 +34,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         return int(match[1]) if match else None
 
     def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
-        # Overrides the method of Django, which names the columns only.
+        # Overrides the method of Django, which names the columns only, to refuse ids outside of
+        # ``returned_ids``.
         if not fields:
             return "", ()
         columns = []
@@ -50,7 +52,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             columns.append(column)
         return f"RETURNING {', '.join(columns)}", ()
 
-    #: The name of the method before Django 6.0.
+    #: Django before 6.0 calls the method by this name.
     return_insert_columns = returning_columns
 
     def show_definition_sql(self, table: str) -> str:

@@ -45,7 +45,7 @@ _NOT_FOR_OPERATORS = ("pool", "server_side_binding", "isolation_level", "assume_
 
 
 class FenceTimeout(OperationalError):
-    """The sessions of the fenced databases did not end in time."""
+    """The sessions of the fenced (closed) databases did not end in time."""
 
 
 class PostgreSQLReplicationServer(ReplicationServer):
@@ -141,7 +141,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return int(self._value("SELECT system_identifier FROM pg_catalog.pg_control_system()"))
 
     def _timeline(self) -> int:
-        # Do not read the timeline from the control file, which has that of the last checkpoint.
+        # Read the timeline from the name of a log file. The control file has only that of the last
+        # checkpoint.
         file = "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn())"
         return int(self._value(f"SELECT pg_catalog.left({file}, 8)"), 16)
 
@@ -281,8 +282,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         deadline = time.monotonic() + patience
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
-        # Sessions that are being opened now may have read that the database is open. The server refuses
-        # all sessions that begin later.
+        # Also wait for the sessions that are being opened now, because they may have read that the
+        # database is open. The server refuses all sessions that begin later.
         beginning = self._beginning()
         while True:
             # First query the sessions that are being opened, and then those that are open. So a
@@ -321,7 +322,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
         )
 
     def _versions(self) -> dict[str, str]:
-        """Return the row version in the catalog of each closed database, as database name -> version."""
+        """Return the version of each closed database's row in the server's catalog, as database name
+        -> version.
+        """
         return {
             row["name"]: row["version"]
             for row in self._rows(queries.DATABASES, self._databases)
@@ -365,7 +368,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def promote(self, seconds: float) -> bool:
         if self._is_replica():
-            # Do not let the function wait, because it would check only every 100 ms.
+            # Do not let pg_promote() wait for the end of the promotion, because it would check only
+            # every 100 ms.
             self._rows("SELECT pg_catalog.pg_promote(false)")
         deadline = time.monotonic() + seconds
         while self._is_replica():
@@ -402,7 +406,8 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     executed = str(row["executed"] or "")
     received = str(row["received"] or "")
     if not missing(received, executed):
-        # After a restart, a replica replays its stored log before it receives more.
+        # Take all that was executed as received: after a restart, a replica replays its stored log
+        # before it receives more.
         received = executed
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"

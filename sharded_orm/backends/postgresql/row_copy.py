@@ -21,7 +21,7 @@ from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
-# Seconds that a session waits for another session that works on the same copy.
+# Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
 # If a sequence must advance by at most this many numbers, nextval() takes them one by one. If it must
 # advance further, setval() sets it.
@@ -118,13 +118,13 @@ class PostgreSQLRowCopy(RowCopy):
     # ##### Real tables #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        # Name no table: on PostgreSQL, triggers see even the changes that CASCADE makes.
+        # Return no table, because on PostgreSQL, triggers see even the changes that CASCADE makes.
         return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # A row that changes during the copy is deleted and inserted again. If a foreign key has an
-        # action such as CASCADE, the deletion would change other rows. If a foreign key is not
-        # deferrable, it would refuse the deletion.
+        # Return False if a foreign key would interfere. A row that changes during the copy is deleted
+        # and inserted again. If a foreign key has an action such as CASCADE, the deletion would change
+        # other rows. If a foreign key is not deferrable, it would refuse the deletion.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -150,7 +150,7 @@ class PostgreSQLRowCopy(RowCopy):
         for name, sequence in self._counted_columns(table):
             if table.fresh_ids and name in table.pks:
                 continue
-            # Ignore numbers that the sequence is too small to return.
+            # Ignore numbers above the maximum of the sequence, which it can never return.
             ((largest,),) = self._rows(
                 f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
                 f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"
@@ -173,8 +173,8 @@ class PostgreSQLRowCopy(RowCopy):
             " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
             " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
             f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
-            # If the default is any other expression, the value of the column may differ from the
-            # number.
+            # Require exactly this default. With any other expression, the value of the column may
+            # differ from the number.
             " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
             " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
             " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",
@@ -230,7 +230,8 @@ class PostgreSQLRowCopy(RowCopy):
         return [str(key), str(key)]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        # The text of a row shows where each value ends, and distinguishes NULL from ''.
+        # The text of a row shows where each value ends, and distinguishes NULL from ''. So different
+        # rows have different texts.
         row = f"ROW({self._names(self._kept_columns(table))})::text"
         return f"pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to({row}, 'UTF8')), 'hex')"
 

@@ -28,7 +28,8 @@ _PATIENCE: Final = 30.0
 # Seconds to wait until the server has ended an automatic vacuum of a table. The server does so after
 # deadlock_timeout, usually one second.
 _VACUUM_PATIENCE: Final = 5.0
-#: The table that lists what new tables get only when they are shown: foreign keys and automatic vacuum.
+#: The table that lists what new tables get only when they are shown (renamed to their real names):
+#: foreign keys and automatic vacuum.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 
@@ -147,7 +148,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         if not names:
             return time.monotonic()
         lock = f"LOCK TABLE {', '.join(map(self._quote, names))} IN"
-        # A lock of this mode makes an automatic vacuum end. It blocks neither readers nor writers.
+        # Take a lock that makes an automatic vacuum end. It blocks neither readers nor writers.
         self._rows(f"{lock} SHARE UPDATE EXCLUSIVE MODE")
         self._rows("SAVEPOINT attempt")
         deadline = time.monotonic() + patience
@@ -233,7 +234,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        # Most sequences belong to tables, and were dropped together with these.
+        # Use IF EXISTS, because most sequences belong to tables and were dropped together with these.
         for name in sequences:
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
@@ -270,7 +271,8 @@ class PostgreSQLSchemaMove(SchemaMove):
     # ##### Foreign keys and vacuum of new tables #####
 
     def _put_additions_off(self) -> None:
-        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown.
+        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown (renamed
+        to their real names).
 
         The foreign keys are dropped, so that rows can be copied in any order, and are recorded in a
         table, so that they can be added later. Vacuum is switched off because it could hold a lock on a
@@ -313,7 +315,7 @@ class PostgreSQLSchemaMove(SchemaMove):
                 return
             for table, key, definition in self._put_off():
                 if key and not definition.endswith(" NOT VALID"):
-                    # Other sessions can read and write during the validation.
+                    # Check the existing rows now. Other sessions can read and write meanwhile.
                     self._rows(
                         f"ALTER TABLE {self._quote(table)} VALIDATE CONSTRAINT {self._quote(key)}"
                     )

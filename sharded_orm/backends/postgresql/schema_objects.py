@@ -263,6 +263,6 @@ def empty(run: Run, schema: str) -> None:
             run("SAVEPOINT dropping")
             run(f"DROP {str(kind).upper()} IF EXISTS {identity} CASCADE")
         except ProgrammingError:
-            # There is no DROP statement for objects of this kind. The object stays, and the later
-            # comparison with the source reports it.
+            # Keep the object, because there is no DROP statement for its kind. The later comparison
+            # with the source reports it.
             run("ROLLBACK TO SAVEPOINT dropping")

@@ -62,7 +62,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
-            # The server refuses a cursor outside of a transaction, except WITH HOLD.
+            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. BARE is the
+            # kind of statements that the server refuses there.
             session, prefix = connection.begin_statement(
                 kind if in_transaction or self._withhold else PostgreSQLKind.BARE
             )
@@ -75,7 +76,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 check_route()
             if prefix and in_transaction:
                 # The driver checks only the last result of a packet that declares a cursor. So send
-                # these statements first, to learn which of them the server has executed.
+                # the statements of ``prefix`` first, to learn which of them the server has executed.
                 self._begin(connection, session, prefix)
                 prefix = []
             self._prefix, self._packet = prefix, packet_of(prefix)
@@ -100,8 +101,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         return self
 
     def _raise_for_result(self, result: Any) -> Any:
-        # Overrides BaseCursor._raise_for_result, to convert errors of the prefix statements.
-        # ServerCursorMixin._declare_gen() calls it.
+        # Overrides BaseCursor._raise_for_result, to convert errors of the prefix statements, which are
+        # sent before the user's statement. ServerCursorMixin._declare_gen() calls it.
         prefix = self._prefix
         try:
             super()._raise_for_result(result)
@@ -127,7 +128,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def __del__(self) -> None:
-        # If close() was not called, nothing else returns the session to the pool.
+        # End the lease of the session here, because nothing else does so if close() was not called.
         session = getattr(self, "_session", None)
         if session is not None and not self._closed:
             if self._is_leased:

@@ -95,15 +95,17 @@ class PostgreSQLNodeSession:
         """Commit or roll back the open transaction.
 
         :param how: "commit" or "rollback".
-        :raises psycopg.OperationalError: the session is lost. The transaction may have ended or not.
+        :raises psycopg.OperationalError: the session is lost. The transaction may or may not have
+            ended.
         """
         try:
             getattr(self.raw, how)()
         except psycopg.InternalError as exc:
             if self.is_idle:
                 raise
-            # If a session behind a pooler ends, both the server and the pooler may report that. The
-            # driver expects one answer, and raises another error for two.
+            # Report the loss of the session. If a session behind a pooler ends, both the server and
+            # the pooler may report that. The driver expects one answer, and raises another error for
+            # two.
             raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:

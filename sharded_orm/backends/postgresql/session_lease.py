@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class SessionLease(SessionHold["PostgreSQLNodeSession"]):
-    """Base class of the virtual connection: leases a session, keeps it as long as needed, and returns
-    it.
+    """Base class of an alias's virtual connection: leases a session, keeps it as long as needed, and
+    returns it.
 
     Not thread-safe, like Django's connections.
 
@@ -36,11 +36,13 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         super().__init__(pool, alias)
         self.schema = schema
         #: Pairs of schema and table, for the tables that the next statement names. Only for a node's
-        #: cursors.
+        #: cursors, which read many shards.
         self.tables: set[tuple[str, str]] = set()
-        #: Schemas whose tables the statements use without naming them. Only for a node's cursors.
+        #: Schemas whose tables the statements use without naming them. Only for a node's cursors,
+        #: which read many shards.
         self.schemas: frozenset[str] = frozenset()
-        #: Whether the pinned session keeps a search path of its own, so none is sent with statements.
+        #: Whether the pinned session (kept until close()) has a search path of its own, so none is
+        #: sent with statements.
         self.has_own_path = False
         #: Whether a statement may have taken a number of a sequence on this session for this
         #: connection. Otherwise ``lastval()`` is refused, because it could return another alias's
@@ -235,7 +237,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:
-            # The second statement fails if the schema does not exist, and the server then undoes both.
+            # The second statement fails if the schema does not exist. The server then undoes both
+            # statements.
             session.run(path + guard_of(self.schema).encode())
         except psycopg.Error as exc:
             raise self.prefix_error(exc) from exc
@@ -244,7 +247,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:
         """Context manager that yields a plain cursor of the driver, on the session that hold() keeps.
 
-        The search path of this cursor is the server's. Must not be used in a transaction.
+        The cursor has the server's default search path. Must not be used in a transaction.
         """
         self.hold()
         assert self.session is not None

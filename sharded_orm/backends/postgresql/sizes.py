@@ -52,7 +52,8 @@ def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
             f" {_FROM} = ANY (%(schemas)s) GROUP BY n.nspname",
             {"schemas": list(sizes)},
         )
-        # The size is NULL if the only table of the schema is dropped during the query.
+        # The size is NULL if the only table of the schema is dropped during the query. Return 0 for
+        # NULL.
         for name, size, rows in cursor.fetchall():
             sizes[name] = ShardSize(int(size or 0), int(rows or 0))
     return sizes

@@ -110,7 +110,8 @@ def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
     try:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     except psycopg.errors.InsufficientPrivilege as exc:
-        # The server checks the privilege first, so it raises this error even if the schema exists.
+        # Ignore the error if the schema exists. The server checks the privilege first, so it raises
+        # the error even then.
         if schema in names(cursor):
             return
         raise psycopg.errors.InsufficientPrivilege(
@@ -139,8 +140,8 @@ def drop_unfinished_indexes(cursor: CatalogCursor, sql: str) -> bool:
         " JOIN pg_class t ON t.oid = i.indrelid WHERE NOT i.indisvalid AND c.relkind = 'i'"
         " AND c.relnamespace = quote_ident(current_schema())::regnamespace"
     )
-    # If ``sql`` has no name for the index, the server makes one up. Then look for the name of the
-    # table.
+    # If ``sql`` has no name for the index, the server makes one up. In that case, look in ``sql`` for
+    # the name of the table.
     has_name = not _WITHOUT_NAME.search(sql)
     names = [
         index for index, table in cursor.fetchall() if _is_named(index if has_name else table, sql)

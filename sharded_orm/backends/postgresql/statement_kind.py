@@ -4,8 +4,9 @@ All schemas of a node share its sessions. A session finds the tables of a schema
 which is set for one transaction only. The functions here find the statements that cannot share a packet
 with the statement that sets the search path, and those that leave state in the session.
 
-The text of a statement does not show what stored functions and triggers do, so they are not considered.
-The bodies of ``DO`` statements are.
+The text of a statement does not show what stored functions and triggers do, so their effects are not
+considered. But the text of a ``DO`` statement contains its body, so the effects of the body are
+considered.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ _QUOTED = re.compile(
     r"|(?P<open>['\"]|(?<![\w$\x80-\U0010ffff])\$(?:[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$)",
     re.DOTALL,
 )
-# Where none of these is in a text, its literals and names are those of standard SQL.
+# If a text contains none of these marks, its literals and quoted names follow standard SQL, so that
+# _STANDARD_QUOTED finds them.
 _BEYOND_STANDARD = ("--", "/*", "$", "\\", "E'", "e'")
 _STANDARD_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"]|\"\")*\"")
 _COMMENT_MARK = re.compile(r"/\*|\*/")
@@ -112,7 +114,7 @@ _ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
     r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
-    # The name of a parameter may be quoted, and so unknown here.
+    # Match a quoted name of a parameter, too. It appears as ? here, so it might be any parameter.
     r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
     re.DOTALL,
 )
@@ -157,7 +159,8 @@ _BODY_STATE = re.compile(
 _BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
 _BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
-# Words and functions that may stand before a parenthesis in a statement that changes nothing.
+# Words and functions that may stand before a parenthesis in a statement that changes nothing. Any
+# other word there may be a stored function, which may write.
 _HARMLESS_WORDS = """
     SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES USING OVER FILTER UNION EXCEPT INTERSECT
     BY THEN ELSE WHEN CASE LIMIT OFFSET LIKE ILIKE BETWEEN IS JOIN DISTINCT HAVING LATERAL WITHIN GROUP ARRAY
@@ -264,7 +267,8 @@ def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | No
     :param names: whether to keep quoted names.
     """
     if not (literals or names or any(mark in sql for mark in _BEYOND_STANDARD)):
-        # A statement over hundreds of shards has thousands of names.
+        # Use a simple pattern if possible, to save time: a statement over hundreds of shards has
+        # thousands of names.
         bare = _STANDARD_QUOTED.sub("?", sql)
         return None if "'" in bare or '"' in bare else bare.strip()
     parts: list[str] = []
@@ -382,7 +386,7 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if _EXTENSION.match(upper):
         return PostgreSQLKind.EXTENSION
     if word == "EXPLAIN":
-        # EXPLAIN ANALYZE runs the statement that it explains, which may write.
+        # Treat EXPLAIN ANALYZE as a write. It runs the statement that it explains, which may write.
         return PostgreSQLKind.WRITE
     if word in _INSERTS or ((is_read or word == "UPDATE") and _takes_numbers(upper)):
         return PostgreSQLKind.INSERT
@@ -412,7 +416,8 @@ def _of_body(raw: str) -> PostgreSQLKind:
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
     """Return the kind of a text by the functions and tables that it names. READ if these are harmless."""
     if 'U&"' in raw:
-        # A name in U&"…" may contain any character as a number, so it might be any name.
+        # A name in U&"…" may contain any character as a number, so it might be any name. So assume
+        # that the statement changes the search path.
         return PostgreSQLKind.PATH
     if '"' in text:
         upper = _QUOTED_NAME.sub(r"\1", _strip(text, names=True) or "").upper()
@@ -426,7 +431,7 @@ def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
         return PostgreSQLKind.PATH if may_set_path else PostgreSQLKind.STATE
     if _AFFINE.search(upper):
         return PostgreSQLKind.AFFINE
-    # A set_config() that lasts for the transaction makes the text a write.
+    # Treat a text with a set_config() that lasts for the transaction as a write.
     return PostgreSQLKind.WRITE if "SET_CONFIG" in upper else PostgreSQLKind.READ
 
 

@@ -1,6 +1,6 @@
 """Sessions of Django's own backend, for copying rows of a shard and moving its tables.
 
-They are not taken from a pool, because their settings stay.
+They are not taken from a pool, because their settings are changed until they end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SETTINGS: Final = (
     "SET bytea_output = 'hex'",
     "SET lc_monetary = 'C'",
     "SET xmloption = 'content'",
-    # A statement fails if row security would hide rows from it.
+    # Make a statement fail if row security would hide rows from it.
     "SET row_security = off",
 )
 
@@ -31,7 +31,8 @@ def begin_session(connection: Any) -> str:
     """Connect, change the settings of the session, and return the name of its schema.
 
     :param connection: a connection object of Django's own backend that has not connected yet, and is
-        used for nothing else. Its sessions come from no pool, because their settings stay.
+        used for nothing else. Its sessions come from no pool, because their settings are changed until
+        they end.
     :raises django.db.OperationalError: the first schema of the search path does not exist.
     """
     options = connection.settings_dict["OPTIONS"]
@@ -59,5 +60,5 @@ def begin_session(connection: Any) -> str:
 def _begins_with(path: str, schema: str) -> bool:
     quoted = '"' + schema.replace('"', '""') + '"'
     first = path.lstrip()
-    # The default path begins with "$user". A schema of that name need not exist.
+    # Accept the default path, which begins with "$user", because a schema of that name need not exist.
     return first.startswith(('"$user"', quoted)) or first.partition(",")[0].strip() == schema

@@ -76,8 +76,9 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         " process dies. Use MariaDB, MySQL or PostgreSQL"
     )
     transaction_mode: str | None
-    # The number of references to the driver's connection object while no cursor is open, as returned by
-    # sys.getrefcount(). It includes references from inside the driver.
+    # The number of references to the driver's connection object while no cursor is open, as returned
+    # by sys.getrefcount(). It includes references from inside the driver. is_idle() compares with it
+    # to detect open cursors.
     _references = 0
 
     def get_connection_params(self) -> dict[str, Any]:
@@ -106,8 +107,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             # Empty the list: its references to the connection must not be counted below.
             made.clear()
         except sqlite3.DatabaseError as exc:
-            # The file was opened, and then a statement failed, for example because the file is no
-            # database.
+            # Close the connection: the file was opened, and then a statement failed, for example
+            # because the file is no database.
             for opened in made:
                 opened.close()
             if not isinstance(exc, sqlite3.OperationalError):
@@ -220,7 +221,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        # The base class raises an error if this connection object is a copy.
+        # Call the base class, which raises an error if this connection object is a copy.
         super().write_transaction()
         return _Immediate(self)
 

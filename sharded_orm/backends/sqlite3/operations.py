@@ -20,7 +20,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():
-            # sqlite_sequence stores the last generated number, not the next one.
+            # Subtract 1, because sqlite_sequence stores the last generated number, not the next one.
             name, last = "'{}'".format(table.replace("'", "''")), first - 1
             cursor.execute(
                 f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {name} AND seq < {last}"

@@ -87,15 +87,16 @@ class SQLiteSchemaMove(SchemaMove):
         return SchemaDefinition(statements)
 
     def layout(self) -> Mapping[str, tuple[str, ...]]:
-        # Remove quotes, because SQLite quotes a name when it renames a table.
+        # Remove quotes, so that definitions can be compared: SQLite quotes a name when it renames a
+        # table.
         return {
             name: tuple(_QUOTED.sub(r"\1", statement) for statement in statements)
             for name, statements in self.definition().statements.items()
         }
 
     def identities(self) -> frozenset[str]:
-        # The definition identifies a table. No statement can empty the table without calling its
-        # triggers, because SQLite has no TRUNCATE.
+        # Identify a table by its definition. That is enough, because SQLite has no TRUNCATE: no
+        # statement can empty a table without calling its triggers.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-#: The table with the decisions, on each shard. Each row is the decision to commit one transaction.
+#: The table with the decisions of two-phase commits, on each shard. Each row is the decision to commit
+#: one transaction.
 TABLE: Final = "sharded_orm_decision"
 #: The largest length of the name of a transaction or branch. Servers with XA allow 64 bytes for each.
 MAX_BYTES: Final = 64
@@ -35,8 +36,8 @@ class BranchName:
 
     @property
     def decider(self) -> str:
-        """The alias of the shard that stores the decision; "" if the name is not one of this library's
-        names.
+        """The alias of the shard that stores the decision to commit; "" if the name is not one of this
+        library's names.
         """
         return self.transaction.partition(_SEPARATOR)[2]
 

@@ -55,7 +55,7 @@ class Coordinator:
     """Commits one transaction of a group in two phases. Only the thread of the transaction may use it.
 
     :param report: called when a transaction in two phases is over, with the shards of the transaction
-        and whether a branch was left to a recovery.
+        and whether a branch (its part on one shard) was left to a recovery.
     """
 
     def __init__(self, report: Callable[[Sequence[Shard], bool], None]) -> None:
@@ -106,8 +106,9 @@ class Coordinator:
         """Commit the transaction on all of ``members``, or on none.
 
         If several shards were written to, the commit costs two round trips for each shard. On the
-        decider, these are the decision and its commit; on any other shard, the preparation and the
-        commit. If only one shard was written to, all shards commit as usual.
+        decider (the shard that stores the decision to commit), these are the insertion of the decision
+        and the commit; on any other shard, the preparation and the commit. If only one shard was
+        written to, all shards commit as usual.
 
         :param members: the connection objects of the shards, in the order of their first use.
         :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A
@@ -181,8 +182,8 @@ class Coordinator:
             raise CommitOutcomeUnknown(aliases, exc) from exc
 
     def _finish(self, decider: Participant, branches: Sequence[Participant]) -> None:
-        """Commit the branches (the parts on the other shards) after the decision was stored. A
-        branch whose commit fails stays prepared.
+        """Commit the branches (the parts on the other shards) after the decision to commit was stored.
+        A branch whose commit fails stays prepared.
 
         :param decider: the connection object of the shard that has stored the decision.
         :param branches: the connection objects of the other shards that were written to.
@@ -192,7 +193,8 @@ class Coordinator:
             try:
                 member.leave_group_levels(0, commit=True)
             except BaseException as exc:
-                # Continue, because the decision holds for the other branches, too.
+                # Continue with the other branches (the parts on other shards), because the decision to
+                # commit holds for them, too.
                 interruption = interruption or exc
                 if member.is_bound:
                     member.leave_bound_branch()
@@ -209,7 +211,8 @@ def _has_refused(decider: Participant, exc: BaseException) -> bool:
 
     :param exc: the error that the COMMIT has raised.
     """
-    # If the error is of another class, it has interrupted the rollback after a refused COMMIT.
+    # An error of another class does not come from the COMMIT: it has interrupted the rollback after a
+    # refused COMMIT.
     is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
     return is_of_commit and decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
 

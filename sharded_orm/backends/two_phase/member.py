@@ -46,8 +46,8 @@ class TwoPhaseMixin(CommitHookMixin):
         return self.two_phase_refusal
 
     def begin_decider(self) -> None:
-        """Make the next transaction of this object the deciding one of a two-phase commit. Sends
-        nothing.
+        """Make the next transaction of this object the deciding one of a two-phase commit, which
+        stores the decision to commit. Sends nothing.
 
         The deciding transaction is an ordinary one, in which no statement may commit implicitly.
 
@@ -56,15 +56,16 @@ class TwoPhaseMixin(CommitHookMixin):
         return
 
     def begin_branch(self, branch: BranchName) -> None:
-        """Make the next transaction of this object the branch ``branch``. Sends nothing.
+        """Make the next transaction of this object ``branch``, one shard's part of a two-phase commit.
+        Sends nothing.
 
         :raises TwoPhaseMisused: the session has state that a branch cannot have.
         """
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare the branch of :meth:`begin_branch`, so that it survives the end of its session and a
-        restart of its server.
+        """Prepare this shard's part of a two-phase commit, so that it survives the end of its session
+        and a restart of its server.
 
         Afterwards, only the commit or the rollback of the transaction may follow.
 
@@ -80,14 +81,16 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def prepared_branches(self) -> list[BranchName]:
-        """Return the prepared branches of this library on the server of this alias. One query.
+        """Return the prepared branches (parts of two-phase commits) of this library on the server of
+        this alias. One query.
 
         Branches of other projects may be among them. Does not use the transaction of this alias.
         """
         return []
 
     def end_branch(self, branch: BranchName, *, commit: bool) -> Completion:
-        """Commit or roll back a prepared branch, whichever session prepared it. Two statements at most.
+        """Commit or roll back a prepared branch (one shard's part of a two-phase commit), whichever
+        session prepared it. Two statements at most.
 
         Does not use the transaction of this alias.
 
@@ -96,10 +99,11 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def fate_of(self, transaction: str, seconds: float) -> Fate:
-        """Return whether ``transaction``, whose decision belongs on this shard, has committed.
+        """Return whether ``transaction``, whose decision to commit belongs on this shard, has
+        committed.
 
-        Tries to insert the decision in a new session, and rolls that back. If an open transaction has
-        inserted the same decision, waits for its end.
+        Tries to insert the decision in a new session, and rolls the insertion back. If an open
+        transaction has inserted the same decision, waits for its end.
 
         :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.
@@ -149,7 +153,8 @@ class TwoPhaseMixin(CommitHookMixin):
             try:
                 super()._commit()
             except BaseException as exc:
-                # Any other error, such as one that a signal handler raises, may come after the commit.
+                # Only a database error certainly comes from COMMIT itself. Any other error, such as
+                # one that a signal handler raises, may come after the commit.
                 is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
                 is_certain = is_of_commit and not self._is_confirmed
                 self.failed_commit = self.commit_outcome() if is_certain else CommitOutcome.UNKNOWN
@@ -165,13 +170,14 @@ class TwoPhaseMixin(CommitHookMixin):
         self.is_bound = False
 
     def _tell_watchers(self, committed: bool | None) -> None:
-        # Overrides CommitHookMixin._tell_watchers, which is called first after a successful COMMIT.
+        # Overrides CommitHookMixin._tell_watchers, which is called first after a successful COMMIT. So
+        # the server has confirmed the COMMIT here.
         self._is_confirmed = self._is_confirmed or bool(committed)
         super()._tell_watchers(committed)
 
     def _rollback(self) -> None:
-        # Overrides BaseDatabaseWrapper._rollback, to leave a branch prepared if its decision may be
-        # stored.
+        # Overrides BaseDatabaseWrapper._rollback. If the decision to commit may be stored, this
+        # shard's part of the two-phase commit must stay prepared.
         if self.is_bound:
             self.leave_bound_branch()
         super()._rollback()
@@ -179,12 +185,14 @@ class TwoPhaseMixin(CommitHookMixin):
     def leave_bound_branch(self) -> None:
         """Leave the prepared transaction to a recovery, and close its session. Sends nothing."""
         self.is_bound, self.left_branch = False, True
-        # The writes may take effect later. So their markers in the cache must stay.
+        # Keep the markers, the cache entries that announce uncommitted writes, because the writes may
+        # take effect later.
         self._leave_writes()
         self.leave_branch()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close, to leave a prepared branch as it is.
+        # Overrides BaseDatabaseWrapper._close. If the decision to commit may be stored, this shard's
+        # part of the two-phase commit must stay prepared.
         if self.is_bound:
             self.leave_bound_branch()
         super()._close()

@@ -1,8 +1,8 @@
-"""Collect the decisions of two-phase commits that are not needed any more, because all branches have
-committed.
+"""Collect the decisions of two-phase commits that are not needed any more, because all branches (the
+parts on the shards) have committed.
 
-When this process decides the next transaction on the same shard, it deletes their rows. If the process
-ends before, ``manage.py transactions recover`` deletes the rows that are left.
+When this process stores the next decision on the same shard, it deletes the rows of these decisions.
+If the process ends before, ``manage.py transactions recover`` deletes the rows that are left.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from collections import defaultdict, deque
 from typing import Final
 
-#: Seconds for which the row of a decision is kept. If a server does not write each commit to its disk,
-#: it may lose the commit of a branch when the machine fails. The branch is then prepared again, and
-#: needs the decision.
+#: Seconds for which the row of a decision to commit is kept. If a server does not write each commit to
+#: its disk, it may lose the commit of a branch (the transaction's part on one shard) when the machine
+#: fails. The branch is then prepared again, and needs the decision.
 KEPT_FOR: Final = 60.0
 _BATCH = 20
 _MOST = 10_000
@@ -24,12 +24,14 @@ _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: dequ
 
 
 def add(alias: str, transaction: str) -> None:
-    """Record that all branches of ``transaction``, whose decision is on ``alias``, have committed."""
+    """Record that all shards have committed ``transaction``, whose decision to commit is stored on the
+    shard ``alias``.
+    """
     _finished[alias].append((time.monotonic(), transaction))
 
 
 def take(alias: str) -> list[str]:
-    """Return a few transactions whose decisions on ``alias`` may be deleted now.
+    """Return a few transactions whose decisions to commit may be deleted now from the shard ``alias``.
 
     Each transaction is returned only once.
     """
