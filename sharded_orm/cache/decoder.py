@@ -60,9 +60,9 @@ class EntryDecoder:
     ) -> list[Row] | None:
         """Return the rows of the objects ``names``; None if at least one object is unusable.
 
-        If None is returned, ``request.fillable`` has a value for each name. The value is None for
-        a valid object. For an unusable object, the value is the entry that was found, so that the
-        caller can replace this entry.
+        If it returns None, this method also sets ``request.fillable``, a dict keyed by name. An
+        unusable object has the entry that was found, so that the caller can replace this entry. A
+        valid object has no entry there, but None.
 
         :param entries: the entries that were read under ``names``, in the same order.
         :param stamp: the stamp that valid objects carry. It is made from the guards, the entries

@@ -121,19 +121,20 @@ class Repairer:
         sessions: Sessions,
         now: float,
     ) -> int:
-        """Close the markers of dead writers in ``guard``.
+        """Close the markers in ``guard`` whose writers are dead.
 
-        If ``guard`` is the one that says whether objects are valid, first delete the objects of the
-        rows that these writers wrote. They are deleted even on a server that has only lists,
-        because deleting a missing entry costs nothing.
+        A writer opens a marker in the guard before it changes rows, and closes it afterwards. If
+        ``guard`` says whether objects are valid, first delete the cached objects of the rows that
+        the dead writers have changed. This is done on a server that has only lists, too, because
+        deleting a missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
         :param guard: the guard whose open markers are checked.
         :param sessions: the sessions of the database that holds the scope's rows.
         :param now: the time in seconds since 1970.
-        :returns: the number of closed markers. The caller must treat these markers as open,
-            because ``guard`` is the state before the repair.
+        :returns: the number of closed markers. They are still open in the object ``guard``, which
+            was read before the repair.
         :raises ServerDown: the cache server does not answer.
         """
         if not guard.open:

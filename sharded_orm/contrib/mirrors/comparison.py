@@ -18,7 +18,8 @@ from sharded_orm.models.sharding.bound_key import unbound
 #: The largest number of rows, of the source and the mirror together, that are compared at once. A
 #: chunk may be larger if there are very many shards.
 CHUNK = 8000
-#: The number of rows of each shard that a chunk may have, even if there are very many shards.
+#: A chunk is divided among the shards. The smallest number of rows that each shard gets of it, even
+#: if there are very many shards.
 FROM_SHARD = 50
 
 

@@ -383,7 +383,7 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # No statement was left to run, so continue at the beginning of the plan.
+            return 0, 0  # The stored script is executed to its end, so continue with the plan.
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)
