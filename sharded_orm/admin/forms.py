@@ -165,8 +165,8 @@ def with_fixed_key(
     :param hidden: names of fields to leave out if ``form`` declares them; empty by default.
     """
     if options.key is None:
-        # Rows of an automatic many-to-many table have no shard key: each is stored on the shard of
-        # the two rows that it connects.
+        # The model is an automatic many-to-many table. Its rows have no shard key that the form
+        # could change: each is stored on the shard of the two rows that it connects.
         return form
     attributes = dict.fromkeys(name for name in hidden if name in form.declared_fields)
     bases = (form,) if issubclass(form, KeepsKey) else (KeepsKey, form)

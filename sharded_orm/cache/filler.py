@@ -66,7 +66,7 @@ class Filler:
 
         If a server is down, mark ``request`` so that nothing is stored for it. Do the same if a
         guard (an entry that says whether other entries are valid) is younger than QUARANTINE
-        seconds.
+        seconds: its lost predecessor may have announced a write that is still under way.
 
         :param now: the time in seconds since 1970.
         """
@@ -194,9 +194,9 @@ class Filler:
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
-            # Servers of this kind (Redis) do not give leases (permissions to store) when entries
-            # are read, but only on lease(). So the leases are younger than the guards that were
-            # read last. Read the guards, which change with each write, once more.
+            # On servers of this kind (Redis), lease() has taken the leases (permissions to store)
+            # just now, after the guards were read. A write may have changed the guards in between.
+            # So read the guards once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
                 leases = [None] * len(missing)

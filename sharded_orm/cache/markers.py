@@ -440,8 +440,8 @@ class Queue:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
-        #: Whether closings are queued for any server. Readers check this before each exchange with
-        #: a server.
+        #: Whether the queue has closings (reports that a write is over) for any server. Readers
+        #: check this before each exchange with a server.
         self.waiting = False
         # The queued closings, keyed by the server's name, because new settings make new server
         # objects.

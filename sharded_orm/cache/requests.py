@@ -143,20 +143,19 @@ class CacheRequest:
     #: the result was found missing. The result is stored for this state. None if the result must
     #: not be stored.
     state: GuardState | None = None
-    #: After a miss, the state of the guards for which the objects (rows) of the result are stored.
-    #: These guards may be on another server than the guards of the list. None if objects must not
-    #: be stored.
+    #: After a miss, the state of the guards that say whether the objects (rows) of the result are
+    #: valid. These guards may be on another server than the guards of the list. None if the objects
+    #: must not be stored.
     object_state: GuardState | None = None
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None) -> None:
         self.scope = scope
         self.format = format
         self.sessions = sessions
-        #: After a miss, whether each object of the result may be stored, keyed by object name. The
-        #: value is None for an object that must not be stored, for example because it is valid
-        #: already, or because another reader stores it. For any other object, the value is the
-        #: entry that was found. After lease(), the entry has the lease (the permission to store the
-        #: object).
+        #: After a miss, a value for each object of the result, keyed by object name. None: the
+        #: object must not be stored, for example because its entry is valid already, or because
+        #: another reader stores it. Otherwise, the value is the entry that was found; after
+        #: lease(), it has the lease (the permission to store the object).
         self.fillable: dict[str, FoundEntry | None] = {}
 
 

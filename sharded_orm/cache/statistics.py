@@ -75,11 +75,11 @@ class CacheStatistics:
     :param clock: returns the time of a monotonic clock in seconds.
     """
 
-    #: After at least this number of seconds since the last publication, :meth:`add` publishes the
-    #: counts again. If it is None, :meth:`add` never publishes.
+    #: :meth:`add` calls :meth:`flush`, which publishes the counts, if the last call was at least
+    #: this number of seconds ago. If it is None, :meth:`add` never calls it.
     interval: float | None = 10.0
-    #: After at least this number of seconds since the last publication, the end of a request
-    #: publishes the counts again.
+    #: The end of a request calls :meth:`flush`, which publishes the counts, if the last call was
+    #: at least this number of seconds ago.
     request_interval = 1.0
 
     def __init__(
@@ -133,7 +133,7 @@ class CacheStatistics:
         return {field: sum(counts.get(field, 0) for counts in sources) for field in FIELDS}
 
     def request_finished(self) -> None:
-        """Publish the counts, unless that was done in the last :attr:`request_interval` seconds.
+        """Call :meth:`flush`, unless it was called in the last :attr:`request_interval` seconds.
 
         Called at the end of a request.
         """
@@ -179,7 +179,7 @@ class CacheStatistics:
     def overall(self, type_name: str) -> dict[str, int]:
         """Return what all processes together have counted for a model since the last reset.
 
-        Only published counts are included.
+        Counts that a process has not sent to the server yet (see :meth:`flush`) are missing.
 
         Costs one round trip.
 

@@ -199,7 +199,8 @@ class Strategy(ABC):
     def refusal(self, key: Any) -> InvalidShardKey:
         """Return the error to raise when a row is written whose ``key`` has no shard.
 
-        :meth:`locate` has returned None for ``key``, and the strategy does not place keys.
+        Called if :meth:`locate` has returned None for ``key``, and the strategy cannot choose
+        shards for keys.
         """
         return self.invalid(key, "keys that it gives a shard")
 

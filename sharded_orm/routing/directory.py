@@ -30,7 +30,8 @@ class StoredPlacement(NamedTuple):
     """A row of the directory: the shard of a key, and the number of the key's last move."""
 
     shard: int
-    #: Whether the row is committed. Inside Django's ``TestCase`` it may be rolled back.
+    #: Whether this row of the directory is committed. If not, the open transaction, such as that of
+    #: Django's ``TestCase``, may still roll it back.
     committed: bool
     #: The number of the last move of the key; 0 if the key has never moved.
     version: int = 0

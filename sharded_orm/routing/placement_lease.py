@@ -95,8 +95,8 @@ class Poll:
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: The number of the last poll in the series that reported a key as in flight (moving), keyed by
-    #: group and key.
+    #: For each pair of group and key that was in flight (moving) during the series of polls: the
+    #: number of the last poll that reported it.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -144,7 +144,8 @@ class PlacementLease:
         self._store = store
         self.seconds = seconds
         self._poll: Poll | None = None
-        #: Whether the last query was sent inside Django's ``TestCase``, where no key moves.
+        #: Whether the lease is not needed now: its last query was sent inside Django's
+        #: ``TestCase``, where no key moves.
         self.is_suspended = False
         # The lock is reentrant: the thread that holds the lock may open the connection of the
         # directory, and a receiver of connection_created may then use sharded models, which take

@@ -73,7 +73,7 @@ class PlacementUses:
             self._changed = True
 
     def watch(self, moves: WatchedMoves) -> None:
-        """Store ``moves``, the key moves known to a statement, so that :meth:`hold` checks them, too."""
+        """Let :meth:`hold` also check ``moves``: the key moves that a statement relies on."""
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
@@ -83,8 +83,8 @@ class PlacementUses:
     def hold(self) -> bool:
         """Whether all keys that the operation uses are still on the same shards.
 
-        Sends no query, unless a key is in flight (moving), or the lease, for which remembered
-        shards are valid, is over. Then it sends one query for each 500 keys of a group.
+        Sends no query while the lease (the right to remember the shards of keys) is valid and no
+        key is in flight (moving). Otherwise, sends one query for each 500 keys of a group.
         """
         if self._changed:
             return False

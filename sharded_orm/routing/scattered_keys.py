@@ -103,8 +103,8 @@ def _stays(
     if known.phase in _AT_SOURCE:
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
-        # The statement has left out the key's old rows on the shard that it leaves. So the snapshot
-        # of its new shard, the target, must contain the copy of the rows.
+        # The statement has left out the old rows of the key, which are on the shard from which the
+        # key moves. So the snapshot of the target, the key's new shard, must contain the copied rows.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
     # When the statement began, the move had not begun to switch the key to the target. If it has
@@ -121,7 +121,10 @@ class _Lease(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """The key moves that were known before a shard took the snapshot that a transaction reads."""
+    """The database snapshot that a transaction reads on a shard, and the poll made before it.
+
+    The poll, a query for the keys that are moving, returned the key moves known at that time.
+    """
 
     poll: Poll
     #: The number of the shard that took the snapshot; None if it may be any shard.
@@ -154,10 +157,10 @@ class ScatterMoves:
         self._snapshots, self._is_quiet = list(snapshots), is_quiet
 
     def holds(self) -> bool:
-        """Whether the statement has seen each row exactly once until now.
+        """Whether the statement on several shards has seen each row exactly once until now.
 
-        Sends no query while the lease shows that no key of the group was in flight; otherwise sends
-        one query.
+        It has not if a key moved meanwhile from one of these shards to another. Sends one query
+        for the moves; none if the lease shows that no key of the group was moving.
         """
         poll = self._lease.valid()
         if (

@@ -112,9 +112,9 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The SQL is for several shards, and this condition is true on each of them, so compile
-            # no comparison. For all other shards, it was replaced earlier by a condition that
-            # matches no row.
+            # The same SQL is sent to several shards. The condition is true on each of them, because
+            # shards on which it is false get other SQL: there, a condition that matches no row has
+            # replaced it. So compile no comparison.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -209,17 +209,19 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # Do not count the calls of ``keys_of_rows`` for these conditions: their bounds
-                # (sets of shards) are not needed, because other conditions determine the shards.
+                # Some conditions determine their shards without ``keys_of_rows``. Use only the
+                # shards of these conditions, and do not count the calls of ``keys_of_rows`` for
+                # the others.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                # Return no bound if ``keys_of_rows`` was called for two conditions, because a row
-                # may change between the two calls. If the row matches only the second condition at
-                # first and only the first condition later, neither result contains its key.
+                # Return None (any shard) if ``keys_of_rows`` was called for two conditions, because
+                # a row may change between the two calls. If the row matches only the second
+                # condition at first and only the first condition later, neither result contains
+                # its key.
                 if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)

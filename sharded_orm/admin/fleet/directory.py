@@ -214,7 +214,10 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the field in ``location`` has shard keys of the model of ``options``."""
+    """Whether the shard was looked up by a shard key of the model of ``options``.
+
+    :param location: the result of the look-up, with the model and the field of the value.
+    """
     if options.key is None:
         return False
     label = options.model._meta.label

@@ -96,7 +96,8 @@ class CacheServer(ABC):
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         """Take leases, the permissions to store objects.
 
-        Costs no round trip on a server whose :meth:`read` has given the leases already.
+        On some servers (memcached), :meth:`read` has taken the leases already. Then this method
+        returns them without a round trip.
 
         :param objects: the names of the objects.
         :param entries: what :meth:`read` returned for these objects.

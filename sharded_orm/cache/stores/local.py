@@ -23,7 +23,8 @@ from sharded_orm.cache.stores.base import (
 
 @dataclass(slots=True)
 class _Item:
-    # The bytes of the entry. They are empty if the entry is missing and leased to a reader.
+    # The bytes of the entry. Empty bytes are a placeholder for a missing entry: a reader has the
+    # lease (the permission) to store it.
     value: bytes
     version: int
     expires: float

@@ -88,8 +88,8 @@ class MemcachedServer(RemoteServer):
         # Without no_delay, the second part of a long packet would wait until the server has
         # acknowledged the first part.
         client = Client(self._address, no_delay=True, **options)
-        # _connect() resolves the address, connects and starts TLS. It is a private method, but all
-        # commands of the client call it, so it is unlikely to vanish.
+        # Call the client's method _connect(), which resolves the address, connects and starts TLS.
+        # The method is private, but it is unlikely to vanish: all commands of the client call it.
         client._connect()
         opened: socket.socket = client.sock
         return Connection(opened, self.timeout)

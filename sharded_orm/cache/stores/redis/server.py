@@ -230,9 +230,10 @@ class RedisServer(RemoteServer):
     ) -> list[Any]:
         """Send ``commands`` in one packet and return their replies.
 
-        The last of ``commands`` must read :data:`_OWNER`. If the value of this entry is the same as
-        when the connection was opened, all of ``commands`` ran on the same data: an earlier value
-        is never stored again. If the value has changed, send the packet again on a new connection.
+        The last of ``commands`` must read :data:`_OWNER`, the entry that says which server owns the
+        data. Its value changes if the server loses its data or restarts with older data. If the
+        value has changed since the connection was opened, the replies are dropped, and the packet
+        is sent again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
         :raises ServerDown: there was no valid reply in time, or the server is not called because of
