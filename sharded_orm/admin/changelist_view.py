@@ -156,8 +156,8 @@ class ChangeListMixin(ShardedBase):
         # was shown, raise an error instead, so that the user learns that the edit was not saved.
         for number, form in enumerate(formset.forms):
             if is_misplaced(form.instance):
-                # Django has removed the fields of ``form``. Build a form that has them, to find out
-                # whether the user has edited the row.
+                # ``form`` has no fields: Django removes them if the row must not be changed. Build
+                # a form with the fields, to find out whether the user has edited the row.
                 whole_form = formset.form(
                     request.POST,
                     prefix=form.prefix,

@@ -62,7 +62,8 @@ def run_by_shard(
             )
             break
         except Exception as error:
-            # Log and report every error, and continue with the other shards.
+            # Log and report the error, and continue with the other shards. The exception: if the
+            # first shard raises a refusal (such as a 404), the whole action is refused.
             if isinstance(error, _REFUSALS) and not done and not outages.errors:
                 raise
             logger.exception("%r failed on %s", description, part.alias)

@@ -75,7 +75,8 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
             try:
                 waiting += packet.exchange(server, exchange)
             except ServerDown:
-                # The reads that need this server end here, and their requests bypass the cache.
+                # The server is down. The reads that have sent it a query are not continued, and
+                # their requests bypass the cache.
                 continue
 
 

@@ -97,8 +97,9 @@ class TouchedRows:
 
 
 class GuardUpdate(NamedTuple):
-    """What a marker must say about a write, and in which guard the marker must be.
+    """The content of a marker (the announcement of a write), and the guard that must get the marker.
 
+    A guard is the cache entry that says whether other entries are valid.
     :param scope: the scope of the guard.
     :param guard: the name of the guard.
     :param pks: tokens (the form in names of entries) of the primary keys of those written rows that
@@ -381,9 +382,8 @@ class TransactionMarkers:
         whether the transaction has ended.
         """
         markers, self._placed = self._placed, []
-        # On servers that did not get the markers (announcements of the writes), readers find none.
-        # So the deletion of the written rows from these servers is queued, until the servers
-        # answer.
+        # Some servers did not get the markers (announcements of the writes). No marker warns
+        # readers there, so queue the deletion of the written rows until these servers answer.
         unmarked = [marker for marker in markers if marker.server in self._unmarked]
         for end in self._closings(unmarked, late=True).values():
             unfinished.add(end)

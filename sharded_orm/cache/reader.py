@@ -94,8 +94,7 @@ class Reader:
     def _objects(self, requests: Sequence[ObjectRequest], exchange: Callable[..., Reply]) -> None:
         """Look for objects in the cache.
 
-        The result is that of :func:`drive` with :meth:`_object`, but no generator per object is
-        made, which is faster.
+        :func:`drive` with a generator for each object would do the same, but slower.
         """
         by_server: dict[CacheServer, list[ObjectRequest]] = {}
         for request in requests:

@@ -208,8 +208,8 @@ class DirectoryStrategy(Strategy):
         """Whether all keys have stayed on the same shards since ``placements`` were looked up.
 
         Sends no query for a key if the lease (the right to remember shards) shows that it has not
-        moved. Other keys, such as keys that are moving, are looked up again. If a key has moved
-        away and come back, the version of its placement has changed.
+        moved. Other keys, such as keys that are moving, are looked up again. A key that has moved
+        away and come back counts as moved, because its number of moves has changed.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [
@@ -299,7 +299,7 @@ class DirectoryStrategy(Strategy):
 
 
 def is_digest(entry: str) -> bool:
-    """Whether an :meth:`~DirectoryStrategy.entry` is a digest, which does not tell the key."""
+    """Whether an :meth:`~DirectoryStrategy.entry` is a digest, from which the key cannot be read."""
     return entry.startswith("#")
 
 

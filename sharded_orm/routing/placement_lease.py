@@ -193,8 +193,8 @@ class PlacementLease:
                 return known  # Another thread has renewed the lease meanwhile, so send no query.
             try:
                 return self._ask()
-            # Catch the exceptions of every driver. The exception is raised only if the lease has
-            # ended.
+            # The query failed. Continue without an error while the lease is valid. Catch
+            # ``Exception``, because each driver has exceptions of its own.
             except Exception:
                 if (known := self.valid()) is None:
                     raise

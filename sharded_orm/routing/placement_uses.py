@@ -53,8 +53,8 @@ class WatchedMoves(Protocol):
 class PlacementUses:
     """The placements (shards of keys) on which an operation relies. Used by one thread at a time.
 
-    :param writes: whether the operation writes. If so, it sends no statement that relies on an
-        outdated placement.
+    :param writes: whether the operation writes. If so, the placements are also checked before
+        each statement, and an outdated placement is an error.
     """
 
     def __init__(self, *, writes: bool = False) -> None:
@@ -77,7 +77,10 @@ class PlacementUses:
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
-        """Return the placement (shard) of ``key`` on which the operation relies, or None."""
+        """Return the placement (shard) of ``key`` on which the operation relies.
+
+        Return None if the operation has not looked ``key`` up.
+        """
         return self.placements.get(source, {}).get(key)
 
     def hold(self) -> bool:

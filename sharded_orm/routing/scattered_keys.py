@@ -136,9 +136,10 @@ class ScatterMoves:
 
     Used by one thread at a time.
 
-    :param used: the moves that the directory reported before the first statement.
-    :param snapshots: the snapshots of the open transactions in which the statement takes part. If
-        ``used`` comes from a poll, that poll is included.
+    :param used: the moves that were known when the statement was sent. The statement left out rows
+        of moving keys according to this list.
+    :param snapshots: what was known when the statement's snapshots of the shards were taken: an
+        item for each open transaction and, if ``used`` comes from a poll, for that poll.
     :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 
