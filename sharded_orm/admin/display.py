@@ -30,7 +30,8 @@ class NamedRow:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        # copy.copy() calls this method on the new object before that object has the attribute ``row``.
+        # copy.copy() calls this method on the new object before that object has the attribute
+        # ``row``. Without this check, ``self.row`` would then call this method without end.
         if "row" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.row, name)

@@ -60,9 +60,9 @@ class EntryDecoder:
     ) -> list[Row] | None:
         """Return the rows of the objects ``names``; None if at least one object is unusable.
 
-        If it returns None, this method also sets ``request.fillable``, a dict keyed by name. An
-        unusable object has the entry that was found, so that the caller can replace this entry. A
-        valid object has no entry there, but None.
+        If at least one object is unusable, this method also sets ``request.fillable``, a dict with
+        a value for each of ``names``. For an unusable object, the value is the entry that was
+        found, so that the caller can replace this entry. For a valid object, the value is None.
 
         :param entries: the entries that were read under ``names``, in the same order.
         :param stamp: the stamp that valid objects carry. It is made from the guards, the entries

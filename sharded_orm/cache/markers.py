@@ -100,6 +100,7 @@ class GuardUpdate(NamedTuple):
     """The content of a marker (the announcement of a write), and the guard that must get the marker.
 
     A guard is the cache entry that says whether other entries are valid.
+
     :param scope: the scope of the guard.
     :param guard: the name of the guard.
     :param pks: tokens (the form in names of entries) of the primary keys of those written rows that
@@ -443,8 +444,8 @@ class Queue:
         #: Whether the queue has closings (reports that a write is over) for any server. Readers
         #: check this before each exchange with a server.
         self.waiting = False
-        # The queued closings, keyed by the server's name, because new settings make new server
-        # objects.
+        # The queued closings. The keys are the names of servers, not server objects: after a change
+        # of the settings, another object stands for the same server.
         self._ends: dict[str, deque[Unfinished]] = {}
 
     def __len__(self) -> int:

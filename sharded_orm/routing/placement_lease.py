@@ -3,7 +3,7 @@
 The placement of a key is the shard that has its rows. Before a key moves to another shard, every
 process must stop using the placement that it remembers, even a process that cannot be reached. So a
 process may remember placements only under a lease, which is valid for a short time. To renew the
-lease, it queries which keys are *in flight*: keys whose move has been announced and has not ended.
+lease, the process queries which keys are *in flight*: keys whose announced move has not ended.
 After the announcement is committed, a move waits for longer than a lease is valid. Then each
 process either knows of the move or has no lease.
 """

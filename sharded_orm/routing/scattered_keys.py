@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from sharded_orm.routing.placement_lease import KeyInFlight, MoveList, MoveStore, Poll
 
 #: Phases of a move in which the key's placement (its shard in the directory) is still the source,
-#: but the target may have a copy of the rows. An aborted move is in flight until this copy is
-#: removed.
+#: but the target may have a copy of the rows. An aborted move counts as in flight (not ended) until
+#: this copy is removed.
 _AT_SOURCE = frozenset({"switching", "aborted"})
 #: Phases of a move in which the key's placement (its shard in the directory) is already the target,
 #: but the source may still have the old rows.
@@ -34,7 +34,7 @@ def keys_to_leave_out(
     """Return the keys whose rows a statement must not see on a shard, keyed by shard number.
 
     While a key moves, the shard that it leaves (the source) and its new shard (the target) may both
-      have its rows.
+    have its rows.
 
     :param used: the moves that the directory reported before the statement was sent.
     :param starts: for each snapshot of an open transaction, the moves that were known when it was

@@ -334,8 +334,8 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # With the option NX, the placeholder is set only if no other reader has set one
-                # meanwhile.
+                # A placeholder in the entry means that a reader has the lease. The option NX
+                # prevents that this SET replaces the placeholder of another reader.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((_COMPARE_AND_SET, name, value, token, seconds))
