@@ -163,8 +163,8 @@ class ShardedBase(_ModelAdmin):
         return all(self.has_shard_permission(request, shard) for shard in shards)
 
     def _may_access(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
-        # One page calls this method about sixty times. So store on the request whether the user may
-        # access the group.
+        # One page calls this method about sixty times. So look up only once whether the user may
+        # access the shard group, and store the answer on the request.
         groups: dict[str, bool] = request.__dict__.setdefault("_sharded_orm_groups", {})
         group = self.shard_options.group
         if group not in groups:

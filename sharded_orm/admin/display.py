@@ -104,7 +104,7 @@ class ReadonlyField(helpers.AdminReadonlyField):
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
         # Overrides AdminReadonlyField.get_admin_url(), which links to a related row by the row's
         # primary key. Link by the row's object id instead.
-        # The type stubs allow None as the model admin of a field, but on a page each field has one.
+        # The type stubs allow None as the model admin of a field. On a page, it is never None.
         model_admin: Any = self.model_admin
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)

@@ -121,7 +121,7 @@ class Format(Protocol):
         """The decoded rows that the process remembers."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
-        """Decode ``rows``. The result may be shared, so callers must not change its values."""
+        """Decode ``rows``. Several requests may get the same result, so do not change its values."""
 
 
 class CacheRequest:
@@ -140,8 +140,8 @@ class CacheRequest:
     #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
     value: int | None = None
     #: After a miss, the state that the guards (entries that say whether others are valid) had when
-    #: the result was found missing. The result is stored for this state. None if the result must
-    #: not be stored.
+    #: the result was found missing. The result is stored as one that belongs to this state. None if
+    #: the result must not be stored.
     state: GuardState | None = None
     #: After a miss, the state of the guards that say whether the objects (rows) of the result are
     #: valid. These guards may be on another server than the guards of the list. None if the objects

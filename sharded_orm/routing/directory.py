@@ -44,7 +44,7 @@ class DirectoryStore(MoveStore, Protocol):
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
-        """Return the placements (shards) of ``keys``, keyed by key; other keys are left out."""
+        """Return the placements (shards) of ``keys``, keyed by key; keys without one are left out."""
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         """Store the shard number in ``placements`` for each key that has no placement yet.

@@ -1,10 +1,10 @@
 """Makes statements for several shards see each row once, even while keys move.
 
-Two servers cannot switch a key at the same moment. From the publication of the copied rows to the
-removal of the old rows, the tables of both shards have the rows of the key. So a statement for
-several shards reads the rows of such a key only on its placement: the shard that the directory (the
-table with the shard of each key) records. At its end, the statement checks that the placement has
-not changed. See docs/decisions/0028-key-moves.md.
+A move copies the rows of a key to another shard, and later removes the old rows. In between, the
+tables of both shards have the rows of the key. So a statement for several shards reads the rows of
+such a key only on its placement: the shard that the directory (the table with the shard of each
+key) records. At the end of the statement, the library checks that the placement has not changed.
+See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class ScatterMoves:
     def holds(self) -> bool:
         """Whether the statement on several shards has seen each row exactly once until now.
 
-        It has not if a key moved meanwhile from one of these shards to another. Sends one query
-        for the moves; none if the lease shows that no key of the group was moving.
+        If a key was moving meanwhile, the statement may have seen its rows twice or not at all.
+        Sends one query for the moves; none if the lease shows that no key of the group was moving.
         """
         poll = self._lease.valid()
         if (

@@ -291,7 +291,7 @@ class FleetAdmin(_ModelAdmin):
         *above: Step,
         within: float = DEADLINE,
     ) -> Document | HttpResponse:
-        """Call ``change()``, which publishes a version of the topology, and return its document.
+        """Call ``change()``, which publishes a version of the topology; return the version's document.
 
         If ``change()`` fails, return a response that tells the user why.
 
