@@ -94,7 +94,7 @@ class Reader:
     def _objects(self, requests: Sequence[ObjectRequest], exchange: Callable[..., Reply]) -> None:
         """Look for objects in the cache.
 
-        :func:`drive` with a generator for each object would do the same, but slower.
+        A call of :func:`drive` with one generator for each object would do the same, but slower.
         """
         by_server: dict[CacheServer, list[ObjectRequest]] = {}
         for request in requests:

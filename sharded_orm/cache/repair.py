@@ -123,7 +123,7 @@ class Repairer:
     ) -> int:
         """Close the markers in ``guard`` whose writers are dead.
 
-        A writer opens a marker in the guard before it changes rows, and closes it afterwards. If
+        A writer opens a marker in the guard before its COMMIT, and closes the marker afterwards. If
         ``guard`` says whether objects are valid, first delete the cached objects of the rows that
         the dead writers have changed. This is done on a server that has only lists, too, because
         deleting a missing entry costs nothing.

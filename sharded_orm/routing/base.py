@@ -85,8 +85,7 @@ class Strategy(ABC):
         """Whether a key with rows may move to another shard.
 
         If so, the strategy records each key that it looks up, so that a move during an operation is
-        noticed; see
-        :mod:`sharded_orm.routing.placement_uses`.
+        noticed; see :mod:`sharded_orm.routing.placement_uses`.
         """
         return False
 
@@ -149,8 +148,8 @@ class Strategy(ABC):
     def has_moved_keys(self) -> bool:
         """Whether any key may ever have moved to another shard.
 
-        In an event loop, where Django refuses queries, the answer is taken from the process's
-        memory.
+        In an event loop, where Django refuses queries, the answer relies on what this process
+        remembers. It is False if the process may not rely on that any more.
         """
         return False
 

@@ -72,9 +72,9 @@ class MoveStore(Protocol):
         Sends one query, which is not logged. Return None inside Django's ``TestCase``, whose
         transaction hides what other processes do.
 
-        :param since: the number of a move. The result then also contains the later moves that have
-            ended. With None, it contains only the move that was announced last, if that move has
-            ended.
+        :param since: the number of a move. The result also contains the later moves that have
+            ended. None (the default): of all moves that have ended, the result contains only the
+            move that was announced last, if it has ended.
         """
 
 

@@ -44,7 +44,10 @@ class PlacementSource(Protocol):
 
 
 class WatchedMoves(Protocol):
-    """The key moves that were known when a statement for several shards began; checked at its end."""
+    """The key moves that were known when a statement for several shards began.
+
+    At the end of the statement, they are compared with the moves that are known then.
+    """
 
     def holds(self) -> bool:
         """Whether no move of a key has changed the result of the statement."""

@@ -132,8 +132,9 @@ class Snapshot(NamedTuple):
 
 
 class ScatterMoves:
-    """The key moves that were known when a statement for several shards began; checked at its end.
+    """The key moves that were known when a statement for several shards began.
 
+    At the end of the statement, they are compared with the moves that are known then.
     Used by one thread at a time.
 
     :param used: the moves that were known when the statement was sent. The statement left out rows

@@ -289,8 +289,9 @@ class WhereReader:
     def lists_keys(self, lookup: Any) -> bool:
         """Whether ``lookup`` is ``key IN (…)`` with a list of plain values.
 
-        ``key`` is a column that determines the shard. For each shard, the list can be reduced to
-        the keys of that shard. Plain values are those that :func:`plain_values` accepts.
+        ``key`` is a column that determines the shard. If true, the list in the SQL for a shard can
+        be reduced to the keys of that shard. Plain values are those that :func:`plain_values`
+        accepts.
         """
         return (
             compares_as(In, lookup)

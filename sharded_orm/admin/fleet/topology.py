@@ -234,7 +234,7 @@ def _read_versions(read: Callable[[], T], within: float) -> T | str:
 
 
 def _changes(request: HttpRequest, before: Document, after: Document) -> list[str]:
-    """Return the differences between two versions of the topology (documents) as sentences.
+    """Return the differences between two versions of the topology, as sentences.
 
     Differences of shard groups into which the user may not look are left out.
     """
