@@ -308,9 +308,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
         # The parent is in the global database, and so is the view's transaction. The children are
-        # on a shard, so they need a second transaction. The children of a new parent wait for the
-        # parent's commit: if that commit failed, the shard would keep children whose parent does
-        # not exist.
+        # on a shard, so they need a second transaction. Save the children of a new parent only after
+        # the parent's commit. If they were saved earlier and that commit failed, the shard would
+        # keep children whose parent does not exist.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)

@@ -31,7 +31,7 @@ class VoidRows:
 
 
 def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
-    """Make the cache entries of the rows in ``targets`` void. One round trip per cache server.
+    """Make the cache entries of the rows in ``targets`` void. Costs one round trip per cache server.
 
     Call this after the write was committed. A reader that queried the database before this call
     can no longer store its result.

@@ -84,8 +84,9 @@ def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
 class Decoded:
     """The decoded rows of entries that were read before, keyed by the entries' bytes. Thread-safe.
 
-    Decoding an entry takes longer than fetching it. A remembered row is used only for an entry with
-    the same bytes, name and stamp (the generations of the guards), so it is never outdated.
+    The rows are kept, because decoding an entry takes longer than fetching it. A kept row is used
+    only for an entry with the same bytes, name and stamp (the generations of the guards), so it is
+    never outdated.
     """
 
     #: The most bytes of entries that all instances of this class in a process remember together.

@@ -118,7 +118,7 @@ class Format(Protocol):
 
     @property
     def decoded(self) -> Decoded:
-        """The decoded rows that the process remembers."""
+        """The decoded rows of this format that the process remembers."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
         """Decode ``rows``. Several requests may get the same result, so do not change its values."""
