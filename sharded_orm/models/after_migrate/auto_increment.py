@@ -45,9 +45,9 @@ def after_migrate(
     :param counted: a lower bound of each table's next id, keyed by table, as the command
         ``migrate_shards`` has read it; None if it has not.
 
-    Costs no query for an app without packed ids, or if ``counted`` shows that all counters are high
-    enough. Otherwise one query lists the tables, and for each table with packed ids at most two
-    more queries read and set its counter.
+    Costs no query for an app without packed ids (ids that contain the shard number), or if
+    ``counted`` shows that all counters are high enough. Otherwise one query lists the tables, and
+    for each table with packed ids at most two more queries read and set its counter.
     """
     shard = shard_of(using)
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}

@@ -46,8 +46,8 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
     taken = snapshots(strategy)
     is_quiet = poll is not None and poll.is_quiet(group, poll.number)
     if not is_quiet:
-        # ``renew()`` returns None if the answer took so long that it is no longer valid. The next
-        # answer may be faster.
+        # ``renew()`` queries the directory for the current moves. It returns None if the directory
+        # answered so slowly that the answer may be out of date. So try a few times.
         answers = (lease.renew() for _ in range(_ATTEMPTS))
         poll = next((answer for answer in answers if answer is not None), None)
     if poll is None:
@@ -73,8 +73,8 @@ class MovingKeys:
         self._strategy = (
             strategy if isinstance(strategy, DirectoryStrategy) and strategy.moves_keys else None
         )
-        # The lease is not asked: it returns None if an answer was slow. Here, None means that no key
-        # can move.
+        # Query the store instead of the lease: the lease returns None also if an answer was slow,
+        # but self._before must be None only if no key can move.
         self._before = None if self._strategy is None else self._strategy.store.moves()
 
     def among(self, keys: Iterable[Any]) -> set[Any]:

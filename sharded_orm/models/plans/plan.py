@@ -171,7 +171,7 @@ def compile_plan(
     :param values: the prepared values of the conditions in this query. No two of them are equal.
     """
     if not all(map(_is_plain, query.where.children)) or any(query.get_meta().parents.values()):
-        return None  # The model has parents, so some of its columns are in other tables.
+        return None  # If the model has parents, some of its columns are in other tables.
     if kind in (GET, COUNT):
         query.clear_ordering(force=True)
     constants = 0

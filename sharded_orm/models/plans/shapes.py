@@ -132,7 +132,7 @@ class Recording(NamedTuple):
     limits: tuple[int, int | None] | None = None
 
     def filtered(self, named: dict[str, Any]) -> Recording | None:
-        """Return the recording after ``filter(**named)``.
+        """Return a new recording: the calls recorded here, followed by ``filter(**named)``.
 
         Return None if Django must handle the call, or if :meth:`learn_filter` has not seen a call
         of this shape yet. If a field does not accept its value, raise the field's exception, as
@@ -162,7 +162,7 @@ class Recording(NamedTuple):
         )
 
     def ordered(self, names: tuple[Any, ...]) -> Recording | None:
-        """Return the recording after ``order_by(*names)``.
+        """Return a new recording: the calls recorded here, followed by ``order_by(*names)``.
 
         Return None if Django must handle the call, or if :meth:`learn_order` has not seen it yet.
         """
@@ -180,11 +180,11 @@ class Recording(NamedTuple):
             shape.children["order_by", *names] = ordered
 
     def example(self) -> Recording | None:
-        """Return a recording of the same shape, without a slice, in which no two values are equal.
+        """Return a copy of this recording without its slice, with made-up values that all differ.
 
-        In the SQL of such an example, it is clear which parameter belongs to which condition.
-        Return None if a field has prepared a value of another type, because its SQL may depend on
-        the value.
+        As no two values are equal, each parameter of the compiled SQL shows to which condition it
+        belongs. Return None if a prepared value has a type that is not in ``_EXAMPLES``, because
+        the SQL may depend on such a value.
         """
         filters: list[dict[str, Any]] = []
         values: list[Any] = []

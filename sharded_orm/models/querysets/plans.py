@@ -405,7 +405,7 @@ def _learn(kind: str, recording: Recording, connection: Any) -> None:
         plan = _plan_of_example(kind, recording, connection)
     except Exception:
         # A field or the backend refuses the values of the example query. The read itself has
-        # succeeded, so ignore the error and use no plan for such reads.
+        # succeeded, so ignore the error. Django compiles such reads each time.
         logger.debug("%s has no plan", shape, exc_info=True)
     logger.debug("%s of %s: %s", kind, shape, "left to Django" if plan is None else "planned")
     shape.plans[kind] = plan
@@ -425,8 +425,8 @@ def _plan_of_example(kind: str, recording: Recording, connection: Any) -> Plan |
     return compile_plan(kind, query, shape.conditions, example.values, connection)
 
 
-# The methods that a read by a plan does not call. If a project overrides one of them, its
-# querysets are not recorded.
+# A read by a plan (stored SQL of an earlier, similar query) does not call these methods. So the
+# querysets of a project that overrides one of them are not recorded and use no plans.
 _SKIPPED = (
     "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
     "_filter_or_exclude_inplace", "db", "filter", "query",

@@ -183,7 +183,7 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
     """Return a checker for statements that run on ``shards``, see :class:`Colocation`.
 
-    The methods of the checker raise an error if a statement reads rows that these shards may lack.
+    The checker raises an error if a statement reads rows that may not be stored on these shards.
 
     :param shards: shard numbers; None for all shards of the group.
     """
@@ -239,10 +239,10 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # Ignore a condition that compares a column with plain values, but not by equality: it
-            # can exclude rows, but it does not change the shard. Do not ignore an __in on a key
-            # column. If its list lacks the value of the equality, the query matches no row and
-            # needs no shard.
+            # A condition other than an equality can exclude rows, but it does not change the
+            # shard. So ignore it if it compares a column with plain values. An exception is __in
+            # on a key column: if its list lacks the value of the equality, the query matches no
+            # row and needs no shard.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):

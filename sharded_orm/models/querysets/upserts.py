@@ -20,7 +20,8 @@ from sharded_orm.models.fields.tickets import TicketField
 from sharded_orm.models.sharding.bound_key import BoundKey
 from sharded_orm.models.sharding.options import ShardOptions, describe
 
-# The pre_save() methods of fields that leave None unchanged, or replace None by a new id.
+# A new row cannot conflict with a stored row by a field that is None and has one of these pre_save()
+# methods: they leave None unchanged, or replace None by a new id.
 _OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
 
 
@@ -98,7 +99,7 @@ def _holds_key(options: ShardOptions, field: Any) -> bool:
 
 
 def _is_of_no_row(field: Any, obj: Any) -> bool:
-    """Whether ``obj`` will have NULL or a new id in ``field``, so that it has no conflict."""
+    """Whether ``obj`` will have NULL or a new id in ``field``, so that no stored row has its value."""
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:

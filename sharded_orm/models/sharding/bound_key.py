@@ -293,7 +293,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run ``generator`` inside ``block``, and the code that uses the yielded items outside of it."""
+    """Run each step of ``generator`` inside ``block``, and its consumer outside of ``block``."""
     step, argument = generator.send, None
     while True:
         with block:

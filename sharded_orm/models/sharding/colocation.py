@@ -259,7 +259,7 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether ``inner`` has a condition that only rows on the outer row's shard can meet.
+        """Whether a condition limits the subquery ``inner`` to rows on the outer row's shard.
 
         An example is ``ref=OuterRef("pk")``. ``inner`` may also have a GROUP BY or a slice, because
         they are applied after the condition.

@@ -199,7 +199,8 @@ def columns(expression: Any) -> tuple[Col, ...]:
 def is_known(kind: type) -> bool:
     """Whether an expression of class ``kind`` contains everything to which its SQL refers.
 
-    False for a class of a project that generates its own SQL without ``reads_own_row``.
+    False for a class of a project that generates its own SQL and lacks the decorator
+    :func:`reads_own_row`.
     """
     known = _known_kinds.get(kind)
     if known is None:

@@ -36,7 +36,8 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # Accept annotations: ordering by one adds no join, because it has been resolved already.
+        # Accept a name of an annotation. Django has resolved the annotation already, so ordering
+        # by it adds no join.
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
