@@ -65,7 +65,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
-        """Return all ids that the table on ``shard`` may generate: a range that begins at local id 1."""
+        """Return the range of all ids that the table may generate on ``shard``."""
         return _counted(self.layout, shard.number, self.type_id)
 
     def insert_rows(

@@ -168,7 +168,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
         # On MySQL, INSERT IGNORE and ON DUPLICATE KEY UPDATE treat a duplicate in any unique key as
-        # a conflict. This field usually has a unique key.
+        # a conflict. As this field usually has a unique key, an equal id is a conflict, too.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:

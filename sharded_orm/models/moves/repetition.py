@@ -159,8 +159,8 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node meanwhile.
 
     If ``write`` fails because of such a move, nothing was written. Single statements are repeated
-    on the new node without this function, but transactions are not. So it is for writes that open a
-    transaction of their own. While shards or keys of the group move, ``write`` is also called again
+    on the new node without this function, but transactions are not. So use this function for
+    writes that open a transaction of their own. While shards or keys of the group move, ``write`` is also called again
     after a deadlock, because the deadlock may be with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most

@@ -160,7 +160,7 @@ def compile_plan(
     values: Sequence[Any],
     connection: Any,
 ) -> Plan | None:
-    """Compile the plan of ``query``. Sends nothing.
+    """Compile the plan of ``query``: its SQL, to be used again with other values. Sends nothing.
 
     Return None if it is unclear which parameter of the SQL belongs to which condition, or if a part
     of the SQL may depend on a value.

@@ -91,7 +91,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guessed shard key that the ended read has used, if any; reset it afterwards."""
+        """Return the guessed shard key that the last read used, or None. Forget the guess."""
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 

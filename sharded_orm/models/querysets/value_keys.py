@@ -42,11 +42,12 @@ class ValueKeys:
         return None
 
     def shards(self) -> list[Shard] | None:
-        """Return the shards of the keys that a source knows for a value; None if none knows them.
+        """Return the shards that can have rows of the query; None if they are unknown.
 
-        Return None also if the only shard has rows of keys that are moving, because these may
-        match, too. Each call queries the sources of keys (objects that find a row's shard key by a
-        value).
+        The first condition decides for whose value a source of keys (an object that finds the shard
+        keys of rows by another column) knows the keys. Return None also if there is only one shard
+        and a key is just moving to or from it, because rows of that key may match, too. Each call
+        queries the sources.
         """
         self._answers.clear()
         for field, value in self._equalities:

@@ -103,9 +103,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, key, values)
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset limited to the shard of the row ``near``, if ``values`` has ``near``.
+        """Return this queryset, limited to the shard of the row ``values["near"]``.
 
-        ``values["near"]`` is a row next to which the new row is to be stored; it is removed from
+        The new row is to be stored on the same shard as this row. ``near`` is removed from
         ``values``. Return the queryset unchanged if ``values`` has no ``near``, or if the model
         does not generate its shard key.
         """

@@ -191,7 +191,8 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
-            return super().__get__(instance, cls)  # Django's method now raises DoesNotExist.
+            # As None is cached, Django's method raises DoesNotExist.
+            return super().__get__(instance, cls)
         return row
 
     def _has_key_of(self, instance: Any, row: Any) -> bool:

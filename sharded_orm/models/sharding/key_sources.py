@@ -13,10 +13,11 @@ from django.db.models import Field, Model
 
 
 class KeyGuess(Protocol):
-    """A guess: which shard key the only row with a certain value had when the source last saw it.
+    """A guessed shard key of the only row that has a certain value in a column.
 
-    The guess may be out of date. It is right if the shard of :attr:`key` returns a row with the
-    value.
+    The key source (an object that finds shard keys by another column) remembers the key from an
+    earlier look-up, so the guess may be out of date. It is right if the guessed key's shard returns
+    a row with the value.
     """
 
     @property

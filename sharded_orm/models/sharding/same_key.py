@@ -213,8 +213,8 @@ def gives_key(field: Any, options: ShardOptions) -> bool:
     key = options.key
     if field is None or key is None:
         return False
-    # Find the name of the field that stores the id. GenericRelation and GenericForeignKey have this
-    # name in different attributes.
+    # Find the name of the field that stores the id of the related row. GenericRelation and
+    # GenericForeignKey keep this name in different attributes.
     stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
     return field is key or stored_in == key.name
 
