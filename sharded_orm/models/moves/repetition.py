@@ -113,9 +113,10 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # Do not raise the error of the write yet: a key may have moved, so that, for example,
-            # an UPDATE of an instance has found no row. After an OperationalError that is no
-            # deadlock, such as a lost connection, it is unknown whether the row was written.
+            # The error may be a result of a move: for example, an UPDATE of an instance has found
+            # no row, because its key has moved. Then repeat the write. But raise an
+            # OperationalError that is no deadlock, such as a lost connection, because it is unknown
+            # whether the row was written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise

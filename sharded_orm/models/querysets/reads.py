@@ -71,11 +71,11 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._proved(self._fetch_rows)
 
     def _proved(self, read: Callable[[], bool]) -> bool:
-        """Call ``read``, if possible first on the shard that a source of keys remembers.
+        """Call ``read``, which may read only the shard that a source of keys remembers.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
-
-        See :mod:`sharded_orm.models.querysets.guesses`.
+        If the remembered shard has no matching row, forget it and call ``read`` once more. See
+        :mod:`sharded_orm.models.querysets.guesses`.
 
         :param read: reads the rows, and returns whether there are any.
         """

@@ -18,9 +18,9 @@ from sharded_orm.topology.model import Shard
 
 
 class ValueKeys:
-    """Looks up the shard keys for the equalities of one query. Not thread-safe.
+    """Finds the shard keys for the ``column = value`` conditions of one query. Not thread-safe.
 
-    The sources of keys are queried (objects that find a row's shard key by a value). All conditions
+    It queries the sources of keys (objects that find a row's shard key by a value). All conditions
     are joined by AND, so the shards found for one condition have all rows of the query.
     """
 

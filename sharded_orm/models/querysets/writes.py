@@ -164,7 +164,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
-            return super().update(**kwargs)  # Django raises an error for a slice or a union().
+            return super().update(**kwargs)  # Raises Django's error for a slice or a union().
         self._refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
@@ -246,7 +246,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Django raises an error for a slice or a union().
+            return super().delete()  # Raises Django's error for a slice or a union().
         return repeated(
             self._options.group,
             self._delete_rows,

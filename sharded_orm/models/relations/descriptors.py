@@ -271,8 +271,8 @@ class _RelatedManager(_PerShard):
         return super()._apply_rel_filters(rows)  # type: ignore[misc]  # Django's manager class has this method
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        # Related rows have the shard key of their instance, as in _apply_rel_filters(). Other rows
-        # belong to no instance.
+        # Related rows have the shard key of their instance. So a prefetched row with another shard
+        # key belongs to no instance, even if its foreign key has the instance's id.
         part = super().get_prefetch_querysets(instances, querysets)
         rows, value_of, value_of_instance, *cache_arguments = part
         keys = {

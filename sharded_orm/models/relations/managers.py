@@ -260,8 +260,8 @@ class ManyBeside(RelatedRows):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self) -> None:
-        # Overrides ManyRelatedManager.clear(), which fails if a shard key moves after the shard was
-        # chosen and before the write. Then repeat the call.
+        # Overrides ManyRelatedManager.clear(), which fails if a shard key moves between the choice
+        # of the shard and the write. In this case, call it again.
         clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(clear)
 
@@ -309,8 +309,8 @@ class ManyBeside(RelatedRows):
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 
     def _through_with_key(self, values: Any) -> Any:
-        # ``values`` is the argument through_defaults. Its values may be callables, which Django
-        # calls once for each row.
+        # ``values`` is the argument through_defaults. Do not call its values that are callables,
+        # because Django calls them once for each row.
         key = key_for_related(self.through, self._rel.field, self.instance)
         return with_key(self.through, key, values or {}) if key else values
 
