@@ -38,7 +38,7 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is gener
 
 
 class ConnectionUse(NamedTuple):
-    """What the reads of all rows of one shard have in common. See :class:`CachedRead`."""
+    """The values that all cached reads of rows of one shard share; see :class:`CachedRead`."""
 
     alias: str
     place: str

@@ -346,7 +346,7 @@ def fetch_together(*querysets: Any) -> None:
 
 
 def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
-    """Load the rows that the cache has into ``querysets``; return the querysets that were looked up."""
+    """Fill ``querysets`` with their rows from the cache; return those that were looked up there."""
     reader = _current_reader()
     if reader is None:
         return []

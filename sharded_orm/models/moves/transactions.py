@@ -32,8 +32,9 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
 
     Return None if keys of the group do not move, or if nothing is known of their moves.
 
-    Costs a look at the clock. Costs a query, too, if half of the time is over for which the last
-    answer is valid, or if a key is moving to this shard.
+    Costs one reading of the clock. Also costs a query to the directory (the table of each key's
+    shard) if a key is moving to this shard, or if the directory's last answer has passed half of
+    the time for which it is valid.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -152,9 +153,9 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """If a transaction is open, store ``poll`` for its first statement for several shards.
+    """Store ``poll`` in the open transaction, if this is its first statement for several shards.
 
-    Later statements do not replace it.
+    Does nothing outside of transactions.
 
     :param poll: the moves of keys that are known when the statement is sent.
     """

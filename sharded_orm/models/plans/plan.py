@@ -60,7 +60,7 @@ class Plan:
         self.backend = type(connection)
         self._constants = constants
         self._meta = model._meta
-        # Copy the list, because Meta.ordering could be changed in place.
+        # Keep a copy of the list, so that parameters() notices if Meta.ordering was changed in place.
         self._order = list(self._meta.ordering)
         #: The one table that the SQL reads.
         self.tables = (self._meta.db_table,)

@@ -306,13 +306,12 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return result
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
-        """Read rows without a shard key in the conditions, at the shard that a source of keys finds.
+        """Read a query whose conditions have no shard key, on the shard that a source of keys finds.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
 
-        If a source only remembers the key, the read of its shard shows whether the key is right;
-        see
-        :mod:`sharded_orm.models.querysets.guesses`.
+        If a source only remembers the key, reading the key's shard shows whether the key is right;
+        see :mod:`sharded_orm.models.querysets.guesses`.
         """
         if not key_sources.has_key_sources() or self._scatters or is_scoped():
             return _UNKNOWN

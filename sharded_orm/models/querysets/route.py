@@ -155,8 +155,8 @@ def find_route(
     if bound is None and not scatter:
         problem = "this query does not say which shards it is about"
         raise shard_key_required(options, problem + key_sources.hint(options.model))
-    # Look up the group after the keys: this process may have loaded a newer topology meanwhile, and
-    # the directory may have returned a shard that the older topology lacks.
+    # Read the group only now, after the look-up of the keys. Meanwhile this process may have loaded a
+    # newer topology, and the directory may have returned a shard that the older topology lacks.
     group = runtime.group(options.group)
     if bound is not None:
         numbers = tuple(sorted(bound.shards))

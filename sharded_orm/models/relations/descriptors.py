@@ -92,8 +92,11 @@ class _PerShard:
 
 
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if prefetched ``rows`` of several shards have the same value.
+    """Raise :exc:`CrossShardRelation` if rows of several shards are related to the same instance.
 
+    Called for relations to a single row.
+
+    :param rows: the rows of a prefetch.
     :param value_of: returns the value by which a row is related to an instance.
     """
     for value, number in Counter(map(value_of, rows)).items():

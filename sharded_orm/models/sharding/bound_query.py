@@ -212,7 +212,8 @@ class BoundKeyQuery(Query):
 
     def exists(self, limit: bool = True) -> Self:
         # Overrides exists() of Django's query, which Django calls for Exists() expressions, too.
-        # The override records whether the limit is that of exists().
+        # The override records that exists() has set the only limit, so the query is no slice and can
+        # still be filtered by the bound key.
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy

@@ -380,8 +380,8 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
-    # Not every ``model`` is a model: Django's database cache passes an object that has only some
-    # attributes of one.
+    # Use getattr(), because ``model`` may lack attributes of a model: Django's database cache passes
+    # a simple object instead of a model.
     if getattr(meta, "auto_created", False):
         source = shard_options(meta.auto_created)
         return None if source is None else ShardOptions(model, source.group, None)
