@@ -127,7 +127,8 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots that this thread's open transactions have of shards of the group.
 
-    Also make the current operation check, at its end, the keys that the transactions have used.
+    Also add the keys that these transactions have used to the keys that the current operation
+    checks at its end.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """

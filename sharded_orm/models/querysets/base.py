@@ -48,8 +48,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
     _running_on: str | None = None
     #: Whether the read that runs now may use a guessed shard: the shard on which a source of keys
     #: (an object that looks up a row's shard key by another column) last saw the row. ``_guess`` is
-    #: the remembered key. See
-    #: :mod:`sharded_orm.models.querysets.guesses`.
+    #: the remembered key. See :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
     #: The shard keys that the sources of keys (objects that look up a row's shard key by another
@@ -270,7 +269,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
-            # The routing hints of the first queryset may be wrong for the others.
+            # Remove the routing hints of the first queryset, which may be wrong for the others.
             combined._hints = {}
         return combined
 

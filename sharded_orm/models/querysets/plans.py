@@ -345,7 +345,8 @@ class _PlanRead:
     ) -> None:
         self.kind, self.recording = kind, recording
         self._queryset, self._limits = queryset, limits
-        #: The shard on which Django runs such a query for the second time. Then a plan is made.
+        #: The alias of the shard on whose connection a plan is to be compiled, once Django has run
+        #: the query; None if no plan is to be made.
         self.alias: str | None = None
         #: The shard keys that the sources of keys have found for the query's values. They are
         #: stored here so that the sources are not queried again.

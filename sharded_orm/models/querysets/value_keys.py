@@ -44,10 +44,10 @@ class ValueKeys:
     def shards(self) -> list[Shard] | None:
         """Return the shards that can have rows of the query; None if they are unknown.
 
-        The first condition decides for whose value a source of keys (an object that finds the shard
-        keys of rows by another column) knows the keys. Return None also if there is only one shard
-        and a key is just moving to or from it, because rows of that key may match, too. Each call
-        queries the sources.
+        They are the shards of the keys that a source of keys (an object that finds the shard keys
+        of rows by another column) returns for the value of a condition. Return None also if there
+        is only one shard, and it may have rows of a key that is moving, because these rows may
+        match, too. Each call queries the sources.
         """
         self._answers.clear()
         for field, value in self._equalities:
