@@ -15,7 +15,7 @@ from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 
 
 class LookupPlan:
-    """The key fields of a cached model, with what reads through the cache need of them.
+    """The key fields of a cached model: the positions, columns and names that cached reads need.
 
     Immutable and thread-safe.
     """

@@ -104,7 +104,7 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                # No move refused this write, so the row was written first and moved afterwards.
+                # The write was not refused, so it was complete before the key moved.
                 return result
             raise key_moved(group, "moved to another shard while it was written")
         except KeyMoved as moved:

@@ -235,8 +235,9 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
         # be prepared by a field of another package.
         return None
     if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
-        return None  # A custom lookup, which a project has registered, may refuse values.
-    # plain_key() in sharded_orm.models.querysets.route finds such equalities by the same rule.
+        return None  # Leave a custom lookup of a project to Django, because it may refuse values.
+    # By the same rule, plain_key() in sharded_orm.models.querysets.route finds the equality that
+    # determines the shard.
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)
     )

@@ -159,7 +159,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def _colocation(self, destination: str | list[Target]) -> Colocation:
         """Return a checker for the statements that run at ``destination``, see :class:`Colocation`.
 
-        The methods of the checker raise an error if a statement reads rows that are not at
+        The checker raises an error if a statement reads rows that may not be stored at
         ``destination``.
 
         :param destination: the alias of a shard, or a list of shards, as :meth:`_destination`

@@ -93,7 +93,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         def query(self) -> Any:
             """The query, as in Django's QuerySet.
 
-            To read this attribute ends the recording of calls, because the caller may change the
+            Reading this attribute ends the recording of calls, because the caller may change the
             query.
             """
             if self._recording is not None:

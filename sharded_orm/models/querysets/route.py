@@ -201,7 +201,7 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
     """Return a checker for statements that run on the shard ``alias``, see :class:`Colocation`.
 
-    The methods of the checker raise an error if a statement reads rows that this shard may lack.
+    The checker raises an error if a statement reads rows that may not be stored on this shard.
     """
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
@@ -249,8 +249,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
                 continue
             return None
         if field is key or (field.column in columns and options.names_shard(field)):
-            # A related manager and the caller may both add a condition on the same value. With two
-            # different values, the query is not simple.
+            # Accept two equalities with the same value, because a related manager and the caller
+            # may both add one. With two different values, the query is not simple.
             if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs

@@ -1,4 +1,4 @@
-"""Finds the shard keys for a recorded query without one in its conditions, by the sources of keys.
+"""Finds the shard keys for a recorded query whose conditions contain none, by the sources of keys.
 
 A source of keys is an object that looks up a row's shard key by a value in another column.
 """

@@ -126,8 +126,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``;
         ``new`` are the other values of a row to be created. If ``using()`` was not called,
         ``values`` must contain the shard key, or other conditions that determine one shard. A key
-        in ``new`` is not enough, because a row on another shard could match ``values`` and would be
-        missed. A key in ``new`` is enough only if it is known that no shard has a matching row.
+        in ``new`` is enough only if it is known that no shard has a row that matches ``values``.
+        Otherwise a matching row on another shard could be missed.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
         # Check the instances among ``values`` even if using() chooses the shard, because a new row
