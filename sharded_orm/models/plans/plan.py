@@ -142,7 +142,7 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
 
 
 def loader_of(model: Any, connection: Any) -> InstanceLoader:
-    """Return the loader of the model's rows that ``connection`` has read."""
+    """Return the loader, which makes instances of ``model`` from rows that ``connection`` has read."""
     # Keep the loaders on their connection, because they use the connection. USE_TZ is part of the
     # key, because MySQL's converters depend on it.
     loaders = connection.__dict__.setdefault(_LOADERS, {})

@@ -148,8 +148,8 @@ class Colocation:
             return
         if getattr(field, "stays_on_shard", False):
             return
-        # The rows of a ForeignObject may be on different shards. So such a join is allowed only if
-        # equal values of the compared columns are always on one shard.
+        # A ForeignObject may join rows of different shards. So such a join is allowed only if rows
+        # with equal values in the compared columns are always on one shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
             for left, right in join.join_fields or ()

@@ -1,7 +1,7 @@
 """Sources of keys: they find the shard keys of rows that a query selects by another column.
 
-The sources are used only if the conditions of a query contain no shard key. An app of Django can
-provide a source when it is ready.
+The sources are used only if the conditions of a query contain no shard key. A Django app can add a
+source (:func:`provide_key_source`) once it is loaded.
 """
 
 from __future__ import annotations
