@@ -137,7 +137,7 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
     """Wait at most :data:`_PAUSE` seconds, until no key of ``attempt`` is being switched to a new shard.
 
-    Sends at least one query. It renews the lease, the period for which known placements are valid,
+    Sends at least one query. The query renews the lease, the period for which known placements are valid,
     so the next attempt looks its keys up again.
 
     :param began: when the writer began to wait, by ``time.monotonic()``.
@@ -161,8 +161,9 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
 
     If ``write`` fails because of such a move, nothing was written. Single statements are repeated
     on the new node without this function, but transactions are not. So use this function for
-    writes that open a transaction of their own. While shards or keys of the group move, ``write`` is also called again
-    after a deadlock, because the deadlock may be with the process that moves them.
+    writes that open a transaction of their own. While shards or keys of the group move, ``write``
+    is also called again after a deadlock, because the deadlock may be with the process that moves
+    them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.

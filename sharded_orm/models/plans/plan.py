@@ -73,8 +73,8 @@ class Plan:
     def parameters(self, values: Sequence[Any], connection: Any) -> list[Any] | None:
         """Return the parameters of the SQL for ``values``, as Django's lookups make them.
 
-        Return None if the plan cannot be used: a number is too large for its column, so the SQL
-        would differ; or the model or a field was changed since the plan was made.
+        Return None if the plan cannot be used. This is so if a number is too large for its column,
+        because the SQL would differ, or if the model or a field was changed since the plan was made.
 
         :param values: one value for each condition, prepared by the condition's field.
         """

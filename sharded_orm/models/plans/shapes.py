@@ -29,7 +29,8 @@ from sharded_orm.models.sharding.query import own_columns
 
 logger = logging.getLogger("sharded_orm.plans")
 
-#: The maximum number of shapes that a process keeps. Django compiles each query of other shapes.
+#: The maximum number of shapes that a process keeps. If a shape is not kept, Django compiles each of
+#: its queries.
 MAX_SHAPES = 10_000
 
 # The types of values whose SQL does not depend on the value. Subclasses, such as bool or
@@ -149,7 +150,7 @@ class Recording(NamedTuple):
         return Recording(child, (*self.filters, named), (*self.values, *prepared))
 
     def learn_filter(self, named: dict[str, Any]) -> None:
-        """Record the shape of ``filter(**named)``, a call that Django has accepted."""
+        """Record the shape of ``filter(**named)`` for :meth:`filtered`. Django has accepted this call."""
         shape, call = self.shape, _filter_call(named)
         if call in shape.children or not _has_room():
             return
@@ -170,7 +171,7 @@ class Recording(NamedTuple):
         return None if child is None else self._replace(shape=child)
 
     def learn_order(self, names: tuple[Any, ...]) -> None:
-        """Record the shape of ``order_by(*names)``, a call that Django has accepted."""
+        """Record the shape of ``order_by(*names)`` for :meth:`ordered`. Django has accepted this call."""
         shape = self.shape
         columns = own_columns(shape.options.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):

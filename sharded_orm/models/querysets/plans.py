@@ -241,7 +241,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         recording = self._recording
         if recording is None or recording.shape.ordering is not None or self.ordered:
             return super().first()
-        # Do the same as QuerySet.first(), but without using the query.
+        # Do the same as QuerySet.first(), but without ``query``, which would end the recording.
         for row in self.order_by("pk")[:1]:
             return row
         return None
@@ -353,7 +353,7 @@ class _PlanRead:
         self.known_keys: KeysOfRows | None = None
 
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
-        """Do the read on the shard that ``find`` returns; return :data:`_UNKNOWN` if Django must do it."""
+        """Do the read on the shard that ``find()`` returns; return _UNKNOWN if Django must do the read."""
 
         def read() -> Any:
             shard = find()
@@ -362,7 +362,7 @@ class _PlanRead:
         return confirmed(self.recording.shape.options.group, read)
 
     def at_shards(self, find: Callable[[], Sequence[Shard] | None]) -> Any:
-        """Do the read if ``find`` returns one shard or none; return :data:`_UNKNOWN` otherwise."""
+        """Do the read if ``find()`` returns a list of at most one shard; otherwise return _UNKNOWN."""
 
         def read() -> Any:
             shards = find()

@@ -99,7 +99,7 @@ def _holds_key(options: ShardOptions, field: Any) -> bool:
 
 
 def _is_of_no_row(field: Any, obj: Any) -> bool:
-    """Whether ``obj`` will have NULL or a new id in ``field``, so that no stored row has its value."""
+    """Whether ``obj`` will have NULL or a new id in ``field``, so that no stored row has the same."""
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:

@@ -62,7 +62,10 @@ class ValueKeys:
         return None
 
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Call :func:`~sharded_orm.models.sharding.key_sources.known_keys`, but once per value."""
+        """Return the shard keys that the sources of keys know; query them only once for one value.
+
+        See :func:`~sharded_orm.models.sharding.key_sources.known_keys`.
+        """
         if len(values) != 1:
             return key_sources.known_keys(model, field, values)
         asked = field, values[0]
