@@ -172,7 +172,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
-        """Raise CrossShardRelation if an explicit id has another shard's number than ``alias`` has.
+        """Raise CrossShardRelation if an explicit id contains the number of another shard.
 
         The check is made only in a group whose strategy reads the shard from the id.
         """

@@ -118,7 +118,7 @@ class BoundKeyQuery(Query):
         return copy
 
     def lacks(self, key: BoundKey) -> bool:
-        """Whether rows of another shard key than ``key`` may match the query.
+        """Whether the query lacks a condition that limits it to rows with the shard key ``key``.
 
         :param key: the bound key, which ``bound()`` has set.
 

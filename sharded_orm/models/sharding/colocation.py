@@ -126,9 +126,8 @@ class Colocation:
     def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
         """Raise an error if a join leads from copies of global rows back to rows of the group.
 
-        Global rows of a reference model are copied to every shard.
-
-        The join would miss rows on other shards that refer to the same global row.
+        Such a join would miss rows on other shards that refer to the same global row. (Global rows
+        of a reference model are copied to every shard.)
         """
         if self._group is not None and has_copies(model) and not has_copies(joined):
             raise CrossShardRelation(
@@ -232,8 +231,8 @@ class Colocation:
         """
         inner = nested.query
         if not inner.combinator and has_copies(inner.model):
-            # Each shard has all rows: check() has made sure that the query reads only copies of
-            # global rows.
+            # Each shard has all rows that the subquery reads: check() has made sure that these are
+            # copies of global rows.
             return
         parts = inner.combined_queries or (inner,)
         if not inner.combinator and self._is_tied(nested, outer):

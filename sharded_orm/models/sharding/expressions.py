@@ -219,7 +219,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # The decorator reads_own_row also covers the inherited methods.
+            return True  # The decorator reads_own_row also covers methods that cls inherits.
         if writes_own_sql(cls):
             return False
     return True

@@ -22,7 +22,7 @@ class KeyGuess(Protocol):
 
     @property
     def key(self) -> Any:
-        """The shard key that the row had, as the database stores it; None if no key is remembered."""
+        """The guessed shard key, as the database stores it; None if no key is remembered."""
 
     def forget(self) -> None:
         """Drop the guess, because a query did not find the row on the guessed shard."""

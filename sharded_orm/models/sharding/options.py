@@ -320,8 +320,8 @@ class ShardOptions:
             shard = runtime.shard(self.group, drawn)
             if strategy.node_failure(shard) is None:
                 return shard
-            # Draw another shard: this node cannot be reached, so that an earlier attempt to store
-            # the row may have failed.
+            # Draw another shard, because the node of the earlier one cannot be reached. An attempt to
+            # store the row there may have failed already.
         drawn = state.drawn_shard = strategy.draw()
         return runtime.shard(self.group, drawn)
 
@@ -334,7 +334,7 @@ class ShardOptions:
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
             if hasattr(value, "resolve_expression"):
-                continue  # Skip it: the database computes the value, so it determines no shard yet.
+                continue  # Skip the value: the database computes it later, so it determines no shard yet.
             if value is not None and self.names_shard(field):
                 # ``value`` is the key of a row to which ``instance`` refers. In a group whose keys
                 # must be placed, runtime.place() would choose a shard for this key, although its
