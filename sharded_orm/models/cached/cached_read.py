@@ -246,7 +246,7 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
 def to_fill(
     read: CachedRead, rows: Sequence[Row], values: Sequence[Row]
 ) -> tuple[ObjectRequest | ListRequest, list[str], Sequence[Row]] | None:
-    """Return the argument with which :meth:`Reader.fill` stores rows in the cache.
+    """Return what :meth:`Reader.fill` needs to store rows: the request, the primary keys, the rows.
 
     Return None if the rows must not be stored.
 
