@@ -237,7 +237,7 @@ class CachedQuerySet(QuerySet[M]):
         )
 
     def _read_of_row(self, plan: LookupPlan, key_value: Any, pk_value: Any) -> CachedRead | None:
-        """Prepare to read one row by its keys through the cache; return None if this is impossible now."""
+        """Prepare to read one row by its keys through the cache; return None if that is impossible."""
         cached = plan.cached
         pk = cached.pk_token(pk_value)
         key: str | None = None

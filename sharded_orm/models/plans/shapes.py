@@ -150,7 +150,7 @@ class Recording(NamedTuple):
         return Recording(child, (*self.filters, named), (*self.values, *prepared))
 
     def learn_filter(self, named: dict[str, Any]) -> None:
-        """Record the shape of ``filter(**named)`` for :meth:`filtered`. Django has accepted this call."""
+        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`."""
         shape, call = self.shape, _filter_call(named)
         if call in shape.children or not _has_room():
             return
@@ -171,7 +171,7 @@ class Recording(NamedTuple):
         return None if child is None else self._replace(shape=child)
 
     def learn_order(self, names: tuple[Any, ...]) -> None:
-        """Record the shape of ``order_by(*names)`` for :meth:`ordered`. Django has accepted this call."""
+        """Record the shape of ``order_by(*names)``, which Django has accepted, for :meth:`ordered`."""
         shape = self.shape
         columns = own_columns(shape.options.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):

@@ -149,7 +149,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise :exc:`CrossShardRelation` if the query reads rows that may not be on the shard ``alias``."""
+        """Raise CrossShardRelation if the query reads rows that may not be on the shard ``alias``."""
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return

@@ -353,7 +353,7 @@ class _PlanRead:
         self.known_keys: KeysOfRows | None = None
 
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
-        """Do the read on the shard that ``find()`` returns; return _UNKNOWN if Django must do the read."""
+        """Do the read on the shard that ``find()`` returns; return _UNKNOWN if Django must do it."""
 
         def read() -> Any:
             shard = find()
