@@ -137,8 +137,8 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
     """Wait at most :data:`_PAUSE` seconds, until no key of ``attempt`` is being switched to a new shard.
 
-    Sends at least one query. The query renews the lease, the period for which known placements are valid,
-    so the next attempt looks its keys up again.
+    Sends at least one query. The query renews the lease, the period for which known placements are
+    valid, so the next attempt looks its keys up again.
 
     :param began: when the writer began to wait, by ``time.monotonic()``.
     """

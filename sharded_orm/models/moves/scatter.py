@@ -20,7 +20,8 @@ from sharded_orm.routing.scattered_keys import (
     keys_to_leave_out,
 )
 
-# The maximum number of queries to the directory, if each answer arrives too late to be valid.
+# The maximum number of queries to the directory (the table of each key's shard) if each answer
+# arrives too late to be valid.
 _ATTEMPTS = 5
 
 

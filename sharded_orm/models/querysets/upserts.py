@@ -76,9 +76,9 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
 
 
 def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
-    """Return the fields among ``names``, and those of plain ``F()`` expressions.
+    """Return the fields that ``names`` mean: names of fields, and plain ``F()`` expressions.
 
-    Other expressions are skipped.
+    Other expressions in ``names`` are skipped.
     """
     meta = model._meta
     fields: list[Any] = []
@@ -99,7 +99,7 @@ def _holds_key(options: ShardOptions, field: Any) -> bool:
 
 
 def _is_of_no_row(field: Any, obj: Any) -> bool:
-    """Whether ``obj`` will have NULL or a new id in ``field``, so that no stored row has the same."""
+    """Whether ``obj`` will have NULL or a new id in ``field``, and so cannot conflict by this field."""
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:

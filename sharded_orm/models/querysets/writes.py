@@ -196,7 +196,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
         # Refuse update(album=album) if one of the rows to be updated has another shard key than the
-        # album. If the conditions do not contain the key, send one query for each such value.
+        # album. If the conditions do not contain the key, send one query for each instance.
         options = self._options
         if options.key is None:
             self._refuse_ends_of_two_keys(values)

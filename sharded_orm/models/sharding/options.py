@@ -334,7 +334,7 @@ class ShardOptions:
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
             if hasattr(value, "resolve_expression"):
-                continue  # Skip the value: the database computes it later, so it determines no shard yet.
+                continue  # Skip a value that the database computes: it determines no shard yet.
             if value is not None and self.names_shard(field):
                 # ``value`` is the key of a row to which ``instance`` refers. In a group whose keys
                 # must be placed, runtime.place() would choose a shard for this key, although its
