@@ -74,8 +74,8 @@ class MovingKeys:
         self._strategy = (
             strategy if isinstance(strategy, DirectoryStrategy) and strategy.moves_keys else None
         )
-        # Query the store instead of the lease: the lease returns None also if an answer was slow,
-        # but self._before must be None only if no key can move.
+        # Query the moves with store.moves() and not with lease.renew(), which returns None also if
+        # the answer was slow. Here, None must mean that no key can move.
         self._before = None if self._strategy is None else self._strategy.store.moves()
 
     def among(self, keys: Iterable[Any]) -> set[Any]:

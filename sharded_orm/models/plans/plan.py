@@ -133,7 +133,7 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     """Return the smallest and the largest number that the column can store.
 
     Return None if the column stores no numbers. For a number out of this range, Django's lookups
-    (IntegerFieldOverflow) send another query, or no query.
+    (IntegerFieldOverflow) generate other SQL, or cause that no query is sent.
     """
     low, high = None, None
     if field.get_internal_type() in connection.ops.integer_field_ranges:

@@ -237,8 +237,8 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
         return None
     if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
         return None  # Leave a custom lookup of a project to Django, because it may refuse values.
-    # By the same rule, plain_key() in sharded_orm.models.querysets.route finds the equality that
-    # determines the shard.
+    # The next statements recognise an equality that determines the shard, by the same rule as
+    # plain_key() in sharded_orm.models.querysets.route.
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)
     )

@@ -92,8 +92,8 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
         # The table is an automatic many-to-many table. Each of its foreign keys counts as the key,
-        # because a row has the shard key of the two rows that it relates. Their keys have been
-        # checked.
+        # because a row has the shard key of the two rows that it relates. The keys of these two
+        # rows have been checked.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 

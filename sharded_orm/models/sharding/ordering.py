@@ -55,7 +55,7 @@ def own_names(model: Any) -> dict[str, str]:
     for field in meta.concrete_fields:
         if field.is_relation:
             # Leave out the name of a relation: order_by() with that name orders by Meta.ordering of
-            # the related model, if there is one.
+            # the related model, if that model declares an ordering.
             if field.attname != field.name:
                 columns[field.attname] = field.column
         else:
