@@ -34,7 +34,10 @@ class ValueKeys:
         self._answers: dict[tuple[Any, Any], Sequence[Any] | None] = {}
 
     def guess(self) -> KeyGuess | None:
-        """Return what :func:`~sharded_orm.models.querysets.guesses.guess_of` returns for the query."""
+        """Return the guessed shard key of the query's row; None if no source of keys has a guess.
+
+        See :func:`~sharded_orm.models.querysets.guesses.guess_of`.
+        """
         for field, value in self._equalities:
             key_guess = key_sources.guess(self._model, field, value)
             if key_guess is not None:

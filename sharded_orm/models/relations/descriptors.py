@@ -152,8 +152,8 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # missing in Django's type stubs
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
-        # Refuse a change of the shard key in memory already. save() would refuse it, too, but
-        # person.albums.add(album) updates the column without calling save().
+        # Refuse a change of the shard key as soon as it is made in memory. save() would refuse it,
+        # too, but person.albums.add(album) updates the column without calling save().
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return

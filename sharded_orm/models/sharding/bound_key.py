@@ -293,7 +293,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run each step of ``generator`` inside ``block``, and its consumer outside of ``block``."""
+    """Run the steps of ``generator`` inside ``block``, but the code that uses its items outside."""
     step, argument = generator.send, None
     while True:
         with block:
@@ -313,7 +313,7 @@ def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
 
 
 async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
-    """Run each step of an asynchronous ``generator`` inside ``block``, as :func:`_each_step` does."""
+    """Run the steps of an asynchronous ``generator`` inside ``block``, as :func:`_each_step` does."""
     step, argument = generator.asend, None
     while True:
         with block:

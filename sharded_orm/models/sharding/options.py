@@ -187,7 +187,7 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # Two kinds of keys are left out here, because they are checked elsewhere. A generated key
+        # The result is False for two kinds of keys, which are checked elsewhere. A generated key
         # is checked by the insert. If the project has defined pre_save() of the key, key_of() calls
         # it before the shard is chosen.
         return (
@@ -232,8 +232,8 @@ class ShardOptions:
     def _foreign_key(self) -> Field[Any, Any] | None:
         """The foreign key to the global database whose values are the shard keys; None if there is none.
 
-        It is either the shard key itself, or a field of another model of the group to which the
-        shard key refers.
+        It is either the shard key itself, or the foreign key at the end of a chain of foreign keys
+        that begins with the shard key.
         """
         field: Any = self.key
         while field is not None and field.is_relation:
