@@ -33,7 +33,8 @@ class StoredKeyValidator:
 
     A ``ModelSerializer`` calls the validators of the model's fields. To validators with the
     attribute ``requires_context``, it also passes its own field, whereas Django passes only the
-    value. Validators run before any row is changed. This validator sends a query only if the key was deferred.
+    value. Validators run before any row is changed. This validator sends a query only if the key
+    was deferred.
     """
 
     requires_context = True
