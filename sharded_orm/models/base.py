@@ -221,7 +221,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             and alias == self._state.db
             and key.attname in self.get_deferred_fields()
         ):
-            return  # The shard key was deferred and never loaded, so the caller cannot have changed it.
+            return  # The shard key was never loaded, so it is unchanged and belongs on this shard.
         home = runtime.topology().resolve(alias)
         if home is None and database_settings.template_group(alias) == options.group:
             return

@@ -50,8 +50,8 @@ def after_migrate(
         content_types = apps.get_model("contenttypes", "ContentType").objects
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
-        # Django's apps that store permissions (auth, contenttypes) are not migrated yet. Wait for a
-        # later post_migrate signal: each migrate sends one for every app.
+        # The tables in which Django stores permissions do not exist yet, because auth or contenttypes
+        # is not migrated. Wait for a later post_migrate signal: each migrate sends one per app.
         return
     names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups

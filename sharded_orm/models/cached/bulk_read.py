@@ -25,7 +25,10 @@ from sharded_orm.models.plans.batch import batch_rows, ids_by_shard
 
 
 class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is generic only in the type stubs
-    """Yields the alias of each row, and the row as the driver returns it, which the cache stores."""
+    """Yields pairs: the alias of a row's shard, and the row as the driver returns it.
+
+    The cache stores rows in this form.
+    """
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         queryset: Any = self.queryset
@@ -38,7 +41,7 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is gener
 
 
 class ConnectionUse(NamedTuple):
-    """What the reads of all rows of one shard have in common. See :class:`CachedRead`."""
+    """The values that all cached reads of rows of one shard share; see :class:`CachedRead`."""
 
     alias: str
     place: str
@@ -53,7 +56,8 @@ def reads_by_pk(
     """Prepare to read rows by their primary keys, which are the shard keys. Sends nothing to the cache.
 
     :param queryset: a queryset without conditions.
-    :returns: the read of each row, by primary key, and the keys that cannot be read through the cache.
+    :returns: a dict from primary key to prepared read, and a list of the keys whose rows cannot be
+        read through the cache.
     """
     cached = plan.cached
     assert cached.options is not None and cached.key_field is not None

@@ -41,8 +41,8 @@ NULL = "%N"
 # How many Scope objects each model remembers. A scope is a set of rows whose cache entries become
 # void together.
 _SCOPES = 2048
-# If the value of a field argument has one of these types, the argument is part of the model's
-# fingerprint, a digest of the model's fields.
+# If the value of an argument of a model field, such as max_length, has one of these types, the
+# argument is part of the model's fingerprint, a digest of the model's fields.
 _PLAIN = (str, int, float, bool, type(None))
 # The names of field arguments that do not change how values are stored in the column. They are left
 # out of the model's fingerprint, a digest of the model's fields.

@@ -112,7 +112,8 @@ class CachedRead:
 
 
 def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
-    # Set known related objects on the instances, in the same way as Django's ModelIterable.
+    # Set the related objects that the queryset knows already, such as the album in album.photos,
+    # on the instances. Django's ModelIterable does the same.
     for field, objects in known.items():
         names = [
             field.attname if name == "self" else model._meta.get_field(name).attname
@@ -125,8 +126,8 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             try:
                 related = objects[identity(instance)]
             except KeyError:
-                # No related object is known for this instance: after qs1 | qs2, it may come from
-                # the queryset without known objects.
+                # The queryset does not know the related object of this instance. In qs1 | qs2,
+                # perhaps only one of the two querysets has known objects.
                 continue
             setattr(instance, field.name, related)
 
@@ -245,7 +246,7 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
 def to_fill(
     read: CachedRead, rows: Sequence[Row], values: Sequence[Row]
 ) -> tuple[ObjectRequest | ListRequest, list[str], Sequence[Row]] | None:
-    """Return the argument with which :meth:`Reader.fill` stores rows in the cache.
+    """Return what :meth:`Reader.fill` needs to store rows: the request, the primary keys, the rows.
 
     Return None if the rows must not be stored.
 

@@ -15,7 +15,7 @@ from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 
 
 class LookupPlan:
-    """The key fields of a cached model, with what reads through the cache need of them.
+    """The key fields of a cached model: the positions, columns and names that cached reads need.
 
     Immutable and thread-safe.
     """
@@ -31,8 +31,8 @@ class LookupPlan:
         self.key_column = None if key is None else key.column
         self.isolate_column = None if cached.isolate is None else cached.isolate.column
         self.pk_columns = [part.field.column for part in cached.pk_fields]
-        #: The columns of the shard key and the primary key. If a query compares each : of these
-        # columns with one value by ``=``, it selects at most one row.
+        #: The columns of the shard key and the primary key. If a query compares each of these
+        #: columns with one value by ``=``, it selects at most one row.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
         #: Keyed by the argument names of get() that can be keys, such as "pk" or "user_id". The
         #: value is True for the primary key (which may also be the shard key), and False for a

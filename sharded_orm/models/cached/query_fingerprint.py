@@ -53,7 +53,7 @@ _READ_HERE = frozenset(
         "used_aliases", "where", "annotations", "extra", "_filtered_relations", "base_table",
         "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "filter_is_sticky",
         "order_by", "default_ordering", "standard_ordering", "low_mark", "high_mark",
-        "bound_key",  # The condition on this key, see bound(), is in "where" by now.
+        "bound_key",  # Ignored, because "where" already contains the condition on the bound key.
     }
 )  # fmt: skip
 

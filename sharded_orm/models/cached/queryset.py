@@ -237,7 +237,7 @@ class CachedQuerySet(QuerySet[M]):
         )
 
     def _read_of_row(self, plan: LookupPlan, key_value: Any, pk_value: Any) -> CachedRead | None:
-        """Prepare to read one row by its keys; return None if the row cannot be cached now."""
+        """Prepare to read one row by its keys through the cache; return None if that is impossible."""
         cached = plan.cached
         pk = cached.pk_token(pk_value)
         key: str | None = None
@@ -346,7 +346,7 @@ def fetch_together(*querysets: Any) -> None:
 
 
 def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
-    """Load the rows that the cache has into ``querysets``; return the querysets that were looked up."""
+    """Fill ``querysets`` with their rows from the cache; return those that were looked up there."""
     reader = _current_reader()
     if reader is None:
         return []

@@ -91,5 +91,5 @@ class CacheObserver:
 
 def _cached_models() -> list[CachedModel]:
     models = (cached_model(model) for model in apps.get_models())
-    # List each CachedModel once, although a proxy model and its concrete model share one.
+    # List each CachedModel only once: a proxy model and its concrete model have the same one.
     return list({id(cached): cached for cached in models if cached is not None}.values())

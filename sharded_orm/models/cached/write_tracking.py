@@ -272,7 +272,7 @@ class TrackedWrite:
                 new_isolate = value
         if changes_identity:
             # The statement changes a primary key or shard key, and so the names of cache entries.
-            # This is rare, so the old and new names are not found out: all rows of the table count
+            # This is rare, so the old and new names are not determined. All rows of the table count
             # as affected.
             self.touch_all()
             return execute()

@@ -33,9 +33,8 @@ class EmbeddedShardMixin:
     name: str
 
     #: If a model has several fields with generated ids, their ``insert_rows()`` methods call each
-    #: other. True if the method of this field must be called first: it opens a
-    # transaction, : in which another method may repeat the insert after an error. False if the
-    # order does not : matter.
+    #: other. True if this field's method must be called first: it opens a transaction, in which
+    #: another method may repeat the insert after an error. False if the order does not matter.
     outermost = False
 
     @property

@@ -65,7 +65,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
-        """Return all ids that the table on ``shard`` may generate: a range that begins at local id 1."""
+        """Return the range of all ids that the table may generate on ``shard``."""
         return _counted(self.layout, shard.number, self.type_id)
 
     def insert_rows(
@@ -90,8 +90,8 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             return insert(returning)
         counted = self.counted_on(shard)
         connection: Any = connections[alias]
-        # Some servers check the ids that an INSERT returns, and store no row if an id is wrong. On
-        # them, an INSERT in autocommit mode needs no transaction around it.
+        # On some databases (PostgreSQL), the INSERT itself checks the ids that it returns, and stores
+        # no row if an id is wrong. There, an INSERT in autocommit mode needs no transaction.
         is_checked = self in returning and connection.ops.checks_returned_ids
         is_alone = is_checked and connection.get_autocommit() and not connection.in_atomic_block
         with nullcontext() if is_alone else all_or_nothing(alias):

@@ -19,7 +19,8 @@ class ReadOnlyIDMixin:
 
     def deconstruct(self) -> Any:
         name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # Field has this method
-        # Django leaves out the default of its own Field, which is True. Leave out False instead.
+        # Django leaves ``editable`` out if it is True, the default of Django's Field. Here the
+        # default is False, so leave it out if it is False.
         kwargs.pop("editable", None)
         if self.editable:
             kwargs["editable"] = True

@@ -168,11 +168,11 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
         # On MySQL, INSERT IGNORE and ON DUPLICATE KEY UPDATE treat a duplicate in any unique key as
-        # a conflict. This field usually has a unique key.
+        # a conflict. As this field usually has a unique key, an equal id is a conflict, too.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
-        """Raise CrossShardRelation if an explicit id has another shard's number than ``alias`` has.
+        """Raise CrossShardRelation if an explicit id contains the number of another shard.
 
         The check is made only in a group whose strategy reads the shard from the id.
         """

@@ -104,7 +104,7 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                # No move refused this write, so the row was written first and moved afterwards.
+                # The write was not refused, so it was complete before the key moved.
                 return result
             raise key_moved(group, "moved to another shard while it was written")
         except KeyMoved as moved:
@@ -113,9 +113,10 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # Do not raise the error of the write yet: a key may have moved, so that, for example,
-            # an UPDATE of an instance has found no row. After an OperationalError that is no
-            # deadlock, such as a lost connection, it is unknown whether the row was written.
+            # The error may be a result of a move: for example, an UPDATE of an instance has found
+            # no row, because its key has moved. Then repeat the write. But raise an
+            # OperationalError that is no deadlock, such as a lost connection, because it is unknown
+            # whether the row was written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise
@@ -136,8 +137,8 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
     """Wait at most :data:`_PAUSE` seconds, until no key of ``attempt`` is being switched to a new shard.
 
-    Sends at least one query. It renews the lease, the period for which known placements are valid,
-    so the next attempt looks its keys up again.
+    Sends at least one query. The query renews the lease, the period for which known placements are
+    valid, so the next attempt looks its keys up again.
 
     :param began: when the writer began to wait, by ``time.monotonic()``.
     """
@@ -159,9 +160,10 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node meanwhile.
 
     If ``write`` fails because of such a move, nothing was written. Single statements are repeated
-    on the new node without this function, but transactions are not. So it is for writes that open a
-    transaction of their own. While shards or keys of the group move, ``write`` is also called again
-    after a deadlock, because the deadlock may be with the process that moves them.
+    on the new node without this function, but transactions are not. So use this function for
+    writes that open a transaction of their own. While shards or keys of the group move, ``write``
+    is also called again after a deadlock, because the deadlock may be with the process that moves
+    them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.

@@ -20,7 +20,8 @@ from sharded_orm.routing.scattered_keys import (
     keys_to_leave_out,
 )
 
-# The maximum number of queries to the directory, if each answer arrives too late to be valid.
+# The maximum number of queries to the directory (the table of each key's shard) if each answer
+# arrives too late to be valid.
 _ATTEMPTS = 5
 
 
@@ -46,8 +47,8 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
     taken = snapshots(strategy)
     is_quiet = poll is not None and poll.is_quiet(group, poll.number)
     if not is_quiet:
-        # ``renew()`` returns None if the answer took so long that it is no longer valid. The next
-        # answer may be faster.
+        # ``renew()`` queries the directory for the current moves. It returns None if the directory
+        # answered so slowly that the answer may be out of date. So try a few times.
         answers = (lease.renew() for _ in range(_ATTEMPTS))
         poll = next((answer for answer in answers if answer is not None), None)
     if poll is None:
@@ -73,8 +74,8 @@ class MovingKeys:
         self._strategy = (
             strategy if isinstance(strategy, DirectoryStrategy) and strategy.moves_keys else None
         )
-        # The lease is not asked: it returns None if an answer was slow. Here, None means that no key
-        # can move.
+        # Query the moves with store.moves() and not with lease.renew(), which returns None also if
+        # the answer was slow. Here, None must mean that no key can move.
         self._before = None if self._strategy is None else self._strategy.store.moves()
 
     def among(self, keys: Iterable[Any]) -> set[Any]:

@@ -28,12 +28,14 @@ _KEYS, _FIRST_SCATTER = "keys", "scatter"
 
 
 def poll_before_snapshot(shard: Shard) -> Poll | None:
-    """Return which moves are known before a transaction on ``shard`` takes its snapshot.
+    """Return the moves of keys that are known before a transaction on ``shard`` takes its snapshot.
 
-    Return None if keys of the group do not move, or if nothing is known of their moves.
+    A snapshot is the state of the rows that all statements of the transaction read. Return None if
+    keys of the group do not move, or if nothing is known of their moves.
 
-    Costs a look at the clock. Costs a query, too, if half of the time is over for which the last
-    answer is valid, or if a key is moving to this shard.
+    Costs one reading of the clock. Also costs a query to the directory (the table of each key's
+    shard) if a key is moving to this shard, or if the directory's last answer has passed half of
+    the time for which it is valid.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -48,8 +50,9 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
             # A key is moving to this shard. Query the moves again, because the key may have been
             # switched to this shard since the last query.
             poll = lease.renew()
-    # Ignore the exceptions of every driver: the transaction may send only raw SQL, which needs no
-    # directory. If it looks up a key, that look-up raises the error.
+    # The directory cannot be queried. Ignore the exception, whichever driver raises it: the
+    # transaction may send only raw SQL, which needs no directory. If the transaction looks up a key,
+    # the look-up raises the error.
     except Exception:
         return None
     return poll
@@ -68,7 +71,7 @@ def check_use(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) 
 
     Does nothing outside of transactions. Sends no query.
 
-    :param key: the text under which the directory stores the key.
+    :param key: the text under which the directory (the table of each key's shard) stores the key.
     :param placement: the shard to which the directory assigns the key now.
     :raises KeyMoved: the key has moved to another shard since the transaction used it, or it may
         have moved since the transaction took its snapshot of the shard. The transaction succeeds if
@@ -115,9 +118,9 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     now = strategy.lease.valid()
     if now is not None and now.covers(group, key, poll.number):
         return True
-    # Either a key is moving, or nothing was known of moves for some time. So compare the version of
-    # the placement, which is the number of its move, with the numbers of the moves known at the
-    # snapshot. The numbers ascend.
+    # At this point, either a key is moving, or nothing was known of moves for some time. The version
+    # of the placement is the number of the key's last move, and these numbers ascend. So compare the
+    # version with the moves that were known at the snapshot.
     return placement.version <= poll.moves.last and not any(
         move.number == placement.version and not has_switched(move) for move in poll.moves.in_flight
     )
@@ -126,7 +129,8 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots that this thread's open transactions have of shards of the group.
 
-    Also make the current operation check, at its end, the keys that the transactions have used.
+    Also add the keys that these transactions have used to the keys that the current operation
+    checks at its end.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """
@@ -152,9 +156,9 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """If a transaction is open, store ``poll`` for its first statement for several shards.
+    """Store ``poll`` in the open transaction, if this is its first statement for several shards.
 
-    Later statements do not replace it.
+    Does nothing outside of transactions.
 
     :param poll: the moves of keys that are known when the statement is sent.
     """

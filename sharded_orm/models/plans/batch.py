@@ -70,7 +70,8 @@ def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str
     """
     model = queryset.model
     if queryset._scatters and scattered.has_listeners(model):
-        # The route is made for receivers only, because it takes longer than the batch.
+        # Compute the route only if the signal has receivers, because computing the route takes longer
+        # than reading the batch.
         route = queryset.filter(pk__in=[pk for pks in ids.values() for pk in pks])._route()
         scattered.announce(model, route)
     query = ShardedQuery(model)

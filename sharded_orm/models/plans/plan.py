@@ -60,7 +60,7 @@ class Plan:
         self.backend = type(connection)
         self._constants = constants
         self._meta = model._meta
-        # Copy the list, because Meta.ordering could be changed in place.
+        # Keep a copy of the list, so that parameters() notices if Meta.ordering was changed in place.
         self._order = list(self._meta.ordering)
         #: The one table that the SQL reads.
         self.tables = (self._meta.db_table,)
@@ -73,8 +73,8 @@ class Plan:
     def parameters(self, values: Sequence[Any], connection: Any) -> list[Any] | None:
         """Return the parameters of the SQL for ``values``, as Django's lookups make them.
 
-        Return None if the plan cannot be used: a number is too large for its column, so the SQL
-        would differ; or the model or a field was changed since the plan was made.
+        Return None if the plan cannot be used. This is so if a number is too large for its column,
+        because the SQL would differ, or if the model or a field was changed since the plan was made.
 
         :param values: one value for each condition, prepared by the condition's field.
         """
@@ -133,7 +133,7 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     """Return the smallest and the largest number that the column can store.
 
     Return None if the column stores no numbers. For a number out of this range, Django's lookups
-    (IntegerFieldOverflow) send another query, or no query.
+    (IntegerFieldOverflow) generate other SQL, or cause that no query is sent.
     """
     low, high = None, None
     if field.get_internal_type() in connection.ops.integer_field_ranges:
@@ -142,7 +142,7 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
 
 
 def loader_of(model: Any, connection: Any) -> InstanceLoader:
-    """Return the loader of the model's rows that ``connection`` has read."""
+    """Return the loader, which makes instances of ``model`` from rows that ``connection`` has read."""
     # Keep the loaders on their connection, because they use the connection. USE_TZ is part of the
     # key, because MySQL's converters depend on it.
     loaders = connection.__dict__.setdefault(_LOADERS, {})
@@ -160,7 +160,7 @@ def compile_plan(
     values: Sequence[Any],
     connection: Any,
 ) -> Plan | None:
-    """Compile the plan of ``query``. Sends nothing.
+    """Compile the plan of ``query``: its SQL, to be used again with other values. Sends nothing.
 
     Return None if it is unclear which parameter of the SQL belongs to which condition, or if a part
     of the SQL may depend on a value.
@@ -171,7 +171,7 @@ def compile_plan(
     :param values: the prepared values of the conditions in this query. No two of them are equal.
     """
     if not all(map(_is_plain, query.where.children)) or any(query.get_meta().parents.values()):
-        return None  # The model has parents, so some of its columns are in other tables.
+        return None  # If the model has parents, some of its columns are in other tables.
     if kind in (GET, COUNT):
         query.clear_ordering(force=True)
     constants = 0

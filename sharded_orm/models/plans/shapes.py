@@ -29,7 +29,8 @@ from sharded_orm.models.sharding.query import own_columns
 
 logger = logging.getLogger("sharded_orm.plans")
 
-#: The maximum number of shapes that a process keeps. Django compiles each query of other shapes.
+#: The maximum number of shapes that a process keeps. If a shape is not kept, Django compiles each of
+#: its queries.
 MAX_SHAPES = 10_000
 
 # The types of values whose SQL does not depend on the value. Subclasses, such as bool or
@@ -132,7 +133,7 @@ class Recording(NamedTuple):
     limits: tuple[int, int | None] | None = None
 
     def filtered(self, named: dict[str, Any]) -> Recording | None:
-        """Return the recording after ``filter(**named)``.
+        """Return a new recording: the calls recorded here, followed by ``filter(**named)``.
 
         Return None if Django must handle the call, or if :meth:`learn_filter` has not seen a call
         of this shape yet. If a field does not accept its value, raise the field's exception, as
@@ -149,7 +150,7 @@ class Recording(NamedTuple):
         return Recording(child, (*self.filters, named), (*self.values, *prepared))
 
     def learn_filter(self, named: dict[str, Any]) -> None:
-        """Record the shape of ``filter(**named)``, a call that Django has accepted."""
+        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`."""
         shape, call = self.shape, _filter_call(named)
         if call in shape.children or not _has_room():
             return
@@ -162,7 +163,7 @@ class Recording(NamedTuple):
         )
 
     def ordered(self, names: tuple[Any, ...]) -> Recording | None:
-        """Return the recording after ``order_by(*names)``.
+        """Return a new recording: the calls recorded here, followed by ``order_by(*names)``.
 
         Return None if Django must handle the call, or if :meth:`learn_order` has not seen it yet.
         """
@@ -170,7 +171,7 @@ class Recording(NamedTuple):
         return None if child is None else self._replace(shape=child)
 
     def learn_order(self, names: tuple[Any, ...]) -> None:
-        """Record the shape of ``order_by(*names)``, a call that Django has accepted."""
+        """Record the shape of ``order_by(*names)``, which Django has accepted, for :meth:`ordered`."""
         shape = self.shape
         columns = own_columns(shape.options.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):
@@ -180,11 +181,11 @@ class Recording(NamedTuple):
             shape.children["order_by", *names] = ordered
 
     def example(self) -> Recording | None:
-        """Return a recording of the same shape, without a slice, in which no two values are equal.
+        """Return a copy of this recording without its slice, with made-up values that all differ.
 
-        In the SQL of such an example, it is clear which parameter belongs to which condition.
-        Return None if a field has prepared a value of another type, because its SQL may depend on
-        the value.
+        As no two values are equal, each parameter of the compiled SQL shows to which condition it
+        belongs. Return None if a prepared value has a type that is not in ``_EXAMPLES``, because
+        the SQL may depend on such a value.
         """
         filters: list[dict[str, Any]] = []
         values: list[Any] = []
@@ -235,8 +236,9 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
         # be prepared by a field of another package.
         return None
     if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
-        return None  # A custom lookup, which a project has registered, may refuse values.
-    # plain_key() in sharded_orm.models.querysets.route finds such equalities by the same rule.
+        return None  # Leave a custom lookup of a project to Django, because it may refuse values.
+    # The next statements recognise an equality that determines the shard, by the same rule as
+    # plain_key() in sharded_orm.models.querysets.route.
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)
     )

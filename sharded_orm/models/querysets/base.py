@@ -48,8 +48,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
     _running_on: str | None = None
     #: Whether the read that runs now may use a guessed shard: the shard on which a source of keys
     #: (an object that looks up a row's shard key by another column) last saw the row. ``_guess`` is
-    #: the remembered key. See
-    #: :mod:`sharded_orm.models.querysets.guesses`.
+    #: the remembered key. See :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
     #: The shard keys that the sources of keys (objects that look up a row's shard key by another
@@ -150,7 +149,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise :exc:`CrossShardRelation` if the shard ``alias`` may lack rows that the query reads."""
+        """Raise CrossShardRelation if the query reads rows that may not be on the shard ``alias``."""
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return
@@ -160,7 +159,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def _colocation(self, destination: str | list[Target]) -> Colocation:
         """Return a checker for the statements that run at ``destination``, see :class:`Colocation`.
 
-        The methods of the checker raise an error if a statement reads rows that are not at
+        The checker raises an error if a statement reads rows that may not be stored at
         ``destination``.
 
         :param destination: the alias of a shard, or a list of shards, as :meth:`_destination`
@@ -270,7 +269,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
-            # The routing hints of the first queryset may be wrong for the others.
+            # Remove the routing hints of the first queryset, which may be wrong for the others.
             combined._hints = {}
         return combined
 

@@ -109,8 +109,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if self._result_cache is None:
             return
         if query.bound_key is None and query.lacks(key):
-            # The rows were read before bound() set this key, so they may have other keys. Only the
-            # keys of instances can be checked, and not those of other values.
+            # The rows were read before bound() set this key, so they may have other keys. If the
+            # rows are model instances, their keys can be checked. Other rows, such as those of
+            # values(), are refused.
             if not issubclass(self._iterable_class, ModelIterable):
                 raise BoundKeyMismatch(
                     f"Values of {self.model.__name__} were read outside of the block, and may be of"
@@ -378,9 +379,9 @@ def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
 def _refuse_prefetches_of_one_key(rows: Any) -> None:
     """Raise :exc:`BoundKeyMismatch` if a prefetch of ``rows`` uses a queryset for one key only.
 
-    :param rows: a queryset for all keys.
+    Such a prefetch would leave rows of other keys without related rows.
 
-    Otherwise, the prefetch would leave rows of other keys without related rows.
+    :param rows: a queryset for all keys.
     """
     for lookup in rows._prefetch_related_lookups:
         querysets = getattr(lookup, "querysets", None) or [getattr(lookup, "queryset", None)]

@@ -107,8 +107,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         new = [obj for obj in objs if obj._state.adding]
         try:
             create = super().bulk_create
-            # Fix the alias, because Django reads ``self.db`` once for each row, and each time finds
-            # the shard anew.
+            # Fix the alias. Otherwise the shard would be looked up for each row, because Django reads
+            # ``self.db`` once for each row.
             rows: list[Any] = (
                 self._run_on(str(self._db), create, objs, *args, **kwargs)
                 if objs

@@ -28,9 +28,9 @@ from sharded_orm.topology.model import Shard
 def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
     """Return the guess for a query of the form ``column = value AND …``; None for any other query.
 
-    A guess is the shard key that the row with the value had when a source of keys (an object that
-    looks up a row's shard key by a value) last saw the row. Each row that matches such a query has
-    the value, and the query reads no other rows. Sends nothing.
+    A guess is a shard key that a source of keys (an object that looks up a row's shard key by a
+    value) remembers for the only row that has the value. The query reads only rows that have the
+    value. Sends nothing.
     """
     model = query.model
     if model is None or not key_sources.has_key_sources():

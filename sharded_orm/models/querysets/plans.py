@@ -93,7 +93,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         def query(self) -> Any:
             """The query, as in Django's QuerySet.
 
-            To read this attribute ends the recording of calls, because the caller may change the
+            Reading this attribute ends the recording of calls, because the caller may change the
             query.
             """
             if self._recording is not None:
@@ -241,7 +241,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         recording = self._recording
         if recording is None or recording.shape.ordering is not None or self.ordered:
             return super().first()
-        # Do the same as QuerySet.first(), but without using the query.
+        # Do the same as QuerySet.first(), but without ``query``, which would end the recording.
         for row in self.order_by("pk")[:1]:
             return row
         return None
@@ -306,13 +306,12 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return result
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
-        """Read rows without a shard key in the conditions, at the shard that a source of keys finds.
+        """Read a query whose conditions have no shard key, on the shard that a source of keys finds.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
 
-        If a source only remembers the key, the read of its shard shows whether the key is right;
-        see
-        :mod:`sharded_orm.models.querysets.guesses`.
+        If a source only remembers the key, reading the key's shard shows whether the key is right;
+        see :mod:`sharded_orm.models.querysets.guesses`.
         """
         if not key_sources.has_key_sources() or self._scatters or is_scoped():
             return _UNKNOWN
@@ -346,14 +345,15 @@ class _PlanRead:
     ) -> None:
         self.kind, self.recording = kind, recording
         self._queryset, self._limits = queryset, limits
-        #: The shard on which Django runs such a query for the second time. Then a plan is made.
+        #: The alias of the shard on whose connection a plan is to be compiled, once Django has run
+        #: the query; None if no plan is to be made.
         self.alias: str | None = None
         #: The shard keys that the sources of keys have found for the query's values. They are
         #: stored here so that the sources are not queried again.
         self.known_keys: KeysOfRows | None = None
 
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
-        """Do the read on the shard that ``find`` returns; return :data:`_UNKNOWN` if Django must do it."""
+        """Do the read on the shard that ``find()`` returns; return _UNKNOWN if Django must do it."""
 
         def read() -> Any:
             shard = find()
@@ -362,7 +362,7 @@ class _PlanRead:
         return confirmed(self.recording.shape.options.group, read)
 
     def at_shards(self, find: Callable[[], Sequence[Shard] | None]) -> Any:
-        """Do the read if ``find`` returns one shard or none; return :data:`_UNKNOWN` otherwise."""
+        """Do the read if ``find()`` returns a list of at most one shard; otherwise return _UNKNOWN."""
 
         def read() -> Any:
             shards = find()
@@ -405,7 +405,7 @@ def _learn(kind: str, recording: Recording, connection: Any) -> None:
         plan = _plan_of_example(kind, recording, connection)
     except Exception:
         # A field or the backend refuses the values of the example query. The read itself has
-        # succeeded, so ignore the error and use no plan for such reads.
+        # succeeded, so ignore the error. Django compiles such reads each time.
         logger.debug("%s has no plan", shape, exc_info=True)
     logger.debug("%s of %s: %s", kind, shape, "left to Django" if plan is None else "planned")
     shape.plans[kind] = plan
@@ -425,8 +425,8 @@ def _plan_of_example(kind: str, recording: Recording, connection: Any) -> Plan |
     return compile_plan(kind, query, shape.conditions, example.values, connection)
 
 
-# The methods that a read by a plan does not call. If a project overrides one of them, its
-# querysets are not recorded.
+# A read by a plan (stored SQL of an earlier, similar query) does not call these methods. So the
+# querysets of a project that overrides one of them are not recorded and use no plans.
 _SKIPPED = (
     "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
     "_filter_or_exclude_inplace", "db", "filter", "query",
@@ -445,7 +445,7 @@ runtime.on_reset(_forget)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return an empty recording for a new queryset; None if calls on this class are not recorded."""
+    """Return a recording without calls, for a new queryset; None if the class records no calls."""
     try:
         return _new_recordings[queryset_class, model]
     except KeyError:

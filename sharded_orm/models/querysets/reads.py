@@ -71,11 +71,11 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._proved(self._fetch_rows)
 
     def _proved(self, read: Callable[[], bool]) -> bool:
-        """Call ``read``, if possible first on the shard that a source of keys remembers.
+        """Call ``read``, which may read only the shard that a source of keys remembers.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
-
-        See :mod:`sharded_orm.models.querysets.guesses`.
+        If the remembered shard has no matching row, forget it and call ``read`` once more. See
+        :mod:`sharded_orm.models.querysets.guesses`.
 
         :param read: reads the rows, and returns whether there are any.
         """
@@ -91,7 +91,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guessed shard key that the ended read has used, if any; reset it afterwards."""
+        """Return the guessed shard key that the last read used, or None. Forget the guess."""
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 

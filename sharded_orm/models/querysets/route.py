@@ -155,8 +155,8 @@ def find_route(
     if bound is None and not scatter:
         problem = "this query does not say which shards it is about"
         raise shard_key_required(options, problem + key_sources.hint(options.model))
-    # Look up the group after the keys: this process may have loaded a newer topology meanwhile, and
-    # the directory may have returned a shard that the older topology lacks.
+    # Read the group only now, after the look-up of the keys. Meanwhile this process may have loaded a
+    # newer topology, and the directory may have returned a shard that the older topology lacks.
     group = runtime.group(options.group)
     if bound is not None:
         numbers = tuple(sorted(bound.shards))
@@ -183,7 +183,7 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
     """Return a checker for statements that run on ``shards``, see :class:`Colocation`.
 
-    The methods of the checker raise an error if a statement reads rows that these shards may lack.
+    The checker raises an error if a statement reads rows that may not be stored on these shards.
 
     :param shards: shard numbers; None for all shards of the group.
     """
@@ -201,7 +201,7 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
     """Return a checker for statements that run on the shard ``alias``, see :class:`Colocation`.
 
-    The methods of the checker raise an error if a statement reads rows that this shard may lack.
+    The checker raises an error if a statement reads rows that may not be stored on this shard.
     """
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
@@ -239,18 +239,18 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # Ignore a condition that compares a column with plain values, but not by equality: it
-            # can exclude rows, but it does not change the shard. Do not ignore an __in on a key
-            # column. If its list lacks the value of the equality, the query matches no row and
-            # needs no shard.
+            # A condition other than an equality can exclude rows, but it does not change the
+            # shard. So ignore it if it compares a column with plain values. An exception is __in
+            # on a key column: if its list lacks the value of the equality, the query matches no
+            # row and needs no shard.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
                 continue
             return None
         if field is key or (field.column in columns and options.names_shard(field)):
-            # A related manager and the caller may both add a condition on the same value. With two
-            # different values, the query is not simple.
+            # Accept two equalities with the same value, because a related manager and the caller
+            # may both add one. With two different values, the query is not simple.
             if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs

@@ -20,7 +20,8 @@ from sharded_orm.models.fields.tickets import TicketField
 from sharded_orm.models.sharding.bound_key import BoundKey
 from sharded_orm.models.sharding.options import ShardOptions, describe
 
-# The pre_save() methods of fields that leave None unchanged, or replace None by a new id.
+# A new row cannot conflict with a stored row by a field that is None and has one of these pre_save()
+# methods: they leave None unchanged, or replace None by a new id.
 _OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
 
 
@@ -75,9 +76,9 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
 
 
 def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
-    """Return the fields among ``names``, and those of plain ``F()`` expressions.
+    """Return the fields that ``names`` mean: names of fields, and plain ``F()`` expressions.
 
-    Other expressions are skipped.
+    Other expressions in ``names`` are skipped.
     """
     meta = model._meta
     fields: list[Any] = []
@@ -91,14 +92,14 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
         # The table is an automatic many-to-many table. Each of its foreign keys counts as the key,
-        # because a row has the shard key of the two rows that it relates. Their keys have been
-        # checked.
+        # because a row has the shard key of the two rows that it relates. The keys of these two
+        # rows have been checked.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 
 
 def _is_of_no_row(field: Any, obj: Any) -> bool:
-    """Whether ``obj`` will have NULL or a new id in ``field``, so that it has no conflict."""
+    """Whether ``obj`` will have NULL or a new id in ``field``, and so cannot conflict by this field."""
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:

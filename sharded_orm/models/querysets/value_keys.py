@@ -1,4 +1,4 @@
-"""Finds the shard keys of a recorded query that names no shard key, by its sources of keys.
+"""Finds the shard keys for a recorded query whose conditions contain none, by the sources of keys.
 
 A source of keys is an object that looks up a row's shard key by a value in another column.
 """
@@ -18,9 +18,9 @@ from sharded_orm.topology.model import Shard
 
 
 class ValueKeys:
-    """Looks up the shard keys for the equalities of one query. Not thread-safe.
+    """Finds the shard keys for the ``column = value`` conditions of one query. Not thread-safe.
 
-    The sources of keys are queried (objects that find a row's shard key by a value). All conditions
+    It queries the sources of keys (objects that find a row's shard key by a value). All conditions
     are joined by AND, so the shards found for one condition have all rows of the query.
     """
 
@@ -34,7 +34,10 @@ class ValueKeys:
         self._answers: dict[tuple[Any, Any], Sequence[Any] | None] = {}
 
     def guess(self) -> KeyGuess | None:
-        """Return what :func:`~sharded_orm.models.querysets.guesses.guess_of` returns for the query."""
+        """Return the guessed shard key of the query's row; None if no source of keys has a guess.
+
+        See :func:`~sharded_orm.models.querysets.guesses.guess_of`.
+        """
         for field, value in self._equalities:
             key_guess = key_sources.guess(self._model, field, value)
             if key_guess is not None:
@@ -42,11 +45,12 @@ class ValueKeys:
         return None
 
     def shards(self) -> list[Shard] | None:
-        """Return the shards of the keys that a source knows for a value; None if none knows them.
+        """Return the shards that can have rows of the query; None if they are unknown.
 
-        Return None also if the only shard has rows of keys that are moving, because these may
-        match, too. Each call queries the sources of keys (objects that find a row's shard key by a
-        value).
+        They are the shards of the keys that a source of keys (an object that finds the shard keys
+        of rows by another column) returns for the value of a condition. Return None also if there
+        is only one shard, and it may have rows of a key that is moving, because these rows may
+        match, too. Each call queries the sources.
         """
         self._answers.clear()
         for field, value in self._equalities:
@@ -61,7 +65,10 @@ class ValueKeys:
         return None
 
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Call :func:`~sharded_orm.models.sharding.key_sources.known_keys`, but once per value."""
+        """Return the shard keys that the sources of keys know; query them only once for one value.
+
+        See :func:`~sharded_orm.models.sharding.key_sources.known_keys`.
+        """
         if len(values) != 1:
             return key_sources.known_keys(model, field, values)
         asked = field, values[0]

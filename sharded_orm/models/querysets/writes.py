@@ -103,9 +103,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, key, values)
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset limited to the shard of the row ``near``, if ``values`` has ``near``.
+        """Return this queryset, limited to the shard of the row ``values["near"]``.
 
-        ``values["near"]`` is a row next to which the new row is to be stored; it is removed from
+        The new row is to be stored on the same shard as this row. ``near`` is removed from
         ``values``. Return the queryset unchanged if ``values`` has no ``near``, or if the model
         does not generate its shard key.
         """
@@ -126,8 +126,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``;
         ``new`` are the other values of a row to be created. If ``using()`` was not called,
         ``values`` must contain the shard key, or other conditions that determine one shard. A key
-        in ``new`` is not enough, because a row on another shard could match ``values`` and would be
-        missed. A key in ``new`` is enough only if it is known that no shard has a matching row.
+        in ``new`` is enough only if it is known that no shard has a row that matches ``values``.
+        Otherwise a matching row on another shard could be missed.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
         # Check the instances among ``values`` even if using() chooses the shard, because a new row
@@ -164,7 +164,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
-            return super().update(**kwargs)  # Django raises an error for a slice or a union().
+            return super().update(**kwargs)  # Raises Django's error for a slice or a union().
         self._refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
@@ -196,7 +196,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
         # Refuse update(album=album) if one of the rows to be updated has another shard key than the
-        # album. If the conditions do not contain the key, send one query for each such value.
+        # album. If the conditions do not contain the key, send one query for each instance.
         options = self._options
         if options.key is None:
             self._refuse_ends_of_two_keys(values)
@@ -246,7 +246,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Django raises an error for a slice or a union().
+            return super().delete()  # Raises Django's error for a slice or a union().
         return repeated(
             self._options.group,
             self._delete_rows,

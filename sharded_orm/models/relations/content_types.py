@@ -24,8 +24,8 @@ class GlobalContentTypeManager(ContentTypeManager):
         return super().db_manager(None if _is_on_shards(using) else using, hints)
 
     def __eq__(self, other: object) -> bool:
-        # Django's migrations compare managers. For them, this manager makes no difference, so it is
-        # equal to the manager that it replaces.
+        # Django's migrations compare managers, and would record a change of the manager. So this
+        # manager counts as equal to the manager that it replaces.
         return isinstance(other, ContentTypeManager)
 
     __hash__ = ContentTypeManager.__hash__

@@ -92,8 +92,11 @@ class _PerShard:
 
 
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if prefetched ``rows`` of several shards have the same value.
+    """Raise :exc:`CrossShardRelation` if rows of several shards are related to the same instance.
 
+    Called for relations to a single row.
+
+    :param rows: the rows of a prefetch.
     :param value_of: returns the value by which a row is related to an instance.
     """
     for value, number in Counter(map(value_of, rows)).items():
@@ -149,8 +152,8 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # missing in Django's type stubs
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
-        # Refuse a change of the shard key in memory already. save() would refuse it, too, but
-        # person.albums.add(album) updates the column without calling save().
+        # Refuse a change of the shard key as soon as it is made in memory. save() would refuse it,
+        # too, but person.albums.add(album) updates the column without calling save().
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
@@ -191,7 +194,8 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
-            return super().__get__(instance, cls)  # Django's method now raises DoesNotExist.
+            # As None is cached, Django's method raises DoesNotExist.
+            return super().__get__(instance, cls)
         return row
 
     def _has_key_of(self, instance: Any, row: Any) -> bool:
@@ -270,8 +274,8 @@ class _RelatedManager(_PerShard):
         return super()._apply_rel_filters(rows)  # type: ignore[misc]  # Django's manager class has this method
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        # Related rows have the shard key of their instance, as in _apply_rel_filters(). Other rows
-        # belong to no instance.
+        # Related rows have the shard key of their instance. So a prefetched row with another shard
+        # key belongs to no instance, even if its foreign key has the instance's id.
         part = super().get_prefetch_querysets(instances, querysets)
         rows, value_of, value_of_instance, *cache_arguments = part
         keys = {

@@ -186,9 +186,9 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
             row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
-    # A row with another shard key cannot be assigned, so set only its id. Model.clean_fields() then
-    # reports that there is no such row. But if the visitor has also changed the key of the form's
-    # row, the other row may have this new key, and be on another shard.
+    # If the chosen row has another shard key, it cannot be assigned, so set only its id. Usually
+    # Model.clean_fields() then reports that there is no such row. But the choice may be right if the
+    # visitor has also changed the key of the form's row.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:

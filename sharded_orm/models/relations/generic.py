@@ -435,7 +435,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _check_fk_val(self) -> None:
-        pass  # Check nothing, as Django does for generic relations.
+        pass  # Django, too, checks no value here for generic relations.
 
     def _relation_and_change(self) -> tuple[str, str]:
         rel: Any = self._rel

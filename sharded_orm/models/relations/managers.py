@@ -171,8 +171,8 @@ class NullableBeside(Beside):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear, which fails if a shard key moves after the shard was
-        # chosen and before the write. Then repeat the call.
+        # Overrides RelatedManager.clear, which fails if a shard key moves between the choice of the
+        # shard and the write. In this case, call it again.
         clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(lambda: clear(bulk=bulk))
 
@@ -208,9 +208,9 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
         # error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # If a key moves, only this add() may be repeated. write_in_part() prevents that the call
-        # around it is repeated, too: create() or get_or_create() may have stored the related row
-        # already. set() opens a transaction, which is rolled back as a whole.
+        # If a key moves, this add() may be repeated, but not a create() or get_or_create() that
+        # calls it, because they may have stored the related row already. write_in_part() prevents
+        # that. A set() that calls it has opened a transaction, which is rolled back as a whole.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method
@@ -260,8 +260,8 @@ class ManyBeside(RelatedRows):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self) -> None:
-        # Overrides ManyRelatedManager.clear(), which fails if a shard key moves after the shard was
-        # chosen and before the write. Then repeat the call.
+        # Overrides ManyRelatedManager.clear(), which fails if a shard key moves between the choice
+        # of the shard and the write. In this case, call it again.
         clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(clear)
 
@@ -309,8 +309,8 @@ class ManyBeside(RelatedRows):
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 
     def _through_with_key(self, values: Any) -> Any:
-        # ``values`` is the argument through_defaults. Its values may be callables, which Django
-        # calls once for each row.
+        # ``values`` is the argument through_defaults. Do not call its values that are callables,
+        # because Django calls them once for each row.
         key = key_for_related(self.through, self._rel.field, self.instance)
         return with_key(self.through, key, values or {}) if key else values
 

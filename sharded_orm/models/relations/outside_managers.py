@@ -1,4 +1,4 @@
-"""Mixins for the related managers of an instance that is global or of another group than the rows."""
+"""Mixins for related managers whose instance is global, or of another group than the related rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The bound key: the shard key that all queries and new rows use inside a ``with`` block.
 
-A binding, the shard keys that are bound and their values, is stored in a context variable. So it
+A binding (the bound shard keys and their values) is stored in a context variable. So the binding
 holds in the current thread or task, and in code that is started with a copy of the context: by
 ``sync_to_async()``, by ``asyncio.to_thread()``, or as a new task. A new thread begins without a
 binding.
@@ -293,7 +293,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run ``generator`` inside ``block``, and the code that uses the yielded items outside of it."""
+    """Run the steps of ``generator`` inside ``block``, but the code that uses its items outside."""
     step, argument = generator.send, None
     while True:
         with block:
@@ -313,7 +313,7 @@ def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
 
 
 async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
-    """Run each step of an asynchronous ``generator`` inside ``block``, as :func:`_each_step` does."""
+    """Run the steps of an asynchronous ``generator`` inside ``block``, as :func:`_each_step` does."""
     step, argument = generator.asend, None
     while True:
         with block:

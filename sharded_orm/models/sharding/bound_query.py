@@ -118,7 +118,7 @@ class BoundKeyQuery(Query):
         return copy
 
     def lacks(self, key: BoundKey) -> bool:
-        """Whether rows of another shard key than ``key`` may match the query.
+        """Whether the query lacks a condition that limits it to rows with the shard key ``key``.
 
         :param key: the bound key, which ``bound()`` has set.
 
@@ -212,7 +212,8 @@ class BoundKeyQuery(Query):
 
     def exists(self, limit: bool = True) -> Self:
         # Overrides exists() of Django's query, which Django calls for Exists() expressions, too.
-        # The override records whether the limit is that of exists().
+        # The override records that exists() has set the only limit, so the query is no slice and can
+        # still be filtered by the bound key.
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy

@@ -126,9 +126,8 @@ class Colocation:
     def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
         """Raise an error if a join leads from copies of global rows back to rows of the group.
 
-        Global rows of a reference model are copied to every shard.
-
-        The join would miss rows on other shards that refer to the same global row.
+        Such a join would miss rows on other shards that refer to the same global row. (Global rows
+        of a reference model are copied to every shard.)
         """
         if self._group is not None and has_copies(model) and not has_copies(joined):
             raise CrossShardRelation(
@@ -148,8 +147,8 @@ class Colocation:
             return
         if getattr(field, "stays_on_shard", False):
             return
-        # The rows of a ForeignObject may be on different shards. So such a join is allowed only if
-        # equal values of the compared columns are always on one shard.
+        # A ForeignObject may join rows of different shards. So such a join is allowed only if rows
+        # with equal values in the compared columns are always on one shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
@@ -232,8 +231,8 @@ class Colocation:
         """
         inner = nested.query
         if not inner.combinator and has_copies(inner.model):
-            # Each shard has all rows: check() has made sure that the query reads only copies of
-            # global rows.
+            # Each shard has all rows that the subquery reads: check() has made sure that these are
+            # copies of global rows.
             return
         parts = inner.combined_queries or (inner,)
         if not inner.combinator and self._is_tied(nested, outer):
@@ -259,7 +258,7 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether ``inner`` has a condition that only rows on the outer row's shard can meet.
+        """Whether a condition limits the subquery ``inner`` to rows on the outer row's shard.
 
         An example is ``ref=OuterRef("pk")``. ``inner`` may also have a GROUP BY or a slice, because
         they are applied after the condition.

@@ -1,4 +1,4 @@
-"""Global models with copies of their rows on every shard, so that statements there can join them."""
+"""Recognises global models whose rows are copied to every shard, so that statements can join them."""
 
 from __future__ import annotations
 

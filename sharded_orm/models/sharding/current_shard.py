@@ -19,11 +19,11 @@ from sharded_orm.exceptions import KeyMoved
 def current_alias(options: Any, instance: Any) -> str | None:
     """Return the alias of the shard that has a stored row now.
 
-    The result is ``_state.db`` if the key has not moved. It is also ``_state.db`` if this is not a
-    shard, but for example the database that had the rows before they were sharded. Costs as much as
-    a look-up of the key, but nothing inside Django's ``TestCase``, where no key moves. If some keys
-    have moved and the key of the instance is not loaded, one query reads the key from ``_state.db``
-    first.
+    The result is ``_state.db`` if the key has not moved. It is also ``_state.db`` if that alias is
+    not a shard, but for example the database that had the rows before they were sharded. Costs as
+    much as a look-up of the key, but nothing inside Django's ``TestCase``, where no key moves. If
+    some keys have moved and the key of the instance is not loaded, one query reads the key from
+    ``_state.db`` first.
 
     :raises KeyMoved: the key of the instance is not loaded, and its row is not on ``_state.db`` any
         more.

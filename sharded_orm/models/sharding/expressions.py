@@ -199,7 +199,8 @@ def columns(expression: Any) -> tuple[Col, ...]:
 def is_known(kind: type) -> bool:
     """Whether an expression of class ``kind`` contains everything to which its SQL refers.
 
-    False for a class of a project that generates its own SQL without ``reads_own_row``.
+    False for a class of a project that generates its own SQL and lacks the decorator
+    :func:`reads_own_row`.
     """
     known = _known_kinds.get(kind)
     if known is None:
@@ -218,7 +219,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # The decorator reads_own_row also covers the inherited methods.
+            return True  # The decorator reads_own_row also covers methods that cls inherits.
         if writes_own_sql(cls):
             return False
     return True

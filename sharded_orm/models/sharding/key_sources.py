@@ -1,7 +1,7 @@
 """Sources of keys: they find the shard keys of rows that a query selects by another column.
 
-The sources are used only if the conditions of a query contain no shard key. An app of Django can
-provide a source when it is ready.
+The sources are used only if the conditions of a query contain no shard key. A Django app can add a
+source (:func:`provide_key_source`) once it is loaded.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from django.db.models import Field, Model
 
 
 class KeyGuess(Protocol):
-    """A guess: which shard key the only row with a certain value had when the source last saw it.
+    """A guessed shard key of the only row that has a certain value in a column.
 
-    The guess may be out of date. It is right if the shard of :attr:`key` returns a row with the
-    value.
+    The key source (an object that finds shard keys by another column) remembers the key from an
+    earlier look-up, so the guess may be out of date. It is right if the guessed key's shard returns
+    a row with the value.
     """
 
     @property
     def key(self) -> Any:
-        """The shard key that the row had, as the database stores it; None if no key is remembered."""
+        """The guessed shard key, as the database stores it; None if no key is remembered."""
 
     def forget(self) -> None:
         """Drop the guess, because a query did not find the row on the guessed shard."""

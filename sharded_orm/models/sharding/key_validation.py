@@ -32,8 +32,9 @@ class StoredKeyValidator:
     """A validator of the shard key's field for serializers of Django REST framework.
 
     A ``ModelSerializer`` calls the validators of the model's fields. To validators with the
-    attribute ``requires_context``, it also passes its own field; Django does not. Validators run
-    before any row is changed. This validator sends a query only if the key was deferred.
+    attribute ``requires_context``, it also passes its own field, whereas Django passes only the
+    value. Validators run before any row is changed. This validator sends a query only if the key
+    was deferred.
     """
 
     requires_context = True

@@ -1,8 +1,8 @@
 """Checks shard keys that are foreign keys to the global database.
 
-New keys are checked before they are assigned to shards, and the keys of a fixture when it is
-loaded. No database has a constraint for such a foreign key. Without the check, a mistyped key would
-be assigned to a shard permanently, and its row would be stored.
+New keys are checked before they are assigned to shards. The keys of a fixture are checked when the
+fixture is loaded. No database has a constraint for such a foreign key. Without the check, a
+mistyped key would be assigned to a shard permanently, and its row would be stored.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # Two kinds of keys are left out here, because they are checked elsewhere. A generated key
+        # The result is False for two kinds of keys, which are checked elsewhere. A generated key
         # is checked by the insert. If the project has defined pre_save() of the key, key_of() calls
         # it before the shard is chosen.
         return (
@@ -232,8 +232,8 @@ class ShardOptions:
     def _foreign_key(self) -> Field[Any, Any] | None:
         """The foreign key to the global database whose values are the shard keys; None if there is none.
 
-        It is either the shard key itself, or a field of another model of the group to which the
-        shard key refers.
+        It is either the shard key itself, or the foreign key at the end of a chain of foreign keys
+        that begins with the shard key.
         """
         field: Any = self.key
         while field is not None and field.is_relation:
@@ -320,8 +320,8 @@ class ShardOptions:
             shard = runtime.shard(self.group, drawn)
             if strategy.node_failure(shard) is None:
                 return shard
-            # Draw another shard: this node cannot be reached, so that an earlier attempt to store
-            # the row may have failed.
+            # Draw another shard, because the node of the earlier one cannot be reached. An attempt to
+            # store the row there may have failed already.
         drawn = state.drawn_shard = strategy.draw()
         return runtime.shard(self.group, drawn)
 
@@ -334,7 +334,7 @@ class ShardOptions:
         for field in self.model._meta.concrete_fields:
             value = instance.__dict__.get(field.attname)
             if hasattr(value, "resolve_expression"):
-                continue  # Skip it: the database computes the value, so it determines no shard yet.
+                continue  # Skip a value that the database computes: it determines no shard yet.
             if value is not None and self.names_shard(field):
                 # ``value`` is the key of a row to which ``instance`` refers. In a group whose keys
                 # must be placed, runtime.place() would choose a shard for this key, although its
@@ -380,8 +380,8 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
-    # Not every ``model`` is a model: Django's database cache passes an object that has only some
-    # attributes of one.
+    # Use getattr(), because ``model`` may lack attributes of a model: Django's database cache passes
+    # a simple object instead of a model.
     if getattr(meta, "auto_created", False):
         source = shard_options(meta.auto_created)
         return None if source is None else ShardOptions(model, source.group, None)

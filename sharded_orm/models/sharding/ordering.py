@@ -36,7 +36,8 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # Accept annotations: ordering by one adds no join, because it has been resolved already.
+        # Accept a name of an annotation. Django has resolved the annotation already, so ordering
+        # by it adds no join.
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
@@ -54,7 +55,7 @@ def own_names(model: Any) -> dict[str, str]:
     for field in meta.concrete_fields:
         if field.is_relation:
             # Leave out the name of a relation: order_by() with that name orders by Meta.ordering of
-            # the related model, if there is one.
+            # the related model, if that model declares an ordering.
             if field.attname != field.name:
                 columns[field.attname] = field.column
         else:

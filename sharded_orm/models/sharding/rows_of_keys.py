@@ -54,7 +54,7 @@ class RowsOfKeys:
         )
 
     def condition_of(self, model: type[Model], alias: str) -> Expression | None:
-        """Return the condition for the table of ``model``; see :meth:`condition`."""
+        """Do the same as :meth:`condition`, for the table of ``model``."""
         links, key = way_to_key(model)
         values = self.values(key)
         return (

@@ -113,7 +113,7 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
         other = field.get_cached_value(instance, default=None) if field.is_relation else None
         if isinstance(other, Model):
-            # A generic foreign key has no column; the id is in another field.
+            # A generic foreign key has no column, so use the field that stores its id.
             column: Any = instance._meta.get_field(getattr(field, "fk_field", field.name))
             names = {column.name, column.attname}
             load = written is None or not names.isdisjoint(written)
@@ -209,12 +209,12 @@ def with_key(
 
 
 def gives_key(field: Any, options: ShardOptions) -> bool:
-    """Whether the relation ``field`` itself is the shard key of ``options``, or is stored in the key."""
+    """Whether the relation ``field`` is the shard key of ``options``, or its id is stored in the key."""
     key = options.key
     if field is None or key is None:
         return False
-    # Find the name of the field that stores the id. GenericRelation and GenericForeignKey have this
-    # name in different attributes.
+    # Find the name of the field that stores the id of the related row. GenericRelation and
+    # GenericForeignKey keep this name in different attributes.
     stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
     return field is key or stored_in == key.name
 

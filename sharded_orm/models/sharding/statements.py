@@ -65,8 +65,9 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
     if not expressions:
         return
     copy: Any = query.chain(UpdateQuery)
-    # Resolve the values as UpdateQuery.add_update_fields() does, but allow joins: Django updates
-    # the table of a multi-table parent by a separate query. Django itself refuses all other joins.
+    # Resolve the values as UpdateQuery.add_update_fields() does, but allow joins: a value may refer
+    # to a column of a multi-table parent, whose table Django updates by a separate query. Django
+    # itself refuses all other joins.
     resolved = [
         value.resolve_expression(copy, allow_joins=True, for_save=True) for value in expressions
     ]

@@ -71,7 +71,7 @@ class DatabaseDirectory:
         # Keyed by backend and number of keys: the compiled statement that looks up so many keys,
         # and its first parameters. Compiling the statement takes longer than executing it.
         self._lookups: dict[tuple[type, int], tuple[str, tuple[Any, ...]]] = {}
-        # Keyed by backend: the compiled statement that reads the moves in flight, and its
+        # Keyed by backend: the compiled statement that reads the unfinished moves of keys, and its
         # parameters. A writer whose key is being switched to another shard sends this statement
         # every few milliseconds.
         self._open_moves: dict[type, tuple[str, tuple[Any, ...]]] = {}
