@@ -83,7 +83,8 @@ class ReplicationStatus:
     current: str
     #: Whether this package knows the server's SQL statements for a promotion.
     can_be_promoted: bool = True
-    #: Whether the fence refuses even sessions that only read. No account can be tested then.
+    #: Whether the fence, which makes the server refuse writes, refuses even sessions that only read.
+    #: No account can be tested then.
     closed: bool = False
 
 
@@ -230,7 +231,7 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def link_problems(self, link: ReplicationLink) -> Iterator[str]:
-        """Yield the reasons why ``link`` may not bring all changes to this server."""
+        """Yield the reasons why the replication ``link`` may not bring all changes to this server."""
 
     def warnings(self, task: Task) -> Iterator[str]:
         """Yield facts about this server that the operator should know before ``task``."""
@@ -247,7 +248,7 @@ class ReplicationServer(ABC):
         """
 
     def split_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server cannot take over shards from ``source`` while it
+        """Yield the reasons why this server cannot take over shards from ``source`` while this server
         replicates.
         """
         return iter(())

@@ -178,7 +178,10 @@ class RowAccess(OwnSession, ABC):
         return self._compared(table, ">", after) if after else ("1 = 1", [])
 
     def _compared(self, table: CapturedTable, operator: str, pk: Row) -> tuple[str, list[Any]]:
-        """Return an SQL condition that compares the primary key with ``pk``, and its parameters."""
+        """Return an SQL condition that compares the primary key with ``pk``, and its parameters.
+
+        :param operator: the SQL operator of the comparison, such as ``>``.
+        """
         names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)

@@ -160,7 +160,7 @@ class SchemaMove(OwnSession, ABC):
         return
 
     def finish(self) -> None:
-        """Do the work that may take long after the tables were shown. Does not block other sessions.
+        """Do the slow work that is left after the tables were shown. Does not block other sessions.
 
         Can be repeated.
 
@@ -174,7 +174,7 @@ class SchemaMove(OwnSession, ABC):
         repeated.
 
         This also drops the old rows of moved keys that the schema still keeps. On SQLite, the file
-        stays with the table of names, because a process may have it open.
+        stays with the table :data:`NAMES`, because a process may have the file open.
         """
 
     def _side_tables(self) -> list[str]:

@@ -74,7 +74,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def __init__(self, connection: PostgreSQLConnection, **options: Any) -> None:
         #: The virtual connection (the ``connection`` of a Django alias) to which the cursor belongs.
         self._owner = connection
-        #: The statements to send in the packet of the next statement, before it, and their text.
+        #: The statements to send before the next one, in the same packet. _packet has their text.
         self._prefix: list[bytes] = []
         self._packet = b""
         super().__init__(cast(Any, connection), **options)

@@ -146,7 +146,8 @@ def _without_schema(text: str, name: str, schema: str) -> str:
         pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
     tail = re.sub(pattern, quoted(SCHEMA), tail)
     path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
-    # Also put the placeholder where the server prints the schema's name as a literal.
+    # In SET search_path, the server prints the schema's name as a literal. Replace it by the
+    # placeholder for the name, too.
     own, placeholder = (f"'{name.replace(chr(39), chr(39) * 2)}'" for name in (plain, SCHEMA))
     tail = path.sub(lambda line: line[0].replace(own, placeholder), tail)
     return text + tail

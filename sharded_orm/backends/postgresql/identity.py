@@ -107,8 +107,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # If the session does not even see itself, it sees no other session of its account. So leave the
-    # name of the account empty.
+    # Record the account whose sessions this session can see. If it does not even see itself, it sees
+    # no session of its account, so record no account ("").
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -112,8 +112,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
-        # Keep the session if there is a pooler: closing it would not end the server's process, which
-        # serves the pooler.
+        # A session is replaced to end its process on the server, whose caches grow with each schema.
+        # Closing a session behind a pooler would not end that process, so keep the session.
         used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
         return used > self.max_schemas and not self.has_pooler
 

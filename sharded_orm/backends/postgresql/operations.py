@@ -56,7 +56,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     return_insert_columns = returning_columns
 
     def show_definition_sql(self, table: str) -> str:
-        # Query information_schema, because the server does not know psql's command \\d.
+        # Query information_schema, because the server does not know psql's command \d.
         name = literal(table.strip('"'))
         return (
             "SELECT column_name, data_type, column_default FROM information_schema.columns"

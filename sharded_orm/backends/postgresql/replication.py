@@ -406,8 +406,8 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     executed = str(row["executed"] or "")
     received = str(row["received"] or "")
     if not missing(received, executed):
-        # Take all that was executed as received: after a restart, a replica replays its stored log
-        # before it receives more.
+        # Set the received position to the executed position, which may be further: after a restart, a
+        # replica first replays its stored log, and has received nothing yet.
         received = executed
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"

@@ -331,8 +331,8 @@ def _parts(upper: str) -> list[str]:
             parts.append(part)
             body = _ATOMIC_BODY.match(part)
             is_open = body is not None and body["body"].strip() != "END"
-    # The body has no end, so any statement may follow. Add "END", so that the text counts as one that
-    # may end a transaction.
+    # No END was found for the body of the function, so the last part may contain any statement. Add
+    # "END", so that the text counts as one that may end a transaction.
     return [*parts, "END"] if is_open else parts
 
 

@@ -281,8 +281,8 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
-                    # The transaction has ended, but the watchers must not rely on a commit or on a
-                    # rollback.
+                    # The transaction has ended, but it is not sure how. Pass None to the watchers, so
+                    # that they rely neither on a commit nor on a rollback.
                     self._tell_watchers(None)
                     self._conclude_writes()
                 elif outcome is CommitOutcome.UNKNOWN:

@@ -101,8 +101,8 @@ class WriteMixin(ReadMixin):
             # statement.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if connection.features.shards_are_files:
-                # Check here that the keys are still on this shard, because a file has no sessions.
-                # The other backends check this when they have leased a session.
+                # Check here that the keys are still on this shard. The other backends check this when
+                # they have leased a session, but an SQLite file has no sessions.
                 check_route()
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
