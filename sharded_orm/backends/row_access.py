@@ -197,8 +197,8 @@ class RowAccess(OwnSession, ABC):
     # ##### Comparison #####
 
     def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
-        """Return the digest of a shard key's rows in ``table`` itself, not in its side table for
-        copies. The server computes the digest from all columns.
+        """Return the digest of a shard key's rows in ``table`` itself, not in its side table, which
+        keeps copied rows. The server computes the digest from all columns.
         """
         return self._digests(table, self._quote(table.name), *self._of_key(table, key))
 
@@ -297,8 +297,8 @@ class RowAccess(OwnSession, ABC):
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            # The table has one fence (triggers refuse all writes while it is closed), so select all
-            # rows, whatever their keys are.
+            # The whole table moves, so select all its rows, whatever their keys are. (The table then
+            # has one fence for all keys. While it is closed, triggers refuse all writes.)
             return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):

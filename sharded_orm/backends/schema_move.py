@@ -178,8 +178,8 @@ class SchemaMove(OwnSession, ABC):
         """
 
     def _side_tables(self) -> list[str]:
-        """Return the side tables, in which moves of keys have kept rows. They do not move with the
-        shard.
+        """Return the side tables, in which earlier moves of keys have left copied rows. Side tables do
+        not move with the shard.
         """
         return [name for name in self._table_names() if name.startswith(SIDE_PREFIX)]
 

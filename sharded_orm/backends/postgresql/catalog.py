@@ -274,7 +274,7 @@ _RELATIONS = (
 )
 
 # The query for functions. It appends a mark to the definition of a function whose arguments or SQL body
-# name a table.
+# name a table, because such a function must be created after the tables.
 _FUNCTIONS = """\
 SELECT 'function', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
   pg_get_functiondef(p.oid) || CASE WHEN EXISTS (

@@ -22,7 +22,7 @@ END = ";\n"
 USES_TABLES = "/* uses tables */"
 #: Marks an index that is not valid, because CREATE INDEX CONCURRENTLY has failed.
 INVALID = " /* not valid */"
-#: Stands before the column to which a sequence belongs.
+#: Stands, in the definition of a sequence, before the column to which the sequence belongs.
 OWNED_BY = "\nOWNED BY "
 
 # Matches a quoted name or a literal. A literal with backslashes has the prefix E.

@@ -214,7 +214,7 @@ class PostgreSQLRowCopy(RowCopy):
     def _exact(self, column: CopiedColumn) -> str:
         name = self._quote(column.name)
         if column.kind.startswith("character(") or column.kind == "bpchar":
-            # Do not cast to text, because the cast would remove trailing blanks.
+            # Do not cast a value of type character(n) to text: the cast would remove trailing blanks.
             return f"pg_catalog.textin(pg_catalog.bpcharout({name}))"
         return f"{name}::text"
 

@@ -114,7 +114,7 @@ _ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
     r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
-    # Match a quoted name of a parameter, too. It appears as ? here, so it might be any parameter.
+    # Match a quoted name of a parameter, too. It appears as ? here, so it might be search_path.
     r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
     re.DOTALL,
 )
