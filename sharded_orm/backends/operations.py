@@ -17,8 +17,8 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
-    #: Whether an INSERT fails if the id that it would return is not in ``returned_ids``, a range that
-    #: the field of the id may have as an attribute.
+    #: Whether the server can refuse generated ids. If the field of the id has an attribute
+    #: ``returned_ids``, a range, then an INSERT fails that would return an id outside of this range.
     checks_returned_ids: ClassVar[bool] = False
 
     @staticmethod

@@ -129,7 +129,8 @@ class ReplicationServer(ABC):
 
     #: The texts for messages to operators.
     texts: ClassVar[FenceTexts]
-    #: The product whose servers have :attr:`ReplicationStatus.can_be_promoted`.
+    #: Name of the database product whose servers can be promoted, see
+    #: :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
     #: Whether a promoted server can become a replica again only by a new copy. Such a server is

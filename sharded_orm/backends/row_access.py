@@ -1,4 +1,4 @@
-"""Read rows of a shard byte by byte, and compare them by digests that the servers compute.
+"""Read rows of a shard without any loss, and compare rows by digests that the servers compute.
 
 Each backend derives a class from :class:`~sharded_orm.backends.row_copy.RowCopy`, which also writes
 rows.
@@ -100,7 +100,7 @@ class RowAccess(OwnSession, ABC):
     # ##### Rows of whole tables #####
 
     def store(self, table: CapturedTable, rows: Sequence[Row], gone: Iterable[Row] = ()) -> None:
-        """Write rows into ``table`` itself, not into its side table for copies, in one transaction.
+        """Write rows into ``table`` itself, not into its side table, in one transaction.
 
         :param rows: rows that another shard's :meth:`read` has returned.
         :param gone: primary keys of rows to delete first.

@@ -201,7 +201,8 @@ class RowCopy(RowAccess):
         The fence with the same number, which makes triggers refuse writes of the key, must be closed.
         The triggers let the changes of this session pass, but no changes of other sessions.
 
-        :param tables: a table with links must come after the tables to which its links lead.
+        :param tables: a table with links (foreign keys that lead to the shard key) must come after the
+            tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
@@ -220,9 +221,10 @@ class RowCopy(RowAccess):
         """Delete the published rows of a shard key from the real tables, in one transaction. The copy
         stays.
 
-        :param tables: a table with links must come after the tables to which its links lead.
-        :raises MoveFailed: the fence is not closed. Nothing was deleted. The fence makes the triggers
-            refuse other writes of the key.
+        :param tables: a table with links (foreign keys that lead to the shard key) must come after the
+            tables to which its links lead.
+        :raises MoveFailed: the fence, which makes the triggers refuse other writes of the key, is not
+            closed. Nothing was deleted.
         """
         with self._passing(number):
             self._delete_rows(tables, key)

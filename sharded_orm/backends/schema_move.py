@@ -45,7 +45,10 @@ class SchemaDefinition:
 
 
 class SchemaMove(OwnSession, ABC):
-    """Hides, creates and shows the tables of one shard that moves to another node.
+    """Creates and renames the tables of one shard that moves to another node.
+
+    Tables that programs must not use yet, or no longer, are hidden: they have other names. Showing the
+    tables gives them their real names.
 
     Each change is made under a lock: no other session of the library changes tables or triggers of the
     schema meanwhile.
@@ -202,7 +205,7 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Return the states of the counters that generate ids, by the name of the table or sequence.
+        """Return the next number of each counter that generates ids, by name of the table or sequence.
 
         Hidden tables have their real names in the result.
         """

@@ -69,7 +69,7 @@ class BranchPreparation(SessionLease):
         """Prepare the transaction for a two-phase commit. One round trip.
 
         :raises psycopg.Error: the transaction could not be prepared. But if the session is lost, the
-            server may have prepared the transaction before.
+            server may have prepared the transaction before the loss.
         """
         session = self.session
         if self.mode >= SessionMode.LOST or session is None or not session.in_transaction:

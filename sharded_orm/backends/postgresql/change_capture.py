@@ -180,7 +180,8 @@ class PostgreSQLChangeCapture(ChangeCapture):
             self._locks.attempt(deadline, partial(self._install, table))
 
     def _install(self, table: CapturedTable) -> None:
-        # Wait for every transaction that has changed the table. This lock does not block readers.
+        # Take a lock that waits for every transaction that has changed the table. The lock does not
+        # block readers.
         self._rows(f"LOCK TABLE {self._quote(table.name)} IN SHARE ROW EXCLUSIVE MODE")
         present = self.triggers()
         for event in EVENTS:

@@ -217,8 +217,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # Behind a pooler, send the statement in a packet with others. Most such statements work in
-            # a packet: most procedures do not end transactions, and most tables are not partitioned.
+            # A pooler allows no statement alone, so send it in a packet with others. That mostly
+            # works: most procedures do not end transactions, and most tables are not partitioned.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -347,8 +347,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         connection = self._owner
         connection.refuse_if_busy()
         self._record_write(self._plain_kind(query, method))
-        # Make the driver forget the last query. Otherwise, it would use what it knows of an earlier
-        # session.
+        # Make the driver forget the last query. Otherwise, it would use converters that refer to an
+        # earlier session.
         self._last_query = None
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)

@@ -34,8 +34,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         return int(match[1]) if match else None
 
     def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
-        # Overrides the method of Django, which names the columns only, to refuse ids outside of
-        # ``returned_ids``.
+        # Overrides Django's method, which only names the columns. Here, the server also refuses ids
+        # outside of ``returned_ids``, the range that a field may have as an attribute.
         if not fields:
             return "", ()
         columns = []

@@ -90,7 +90,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            # Without a name, Django connects to the database "postgres".
+            # Set no name, because Django then connects to the database "postgres", which stays open
+            # when the server is fenced.
             own["NAME"] = None
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
@@ -141,8 +142,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return int(self._value("SELECT system_identifier FROM pg_catalog.pg_control_system()"))
 
     def _timeline(self) -> int:
-        # Read the timeline from the name of a log file. The control file has only that of the last
-        # checkpoint.
+        # Read the timeline, a number that changes at a promotion, from the name of the present log
+        # file. The control file has only the timeline of the last checkpoint.
         file = "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn())"
         return int(self._value(f"SELECT pg_catalog.left({file}, 8)"), 16)
 

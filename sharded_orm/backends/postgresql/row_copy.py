@@ -173,8 +173,8 @@ class PostgreSQLRowCopy(RowCopy):
             " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
             " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
             f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
-            # Require exactly this default. With any other expression, the value of the column may
-            # differ from the number.
+            # Find only columns whose default is exactly nextval(…). With any other expression, the
+            # value of the column may differ from the number of the sequence.
             " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
             " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
             " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",

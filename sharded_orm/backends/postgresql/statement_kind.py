@@ -242,7 +242,7 @@ def resets_path(sql: str) -> bool:
 def is_repeatable(sql: str) -> bool:
     """Whether the read ``sql`` calls no function that might write, so that it may be sent again.
 
-    The server may have completed the first call although its result never arrived.
+    If the result of a statement never arrived, the server may have run the statement all the same.
 
     :param sql: a statement of the kind READ.
     """
@@ -406,8 +406,8 @@ def _of_body(raw: str) -> PostgreSQLKind:
     """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # If the body ends transactions, a search path that is sent with the statement would be
-        # lost, because it ends with the transaction.
+        # A search path that is sent with the statement ends with the transaction. So if the body may
+        # end transactions, return PATH: the session then gets the search path for good.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT

@@ -87,9 +87,11 @@ class CommitHookMixin(_Wrapper):
         return SessionID()
 
     def known_session(self) -> AbstractContextManager[None] | None:
-        """Return a context manager within which :meth:`session_id` is known in autocommit, before a statement.
+        """Return a context manager that keeps one session in autocommit. So within its block,
+        :meth:`session_id` is known before a statement is sent.
 
-        None if the backend has none, if the session has no identity, or if it may have an open transaction.
+        Return None if the backend has no such context manager, if the session has no identity, or if
+        the session may have an open transaction.
         """
         return None
 
@@ -212,7 +214,8 @@ class CommitHookMixin(_Wrapper):
             raise
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. Django calls the on_commit functions after this method.
+        # Overrides BaseDatabaseWrapper._commit, to call the hooks of COMMIT. Django calls the on_commit
+        # functions after this method.
         if self.transaction_writes is None and not self.commit_watchers:
             super()._commit()
         else:
@@ -281,7 +284,7 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
-                    # The transaction has ended, but it is not sure how. Pass None to the watchers, so
+                    # The transaction has ended, but it is unknown how. Pass None to the watchers, so
                     # that they rely neither on a commit nor on a rollback.
                     self._tell_watchers(None)
                     self._conclude_writes()

@@ -127,7 +127,10 @@ class WriteMixin(ReadMixin):
                 connection.wrote = True
 
     def _session(self, followers: Sequence[WriteFollower]) -> AbstractContextManager[None]:
-        """Return a transaction for the statement, or only a session, if its one follower needs no more."""
+        """Return a context manager that opens a transaction for the statement.
+
+        If the model's only follower needs no transaction, the context manager only leases a session.
+        """
         connection: Any = self.connection
         session: AbstractContextManager[None] | None = None
         if len(followers) == 1 and isinstance(followers[0], StatementFollower):

@@ -19,7 +19,7 @@ class WriteFollower(Protocol):
     def concerns(self, query: Any) -> bool:
         """Whether :meth:`write` must be called for the statement of ``query``. Sends nothing.
 
-        A statement that no part of the library follows needs no transaction.
+        If this is False for all followers of the model, the statement needs no transaction of its own.
         """
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
