@@ -18,13 +18,13 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 class OperationsMixin(BaseDatabaseOperations):
     #: Whether the server can refuse generated ids. If the field of the id has an attribute
-    #: ``returned_ids``, a range, then an INSERT fails that would return an id outside of this range.
+    #: ``returned_ids``, a range, an INSERT that would return an id outside of this range fails.
     checks_returned_ids: ClassVar[bool] = False
 
     @staticmethod
     def refused_id(error: DatabaseError) -> int | None:
-        """Return the id because of which an INSERT failed, see :attr:`checks_returned_ids`. Return
-        None for any other error.
+        """Return the generated id that made an INSERT fail (see :attr:`checks_returned_ids`); None if
+        ``error`` is any other error.
         """
         return None
 

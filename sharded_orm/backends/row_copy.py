@@ -166,7 +166,8 @@ class RowCopy(RowAccess):
         The fence with the same number, which makes triggers refuse writes of the key, must be closed.
         The triggers let these changes pass, but no changes of other sessions.
 
-        :param changes: rows without new primary keys, unless their table is one of ``tables``.
+        :param changes: the changed rows. If the copy gives the rows of a table new primary keys, the
+            table must be one of ``tables``.
         :param tables: the tables that are published now.
         :raises MoveFailed, django.db.IntegrityError: for the reasons that :meth:`publish` names.
             Nothing was changed.

@@ -143,7 +143,7 @@ class SchemaMove(OwnSession, ABC):
 
         :param tag: a part of the hidden names, as in :meth:`build`.
         :param patience: seconds to wait for transactions that use the tables.
-        :return: when other statements began to wait, as ``time.monotonic()``.
+        :return: the moment of ``time.monotonic()`` from which statements of other sessions had to wait.
         :raises django.db.OperationalError: the transactions took longer. No table was hidden.
         """
 

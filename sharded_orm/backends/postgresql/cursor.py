@@ -217,8 +217,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # A pooler allows no statement alone, so send it in a packet with others. That mostly
-            # works: most procedures do not end transactions, and most tables are not partitioned.
+            # Behind a pooler, a statement without a packet is refused. So send it in a packet, which
+            # mostly works: few procedures end transactions, and few tables are partitioned.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)

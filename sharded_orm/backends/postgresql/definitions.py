@@ -18,7 +18,7 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
 SCHEMA = "$schema"
 #: Separates the statements of one definition. The definition of a function is never split.
 END = ";\n"
-#: Marks a function whose arguments or SQL body name a table. The query for functions appends this mark.
+#: Marks a function whose arguments or SQL body name a table, so that it is created after the tables.
 USES_TABLES = "/* uses tables */"
 #: Marks an index that is not valid, because CREATE INDEX CONCURRENTLY has failed.
 INVALID = " /* not valid */"
@@ -29,7 +29,8 @@ OWNED_BY = "\nOWNED BY "
 _QUOTED_TEXT = re.compile(
     r"""(?P<name>"(?:[^"]|"")*")|(?P<escaped>\bE'(?:[^']|'')*')|'(?:[^']|'')*'"""
 )
-# Match the function that generates timestamped ids, and the number of the shard in its body.
+# The beginning of the name of the function that generates timestamped ids, and a pattern for the number
+# of the shard in its body.
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 

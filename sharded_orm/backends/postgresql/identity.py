@@ -32,9 +32,9 @@ _NUMBER = "((extract(epoch FROM backend_start) * 1000)::bigint << 20) + (pid & 1
 _OWN = (
     f"(SELECT {_NUMBER} FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid())"
 )
-# SQL condition: the account sees when sessions of other accounts began, because it has the
-# privilege for that. The role that the session has taken (SET ROLE) counts, so with a role the
-# session may not even see itself.
+# SQL condition: whether the account has the privilege to see when sessions of other accounts began.
+# The role that the session has taken (SET ROLE) counts, so with a role the session may not even see
+# itself.
 _SEES_ALL = "pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
 

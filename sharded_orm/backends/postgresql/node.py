@@ -25,9 +25,8 @@ from sharded_orm.backends.signals import session_opened
 #: each table that the session has read, and 25 kB for each table that it has written. The
 #: measurements are in docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
-#: How many tables count as one schema towards the limit of schemas per session, if a session reads the
-#: tables of many schemas in one query. While such a query runs, the process needs about 90 kB for each
-#: table.
+#: If a session reads the tables of many schemas in one query, this many tables count as one schema
+#: towards MAX_SCHEMAS. While such a query runs, the server's process needs about 90 kB for each table.
 TABLES_OF_A_SCHEMA = 4
 
 

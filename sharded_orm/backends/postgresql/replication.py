@@ -311,8 +311,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._allow_connections(True)
 
     def _allow_connections(self, allowed: bool) -> None:
-        # Do not let the commit wait for a synchronous replica: there is none yet, or the caller waits
-        # for it.
+        # Do not let the commit wait for a synchronous replica. A promoted server has no replica yet,
+        # and for the old primary's replica, the caller waits itself.
         self._rows("SET synchronous_commit = local")
         # Send the statements in one packet, so that they are one transaction.
         self._rows(

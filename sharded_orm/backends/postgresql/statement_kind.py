@@ -344,8 +344,8 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # One of the statements must be sent alone. The server runs the text as one transaction
-        # block, and raises an error at that statement. So the text can be sent like any write.
+        # One of the statements must be sent alone, so the text fails in any case: the server runs it
+        # as one transaction block, and raises an error at that statement. So send it like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE

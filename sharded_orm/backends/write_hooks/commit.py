@@ -141,11 +141,12 @@ class CommitHookMixin(_Wrapper):
 
     @contextmanager
     def sent_with_commit(self) -> Iterator[None]:
-        """Context manager: INSERTs, UPDATEs and DELETEs within the block are sent with the COMMIT, if possible.
+        """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if possible.
 
-        They must be the last statements of the outermost transaction. Then they cost no round trip: their
-        errors are raised by the COMMIT, which is not executed then, and ``lastrowid`` of their
-        cursors is set by it. If that is not possible, each is executed at once.
+        The statements must be the last ones of the outermost transaction. Sent with the COMMIT, they
+        cost no round trip of their own, and ``lastrowid`` of their cursors is set at the COMMIT. If one
+        of them fails, commit() raises its error, and the COMMIT is not executed. If the statements
+        cannot be sent with the COMMIT, each is executed at once.
         """
         yield
 

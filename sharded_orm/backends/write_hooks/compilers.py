@@ -57,8 +57,8 @@ class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
     It reports each write to the cache's observer, to the followers of the model (objects that act on
-    each write) and to the connection. A write to a cached or followed model always runs in a
-    transaction: in autocommit, one is opened for this write only.
+    each write) and to the connection. In autocommit, a transaction is opened for a single write to a
+    cached or followed model, except if the model's only follower needs none.
     """
 
     #: Whether the current statement of this compiler has already been reported.
