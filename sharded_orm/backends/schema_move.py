@@ -205,7 +205,9 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Return the next number of each counter that generates ids, by name of the table or sequence.
+        """Return the next number (SQLite: the last number) of each counter that generates ids.
+
+        The numbers are keyed by the name of the table or sequence.
 
         Hidden tables have their real names in the result.
         """

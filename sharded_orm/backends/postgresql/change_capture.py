@@ -48,8 +48,8 @@ _TRIGGERS: Final = (
 
 
 class PostgreSQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on PostgreSQL: triggers, fences (shard keys whose changes the
-    triggers refuse), and the journal of changed rows.
+    """Change capture of one shard on PostgreSQL: triggers, fences (rows that name the
+    keys whose changes the triggers refuse), and the journal of changed rows.
 
     Each fence has an advisory lock, its *gate*. A transaction that changes rows of the fenced key holds
     a shared lock on the gate until the transaction ends. So an exclusive lock on the gate waits for all

@@ -217,7 +217,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # Behind a pooler, a statement without a packet is refused. So send it in a packet, which
+            # Behind a pooler, a statement that is sent alone is refused. So send it with others, which
             # mostly works: few procedures end transactions, and few tables are partitioned.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:

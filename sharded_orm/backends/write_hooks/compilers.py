@@ -58,7 +58,7 @@ class WriteMixin(ReadMixin):
 
     It reports each write to the cache's observer, to the followers of the model (objects that act on
     each write) and to the connection. In autocommit, a transaction is opened for a single write to a
-    cached or followed model, except if the model's only follower needs none.
+    cached or followed model, except if the model is not cached and its only follower needs none.
     """
 
     #: Whether the current statement of this compiler has already been reported.
@@ -129,7 +129,8 @@ class WriteMixin(ReadMixin):
     def _session(self, followers: Sequence[WriteFollower]) -> AbstractContextManager[None]:
         """Return a context manager that opens a transaction for the statement.
 
-        If the model's only follower needs no transaction, the context manager only leases a session.
+        If there is only one of ``followers``, and it needs no transaction, the context manager only
+        leases a session.
         """
         connection: Any = self.connection
         session: AbstractContextManager[None] | None = None

@@ -19,7 +19,8 @@ class WriteFollower(Protocol):
     def concerns(self, query: Any) -> bool:
         """Whether :meth:`write` must be called for the statement of ``query``. Sends nothing.
 
-        If this is False for all followers of the model, the statement needs no transaction of its own.
+        If False for all followers, and the model is not cached, the statement needs no transaction of
+        its own.
         """
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
