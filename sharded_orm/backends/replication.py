@@ -49,9 +49,10 @@ class FenceTexts:
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: What may delay the fencing of a server (making it refuse writes) for too long.
+    #: Words for what may delay the fencing of a server (making it refuse writes) for too long.
     kept_off: str
-    #: Which accounts or processes write although the server is fenced (made to refuse writes).
+    #: Words for the accounts or processes that write although the server is fenced (made to refuse
+    #: writes).
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str

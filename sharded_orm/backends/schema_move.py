@@ -207,9 +207,8 @@ class SchemaMove(OwnSession, ABC):
     def counters(self) -> dict[str, int]:
         """Return the next number (SQLite: the last number) of each counter that generates ids.
 
-        The numbers are keyed by the name of the table or sequence.
-
-        Hidden tables have their real names in the result.
+        The numbers are keyed by the name of the table or sequence. Hidden tables have their real names
+        in the result.
         """
 
     @abstractmethod

@@ -254,8 +254,8 @@ SELECT 'policy', p.polname, concat(
 ), relation.name
 FROM relation JOIN pg_policy p ON p.polrelid = relation.oid"""
 
-# Pairs of some letters and a query. Letters stand for kinds and properties of tables, views and
-# sequences. The query is needed if the schema has an object with one of the letters.
+# Pairs: letters, and a query that is sent only if the schema has an object with one of these letters.
+# The letters stand for kinds and properties of tables, views and sequences.
 _RELATIONS = (
     ("rp", _TABLES),
     ("f", _FOREIGN_TABLES),

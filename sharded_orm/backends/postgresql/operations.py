@@ -75,8 +75,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             name = '"{}"'.format(table.replace('"', '""'))
             cursor.execute(_COUNTERS, [name, name, name])
             for (sequence,) in cursor.fetchall():
-                # Call setval(…, true). Otherwise, the snapshot of the schema, which has the next value
-                # of each sequence, cannot show this sequence's value.
+                # Call setval(…, true). Otherwise, the sequence counts as unused, and the snapshot of
+                # the schema, which has the next value of each sequence, cannot show its value.
                 cursor.execute(
                     f"SELECT pg_catalog.setval(%s, %s, %s) FROM {sequence}"
                     " WHERE CASE WHEN is_called THEN last_value + 1 ELSE last_value END < %s",

@@ -24,7 +24,7 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 # Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
 # If a sequence must advance by at most this many numbers, nextval() takes them one by one. If it must
-# advance further, setval() sets it.
+# advance further, setval() sets it, because other sessions take fewer numbers than this meanwhile.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 

@@ -99,7 +99,7 @@ _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 _QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
-# A cheap first test: the patterns below can match only if a text contains one of these.
+# A cheap first test: the patterns below can match a text only if it contains one of these words.
 _SUSPICIOUS = (
     "SET_CONFIG", "ADVISORY", "SETSEED", "SET_LIMIT", "DBLINK", "CURRVAL", "LASTVAL", "TEMP", "PG_SETTINGS",
     "REPLICATION_ORIGIN", 'U&"',
