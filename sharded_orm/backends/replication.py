@@ -49,10 +49,10 @@ class FenceTexts:
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: Words for what may delay the fencing of a server (making it refuse writes) for too long.
+    #: A clause that says what may delay the fencing of a server (making it refuse writes) too long.
     kept_off: str
-    #: Words for the accounts or processes that write although the server is fenced (made to refuse
-    #: writes).
+    #: A clause that says which account or process may write although the server is fenced (made to
+    #: refuse writes).
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str
