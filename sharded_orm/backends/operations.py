@@ -17,14 +17,14 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
-    #: Whether an INSERT fails if the id that it would return is not in ``returned_ids``, a range that
-    #: the field of the id may have as an attribute.
+    #: Whether the server can refuse generated ids. If the field of the id has an attribute
+    #: ``returned_ids``, a range, an INSERT that would return an id outside of this range fails.
     checks_returned_ids: ClassVar[bool] = False
 
     @staticmethod
     def refused_id(error: DatabaseError) -> int | None:
-        """Return the id because of which an INSERT failed, see :attr:`checks_returned_ids`. Return
-        None for any other error.
+        """Return the generated id that made an INSERT fail (see :attr:`checks_returned_ids`); None if
+        ``error`` is any other error.
         """
         return None
 

@@ -49,9 +49,10 @@ class FenceTexts:
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: What may delay the fencing of a server (making it refuse writes) for too long.
+    #: A clause that says what may delay the fencing of a server (making it refuse writes) too long.
     kept_off: str
-    #: Which accounts or processes write although the server is fenced (made to refuse writes).
+    #: A clause that says which account or process may write although the server is fenced (made to
+    #: refuse writes).
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str
@@ -83,7 +84,8 @@ class ReplicationStatus:
     current: str
     #: Whether this package knows the server's SQL statements for a promotion.
     can_be_promoted: bool = True
-    #: Whether the fence refuses even sessions that only read. No account can be tested then.
+    #: Whether the fence, which makes the server refuse writes, refuses even sessions that only read.
+    #: No account can be tested then.
     closed: bool = False
 
 
@@ -128,7 +130,8 @@ class ReplicationServer(ABC):
 
     #: The texts for messages to operators.
     texts: ClassVar[FenceTexts]
-    #: The product whose servers have :attr:`ReplicationStatus.can_be_promoted`.
+    #: Name of the database product whose servers can be promoted, see
+    #: :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
     #: Whether a promoted server can become a replica again only by a new copy. Such a server is
@@ -230,7 +233,7 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def link_problems(self, link: ReplicationLink) -> Iterator[str]:
-        """Yield the reasons why ``link`` may not bring all changes to this server."""
+        """Yield the reasons why the replication ``link`` may not bring all changes to this server."""
 
     def warnings(self, task: Task) -> Iterator[str]:
         """Yield facts about this server that the operator should know before ``task``."""
@@ -247,7 +250,7 @@ class ReplicationServer(ABC):
         """
 
     def split_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server cannot take over shards from ``source`` while it
+        """Yield the reasons why this server cannot take over shards from ``source`` while this server
         replicates.
         """
         return iter(())

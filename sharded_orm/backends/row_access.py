@@ -1,4 +1,4 @@
-"""Read rows of a shard byte by byte, and compare them by digests that the servers compute.
+"""Read rows of a shard without any loss, and compare rows by digests that the servers compute.
 
 Each backend derives a class from :class:`~sharded_orm.backends.row_copy.RowCopy`, which also writes
 rows.
@@ -100,7 +100,7 @@ class RowAccess(OwnSession, ABC):
     # ##### Rows of whole tables #####
 
     def store(self, table: CapturedTable, rows: Sequence[Row], gone: Iterable[Row] = ()) -> None:
-        """Write rows into ``table`` itself, not into its side table for copies, in one transaction.
+        """Write rows into ``table`` itself, not into its side table, in one transaction.
 
         :param rows: rows that another shard's :meth:`read` has returned.
         :param gone: primary keys of rows to delete first.
@@ -178,7 +178,10 @@ class RowAccess(OwnSession, ABC):
         return self._compared(table, ">", after) if after else ("1 = 1", [])
 
     def _compared(self, table: CapturedTable, operator: str, pk: Row) -> tuple[str, list[Any]]:
-        """Return an SQL condition that compares the primary key with ``pk``, and its parameters."""
+        """Return an SQL condition that compares the primary key with ``pk``, and its parameters.
+
+        :param operator: the SQL operator of the comparison, such as ``>``.
+        """
         names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)
@@ -194,8 +197,8 @@ class RowAccess(OwnSession, ABC):
     # ##### Comparison #####
 
     def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
-        """Return the digest of a shard key's rows in ``table`` itself, not in its side table for
-        copies. The server computes the digest from all columns.
+        """Return the digest of a shard key's rows in ``table`` itself, not in its side table, which
+        keeps copied rows. The server computes the digest from all columns.
         """
         return self._digests(table, self._quote(table.name), *self._of_key(table, key))
 
@@ -294,8 +297,8 @@ class RowAccess(OwnSession, ABC):
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            # The table has one fence (triggers refuse all writes while it is closed), so select all
-            # rows, whatever their keys are.
+            # The whole table moves, so select all its rows, whatever their keys are. (The table then
+            # has one fence for all keys. While it is closed, triggers refuse all writes.)
             return "1 = 1", []
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):

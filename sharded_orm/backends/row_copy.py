@@ -166,7 +166,8 @@ class RowCopy(RowAccess):
         The fence with the same number, which makes triggers refuse writes of the key, must be closed.
         The triggers let these changes pass, but no changes of other sessions.
 
-        :param changes: rows without new primary keys, unless their table is one of ``tables``.
+        :param changes: the changed rows. If the copy gives the rows of a table new primary keys, the
+            table must be one of ``tables``.
         :param tables: the tables that are published now.
         :raises MoveFailed, django.db.IntegrityError: for the reasons that :meth:`publish` names.
             Nothing was changed.
@@ -201,7 +202,8 @@ class RowCopy(RowAccess):
         The fence with the same number, which makes triggers refuse writes of the key, must be closed.
         The triggers let the changes of this session pass, but no changes of other sessions.
 
-        :param tables: a table with links must come after the tables to which its links lead.
+        :param tables: a table with links (foreign keys that lead to the shard key) must come after the
+            tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
@@ -220,9 +222,10 @@ class RowCopy(RowAccess):
         """Delete the published rows of a shard key from the real tables, in one transaction. The copy
         stays.
 
-        :param tables: a table with links must come after the tables to which its links lead.
-        :raises MoveFailed: the fence is not closed. Nothing was deleted. The fence makes the triggers
-            refuse other writes of the key.
+        :param tables: a table with links (foreign keys that lead to the shard key) must come after the
+            tables to which its links lead.
+        :raises MoveFailed: the fence, which makes the triggers refuse other writes of the key, is not
+            closed. Nothing was deleted.
         """
         with self._passing(number):
             self._delete_rows(tables, key)
@@ -312,7 +315,8 @@ class RowCopy(RowAccess):
         """Make sure that the next generated ids are higher than those of the rows that were just
         published (inserted into the real table).
 
-        Most databases do so by themselves when a row with an id is inserted.
+        Does nothing here, because most databases raise the counter themselves when a row with an id
+        is inserted.
         """
 
     @abstractmethod

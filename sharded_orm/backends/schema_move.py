@@ -45,7 +45,10 @@ class SchemaDefinition:
 
 
 class SchemaMove(OwnSession, ABC):
-    """Hides, creates and shows the tables of one shard that moves to another node.
+    """Creates and renames the tables of one shard that moves to another node.
+
+    Tables that programs must not use yet, or no longer, are hidden: they have other names. Showing the
+    tables gives them their real names.
 
     Each change is made under a lock: no other session of the library changes tables or triggers of the
     schema meanwhile.
@@ -140,7 +143,7 @@ class SchemaMove(OwnSession, ABC):
 
         :param tag: a part of the hidden names, as in :meth:`build`.
         :param patience: seconds to wait for transactions that use the tables.
-        :return: when other statements began to wait, as ``time.monotonic()``.
+        :return: the moment of ``time.monotonic()`` from which statements of other sessions had to wait.
         :raises django.db.OperationalError: the transactions took longer. No table was hidden.
         """
 
@@ -160,7 +163,7 @@ class SchemaMove(OwnSession, ABC):
         return
 
     def finish(self) -> None:
-        """Do the work that may take long after the tables were shown. Does not block other sessions.
+        """Do the slow work that is left after the tables were shown. Does not block other sessions.
 
         Can be repeated.
 
@@ -174,12 +177,12 @@ class SchemaMove(OwnSession, ABC):
         repeated.
 
         This also drops the old rows of moved keys that the schema still keeps. On SQLite, the file
-        stays with the table of names, because a process may have it open.
+        stays with the table :data:`NAMES`, because a process may have the file open.
         """
 
     def _side_tables(self) -> list[str]:
-        """Return the side tables, in which moves of keys have kept rows. They do not move with the
-        shard.
+        """Return the side tables, in which earlier moves of keys have left copied rows. Side tables do
+        not move with the shard.
         """
         return [name for name in self._table_names() if name.startswith(SIDE_PREFIX)]
 
@@ -202,9 +205,10 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Return the states of the counters that generate ids, by the name of the table or sequence.
+        """Return the next number (SQLite: the last number) of each counter that generates ids.
 
-        Hidden tables have their real names in the result.
+        The numbers are keyed by the name of the table or sequence. Hidden tables have their real names
+        in the result.
         """
 
     @abstractmethod

@@ -167,7 +167,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            # Ignore an error about other state that was lost with the session.
+            # leave_branch() closes the session. Ignore its error about other state that was lost with
+            # the session.
             with suppress(self.Database.Error):
                 self.connection.leave_branch()
 

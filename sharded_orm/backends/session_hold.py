@@ -97,8 +97,8 @@ class SessionHold(Generic[S]):
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Close the session. If its transaction is prepared for a two-phase commit, it stays on the
-        server.
+        """Close the session. If its transaction is prepared for a two-phase commit, the transaction
+        stays on the server.
         """
         raise NotImplementedError
 

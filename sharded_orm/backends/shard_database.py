@@ -186,8 +186,8 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> ChangeCapture:
-        """Open a separate session on this schema, to record changed rows in a journal, and to
-        refuse writes of moving keys (fences).
+        """Open a separate session on this schema, to record changed rows in a journal, and to set up
+        fences, which refuse writes of moving keys.
 
         :param account: ``USER`` and ``PASSWORD`` of the account that creates the triggers; by default
             the account of this alias.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-# Matches statements that change only the schema. If the schema is unchanged, such a statement has had
-# no effect. Some statements that change rows match, too; is_repeatable() excludes these by the patterns
-# _MOVES_ROWS and _SEVERAL.
+# Matches statements that change only the schema. If such a statement was interrupted and the schema is
+# unchanged, the statement has had no effect, so it may be sent again. Some statements that change rows
+# match, too. is_repeatable() excludes these by the patterns _MOVES_ROWS and _SEVERAL.
 _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )

@@ -73,7 +73,7 @@ class GroupAliasMixin(GroupTransactions):
     def server(self) -> BaseDatabaseWrapper:
         """A connection object of one node of the group, for queries about the server.
 
-        It connects to no shard's database, and only at its first query.
+        It connects at its first query: to the node, not to the database of a shard.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()

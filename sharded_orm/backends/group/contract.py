@@ -124,7 +124,9 @@ class GroupCoordinator(Protocol):
     """Commits a group's transaction in its own way, instead of on one shard after the other."""
 
     def join(self, member: Any) -> None:
-        """Make the transaction of a shard part of the group's, before its first statement is sent.
+        """Make the transaction of a shard part of the group's transaction.
+
+        Called before the first statement of the shard's transaction is sent.
 
         If this raises an error, the whole transaction is rolled back.
 

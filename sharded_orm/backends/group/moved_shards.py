@@ -242,7 +242,8 @@ class ShardCursor(CursorWrapper):
                 if not self._may_have_moved(exc):
                     raise
                 if _PROCEDURE.match(str(sql)):
-                    # The procedure may have committed a part of its work, so it is never repeated.
+                    # The statement calls a stored procedure, which may have committed a part of its
+                    # work. So never repeat the statement.
                     self._next_place(self._wait(), may_wait=False, nothing_done=False)
                     raise
                 wait = wait or self._wait()

@@ -74,7 +74,7 @@ class GroupIntrospection(BaseDatabaseIntrospection):
 class GroupOperations(BaseDatabaseOperations):
     """The ``ops`` of a group's alias.
 
-    In tests, a flush of the alias restores the rows of the shards that the tests have touched.
+    In tests, a flush of the alias restores the rows that the shards had after their migrations.
     Outside of tests it is refused.
     """
 

@@ -66,10 +66,10 @@ class BranchPreparation(SessionLease):
             )
 
     def prepare_branch(self) -> None:
-        """Prepare the transaction for its commit. One round trip.
+        """Prepare the transaction for a two-phase commit. One round trip.
 
-        :raises psycopg.Error: the transaction is not prepared. If the session is lost, the transaction
-            may be prepared all the same.
+        :raises psycopg.Error: the transaction could not be prepared. But if the session is lost, the
+            server may have prepared the transaction before the loss.
         """
         session = self.session
         if self.mode >= SessionMode.LOST or session is None or not session.in_transaction:

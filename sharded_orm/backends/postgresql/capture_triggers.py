@@ -85,20 +85,19 @@ def trigger_statements(
         " has_snapshot CONSTANT boolean := current_setting('transaction_isolation')"
         " IN ('repeatable read', 'serializable');"
         " BEGIN"
-        # A transaction with a snapshot (REPEATABLE READ or stricter) cannot see a row that was
-        # committed later, such as a new fence, which makes triggers refuse writes. So the
-        # transaction must fail if its snapshot is older than the last transaction that added a
-        # fence.
+        # A REPEATABLE READ or stricter transaction has one snapshot for all its statements. It cannot
+        # see a row that was committed later, such as a new fence, which makes triggers refuse writes.
+        # So it must fail if its snapshot is older than the last transaction that added a fence.
         f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
         "::text::xid8, pg_current_snapshot()) THEN"
         f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
         f"{_unknown_keys(table, rows, quote)}"
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
-        # Without a snapshot, each statement sees the present state of the fence, the row that says
-        # whether to refuse writes. With a snapshot, a statement may see an old state. So the
+        # In READ COMMITTED, each statement sees the present state of the fence, the row that says
+        # whether to refuse writes. In a stricter transaction, a statement may see an old state. So the
         # trigger locks the row FOR SHARE, which fails (serialization failure) if the row has
-        # changed since the snapshot.
+        # changed since the transaction's snapshot.
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"

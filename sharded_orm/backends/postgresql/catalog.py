@@ -254,8 +254,8 @@ SELECT 'policy', p.polname, concat(
 ), relation.name
 FROM relation JOIN pg_policy p ON p.polrelid = relation.oid"""
 
-# Pairs of some letters and a query. Letters stand for kinds and properties of tables, views and
-# sequences. The query is needed if the schema has an object with one of the letters.
+# Pairs: letters, and a query that is sent only if the schema has an object with one of these letters.
+# The letters stand for kinds and properties of tables, views and sequences.
 _RELATIONS = (
     ("rp", _TABLES),
     ("f", _FOREIGN_TABLES),
@@ -274,7 +274,7 @@ _RELATIONS = (
 )
 
 # The query for functions. It appends a mark to the definition of a function whose arguments or SQL body
-# name a table.
+# name a table, because such a function must be created after the tables.
 _FUNCTIONS = """\
 SELECT 'function', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
   pg_get_functiondef(p.oid) || CASE WHEN EXISTS (

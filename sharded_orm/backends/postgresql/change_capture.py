@@ -48,8 +48,8 @@ _TRIGGERS: Final = (
 
 
 class PostgreSQLChangeCapture(ChangeCapture):
-    """Change capture of one shard on PostgreSQL: triggers, fences (by which they refuse changes),
-    and the journal of changed rows.
+    """Change capture of one shard on PostgreSQL: triggers, fences (rows that name the
+    keys whose changes the triggers refuse), and the journal of changed rows.
 
     Each fence has an advisory lock, its *gate*. A transaction that changes rows of the fenced key holds
     a shared lock on the gate until the transaction ends. So an exclusive lock on the gate waits for all
@@ -180,7 +180,8 @@ class PostgreSQLChangeCapture(ChangeCapture):
             self._locks.attempt(deadline, partial(self._install, table))
 
     def _install(self, table: CapturedTable) -> None:
-        # Wait for every transaction that has changed the table. This lock does not block readers.
+        # Take a lock that waits for every transaction that has changed the table. The lock does not
+        # block readers.
         self._rows(f"LOCK TABLE {self._quote(table.name)} IN SHARE ROW EXCLUSIVE MODE")
         present = self.triggers()
         for event in EVENTS:

@@ -103,8 +103,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
-        #: The statements to send before each statement in autocommit, in the same packet, and their
-        #: text in that packet.
+        #: The statements to send before each statement in autocommit, in the same packet.
+        #: autocommit_packet has their text.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
         self.autocommit_packet = packet_of(self.autocommit_prefix)
         #: Savepoint statements that will be sent with the next statement.

@@ -74,7 +74,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def __init__(self, connection: PostgreSQLConnection, **options: Any) -> None:
         #: The virtual connection (the ``connection`` of a Django alias) to which the cursor belongs.
         self._owner = connection
-        #: The statements to send in the packet of the next statement, before it, and their text.
+        #: The statements to send before the next one, in the same packet. _packet has their text.
         self._prefix: list[bytes] = []
         self._packet = b""
         super().__init__(cast(Any, connection), **options)
@@ -217,8 +217,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # Behind a pooler, send the statement in a packet with others. Most such statements work in
-            # a packet: most procedures do not end transactions, and most tables are not partitioned.
+            # Behind a pooler, a statement that is sent alone is refused. So send it with others, which
+            # mostly works: few procedures end transactions, and few tables are partitioned.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -347,8 +347,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         connection = self._owner
         connection.refuse_if_busy()
         self._record_write(self._plain_kind(query, method))
-        # Make the driver forget the last query. Otherwise, it would use what it knows of an earlier
-        # session.
+        # Make the driver forget the last query. Otherwise, it would use converters that refer to an
+        # earlier session.
         self._last_query = None
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)

@@ -18,18 +18,19 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
 SCHEMA = "$schema"
 #: Separates the statements of one definition. The definition of a function is never split.
 END = ";\n"
-#: Marks a function whose arguments or SQL body name a table. The query for functions appends this mark.
+#: Marks a function whose arguments or SQL body name a table, so that it is created after the tables.
 USES_TABLES = "/* uses tables */"
 #: Marks an index that is not valid, because CREATE INDEX CONCURRENTLY has failed.
 INVALID = " /* not valid */"
-#: Stands before the column to which a sequence belongs.
+#: Stands, in the definition of a sequence, before the column to which the sequence belongs.
 OWNED_BY = "\nOWNED BY "
 
 # Matches a quoted name or a literal. A literal with backslashes has the prefix E.
 _QUOTED_TEXT = re.compile(
     r"""(?P<name>"(?:[^"]|"")*")|(?P<escaped>\bE'(?:[^']|'')*')|'(?:[^']|'')*'"""
 )
-# Match the function that generates timestamped ids, and the number of the shard in its body.
+# The beginning of the name of the function that generates timestamped ids, and a pattern for the number
+# of the shard in its body.
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 
@@ -146,7 +147,8 @@ def _without_schema(text: str, name: str, schema: str) -> str:
         pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
     tail = re.sub(pattern, quoted(SCHEMA), tail)
     path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
-    # Also put the placeholder where the server prints the schema's name as a literal.
+    # In SET search_path, the server prints the schema's name as a literal. Replace it by the
+    # placeholder for the name, too.
     own, placeholder = (f"'{name.replace(chr(39), chr(39) * 2)}'" for name in (plain, SCHEMA))
     tail = path.sub(lambda line: line[0].replace(own, placeholder), tail)
     return text + tail

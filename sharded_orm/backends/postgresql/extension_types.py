@@ -43,7 +43,8 @@ def share_types() -> None:
 
     Further calls do nothing.
     """
-    # The app has no hook for this, so replace get_type_oids(), which its functions for hstore and
-    # citext call. To replace its receiver of connection_created would not be enough: ready() also calls
-    # the receiver for each alias in use, groups included, whenever INSTALLED_APPS is overridden.
+    # django.contrib.postgres has no hook for this, so replace get_type_oids(), which its functions for
+    # hstore and citext call. To replace its receiver of connection_created would not be enough:
+    # whenever INSTALLED_APPS is overridden, ready() also calls the receiver for each alias in use, even
+    # for groups.
     signals.get_type_oids = _type_oids

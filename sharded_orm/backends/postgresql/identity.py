@@ -32,9 +32,9 @@ _NUMBER = "((extract(epoch FROM backend_start) * 1000)::bigint << 20) + (pid & 1
 _OWN = (
     f"(SELECT {_NUMBER} FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid())"
 )
-# SQL condition: the account sees when sessions of other accounts began, because it has the
-# privilege for that. The role that the session has taken (SET ROLE) counts, so with a role the
-# session may not even see itself.
+# SQL condition: whether the account has the privilege to see when sessions of other accounts began.
+# The role that the session has taken (SET ROLE) counts, so with a role the session may not even see
+# itself.
 _SEES_ALL = "pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
 
@@ -107,8 +107,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # If the session does not even see itself, it sees no other session of its account. So leave the
-    # name of the account empty.
+    # Record the account whose sessions this session can see. If it does not even see itself, it sees
+    # no session of its account, so record no account ("").
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -16,8 +16,8 @@ from sharded_orm.backends.sqlstate import DEADLOCK, LOCK_NOT_AVAILABLE, sqlstate
 # Seconds that one attempt waits for each lock. Statements of other sessions queue behind the attempt
 # while it waits.
 _ATTEMPT: Final = 0.05
-# Seconds between two attempts. In this pause, the server executes the statements that have queued
-# behind the earlier attempt.
+# Seconds between two attempts to get a lock. In this pause, the server executes the statements of other
+# sessions that have queued behind the earlier attempt.
 _BETWEEN: Final = 0.05
 
 

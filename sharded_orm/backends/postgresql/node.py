@@ -25,9 +25,8 @@ from sharded_orm.backends.signals import session_opened
 #: each table that the session has read, and 25 kB for each table that it has written. The
 #: measurements are in docs/decisions/0037-postgresql.md.
 MAX_SCHEMAS = 200
-#: How many tables count as one schema towards the limit of schemas per session, if a session reads the
-#: tables of many schemas in one query. While such a query runs, the process needs about 90 kB for each
-#: table.
+#: If a session reads the tables of many schemas in one query, this many tables count as one schema
+#: towards MAX_SCHEMAS. While such a query runs, the server's process needs about 90 kB for each table.
 TABLES_OF_A_SCHEMA = 4
 
 
@@ -61,8 +60,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         super().__init__(name, self._connect, max_age, **bounds)
         self.params = dict(params)
         self.adapters = AdaptersMap(adapters)
-        # Keep the object alive by this reference, because the key of the pool contains the object's
-        # id().
+        # The key of the pool contains the id() of this object. Keep the object alive, so that no other
+        # object can get the same id().
         self._template = adapters
         self.max_schemas = max_schemas
         #: Version of the server as a number, such as 150018; 0 before the first session.
@@ -112,8 +111,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
-        # Keep the session if there is a pooler: closing it would not end the server's process, which
-        # serves the pooler.
+        # A session is closed because its process on the server keeps memory for each schema. Behind a
+        # pooler, keep the session, because closing it would not end that process.
         used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
         return used > self.max_schemas and not self.has_pooler
 
@@ -148,8 +147,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         info = session.raw.info
         if self.has_pooler is None:
             rows = session.run(b"SELECT pg_catalog.pg_backend_pid()")
-            # A pooler reports process ids of its own to clients, with which they can cancel statements.
-            # So there is a pooler if that id differs from the server's.
+            # At the login, a client gets a process id, with which it can cancel statements. A pooler
+            # sends an id of its own. So there is a pooler if this id differs from the server's.
             self.has_pooler = rows[0][0] != session.pgconn.backend_pid
         if self.has_pooler and self._role is not None:
             # Raise the error before SET ROLE is sent, because the role would stay in a session of the

@@ -1,5 +1,5 @@
-"""Find out which sessions of a database may still send a statement that they prepared before some
-moment.
+"""Find out which sessions of a database may still send or run a statement that a client has made
+before some moment.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # Count a session whose statement is still running: the statement may have been prepared before the
-    # marker, the list of sessions, was made.
+    # Count a session whose statement is still running: a client may have made the statement before the
+    # marker, the list of the sessions of that moment.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

@@ -34,8 +34,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
         return int(match[1]) if match else None
 
     def returning_columns(self, fields: Iterable[Any]) -> tuple[str, tuple[()]]:
-        # Overrides the method of Django, which names the columns only, to refuse ids outside of
-        # ``returned_ids``.
+        # Overrides Django's method, which only names the columns. Here, the server also refuses ids
+        # outside of ``returned_ids``, the range that a field may have as an attribute.
         if not fields:
             return "", ()
         columns = []
@@ -56,7 +56,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     return_insert_columns = returning_columns
 
     def show_definition_sql(self, table: str) -> str:
-        # Query information_schema, because the server does not know psql's command \\d.
+        # Query information_schema, because the server does not know psql's command \d.
         name = literal(table.strip('"'))
         return (
             "SELECT column_name, data_type, column_default FROM information_schema.columns"
@@ -75,8 +75,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             name = '"{}"'.format(table.replace('"', '""'))
             cursor.execute(_COUNTERS, [name, name, name])
             for (sequence,) in cursor.fetchall():
-                # Call setval(…, true). Otherwise, the snapshot of the schema, which has the next value
-                # of each sequence, cannot show this sequence's value.
+                # Call setval(…, true). Otherwise, the sequence counts as unused, and the snapshot of
+                # the schema, which has the next value of each sequence, cannot show its value.
                 cursor.execute(
                     f"SELECT pg_catalog.setval(%s, %s, %s) FROM {sequence}"
                     " WHERE CASE WHEN is_called THEN last_value + 1 ELSE last_value END < %s",

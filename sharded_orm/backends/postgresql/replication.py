@@ -90,7 +90,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            # Without a name, Django connects to the database "postgres".
+            # Set no name, because Django then connects to the database "postgres", which stays open
+            # when the server is fenced.
             own["NAME"] = None
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
@@ -141,8 +142,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return int(self._value("SELECT system_identifier FROM pg_catalog.pg_control_system()"))
 
     def _timeline(self) -> int:
-        # Read the timeline from the name of a log file. The control file has only that of the last
-        # checkpoint.
+        # Read the timeline, a number that changes at a promotion, from the name of the present log
+        # file. The control file has only the timeline of the last checkpoint.
         file = "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn())"
         return int(self._value(f"SELECT pg_catalog.left({file}, 8)"), 16)
 
@@ -310,8 +311,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._allow_connections(True)
 
     def _allow_connections(self, allowed: bool) -> None:
-        # Do not let the commit wait for a synchronous replica: there is none yet, or the caller waits
-        # for it.
+        # Do not let the commit wait for a synchronous replica. A promoted server has no replica yet,
+        # and for the old primary's replica, the caller waits itself.
         self._rows("SET synchronous_commit = local")
         # Send the statements in one packet, so that they are one transaction.
         self._rows(
@@ -406,8 +407,8 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     executed = str(row["executed"] or "")
     received = str(row["received"] or "")
     if not missing(received, executed):
-        # Take all that was executed as received: after a restart, a replica replays its stored log
-        # before it receives more.
+        # Set the received position to the executed position, which may be further: after a restart, a
+        # replica first replays its stored log, and has received nothing yet.
         received = executed
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"

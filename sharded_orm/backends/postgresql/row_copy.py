@@ -24,7 +24,7 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 # Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
 # If a sequence must advance by at most this many numbers, nextval() takes them one by one. If it must
-# advance further, setval() sets it.
+# advance further, setval() sets it, because other sessions take fewer numbers than this meanwhile.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -173,8 +173,8 @@ class PostgreSQLRowCopy(RowCopy):
             " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
             " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
             f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
-            # Require exactly this default. With any other expression, the value of the column may
-            # differ from the number.
+            # Find only columns whose default is exactly nextval(…). With any other expression, the
+            # value of the column may differ from the number of the sequence.
             " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
             " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
             " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",
@@ -214,7 +214,7 @@ class PostgreSQLRowCopy(RowCopy):
     def _exact(self, column: CopiedColumn) -> str:
         name = self._quote(column.name)
         if column.kind.startswith("character(") or column.kind == "bpchar":
-            # Do not cast to text, because the cast would remove trailing blanks.
+            # Do not cast a value of type character(n) to text: the cast would remove trailing blanks.
             return f"pg_catalog.textin(pg_catalog.bpcharout({name}))"
         return f"{name}::text"
 

@@ -34,7 +34,7 @@ _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 
 class PostgreSQLSchemaMove(SchemaMove):
-    """Moves a schema on PostgreSQL. Tables are created, hidden and shown in one transaction, because
+    """Moves a schema on PostgreSQL. All tables are created, hidden or shown in one transaction, because
     schema changes are transactional on PostgreSQL.
 
     A hidden table has another name. Sequences are hidden in the same way. New tables get their

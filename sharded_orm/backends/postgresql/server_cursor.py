@@ -62,8 +62,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
-            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. BARE is the
-            # kind of statements that the server refuses there.
+            # Outside of a transaction, the server refuses a cursor that is not WITH HOLD. So use BARE,
+            # the kind of statements that the server refuses outside of a transaction.
             session, prefix = connection.begin_statement(
                 kind if in_transaction or self._withhold else PostgreSQLKind.BARE
             )
@@ -84,8 +84,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         except BaseException as exc:
             error = exc
             if self._prefix and session.is_idle and isinstance(exc, psycopg.Error):
-                # The driver does not report which statement of the packet has failed. So query the
-                # schema.
+                # The driver does not report which statement of the packet has failed. So query whether
+                # the schema exists.
                 error = connection.schema_error(session) or exc
             is_leased = self._is_leased
             # If the statement was interrupted, the server may have declared the cursor all the same. So

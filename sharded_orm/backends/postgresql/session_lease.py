@@ -237,8 +237,8 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:
-            # The second statement fails if the schema does not exist. The server then undoes both
-            # statements.
+            # The guard, the second statement of the packet, fails if the schema does not exist. The
+            # server then undoes the SET, too.
             session.run(path + guard_of(self.schema).encode())
         except psycopg.Error as exc:
             raise self.prefix_error(exc) from exc

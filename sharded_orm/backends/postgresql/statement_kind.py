@@ -99,7 +99,7 @@ _COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 _QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
-# A cheap first test: the patterns below can match only if a text contains one of these.
+# A cheap first test: the patterns below can match a text only if it contains one of these words.
 _SUSPICIOUS = (
     "SET_CONFIG", "ADVISORY", "SETSEED", "SET_LIMIT", "DBLINK", "CURRVAL", "LASTVAL", "TEMP", "PG_SETTINGS",
     "REPLICATION_ORIGIN", 'U&"',
@@ -114,7 +114,7 @@ _ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
     r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
-    # Match a quoted name of a parameter, too. It appears as ? here, so it might be any parameter.
+    # Match a quoted name of a parameter, too. It appears as ? here, so it might be search_path.
     r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
     re.DOTALL,
 )
@@ -242,7 +242,7 @@ def resets_path(sql: str) -> bool:
 def is_repeatable(sql: str) -> bool:
     """Whether the read ``sql`` calls no function that might write, so that it may be sent again.
 
-    The server may have completed the first call although its result never arrived.
+    If the result of a statement never arrived, the server may have run the statement all the same.
 
     :param sql: a statement of the kind READ.
     """
@@ -331,8 +331,8 @@ def _parts(upper: str) -> list[str]:
             parts.append(part)
             body = _ATOMIC_BODY.match(part)
             is_open = body is not None and body["body"].strip() != "END"
-    # The body has no end, so any statement may follow. Add "END", so that the text counts as one that
-    # may end a transaction.
+    # No END was found for the body of the function, so the last part may contain any statement. Add
+    # "END", so that the text counts as one that may end a transaction.
     return [*parts, "END"] if is_open else parts
 
 
@@ -344,8 +344,8 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # One of the statements must be sent alone. The server runs the text as one transaction
-        # block, and raises an error at that statement. So the text can be sent like any write.
+        # One of the statements must be sent alone, so the text fails in any case: the server runs it
+        # as one transaction block, and raises an error at that statement. So send it like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE
@@ -406,8 +406,8 @@ def _of_body(raw: str) -> PostgreSQLKind:
     """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # If the body ends transactions, a search path that is sent with the statement would be
-        # lost, because it ends with the transaction.
+        # A search path that is sent with the statement ends with the transaction. So if the body may
+        # end transactions, return PATH: the session then gets the search path for good.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT

@@ -104,7 +104,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 # need not survive a power cut.
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute("PRAGMA journal_mode = MEMORY")
-            # Empty the list: its references to the connection must not be counted below.
+            # Empty the list, because the references to the connection are counted below, and those of
+            # the list must not count.
             made.clear()
         except sqlite3.DatabaseError as exc:
             # Close the connection: the file was opened, and then a statement failed, for example

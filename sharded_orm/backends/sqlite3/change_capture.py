@@ -26,8 +26,8 @@ _PROBE = 10.0
 
 
 class SQLiteChangeCapture(ChangeCapture):
-    """Change capture of one shard in an SQLite file: triggers, fences (by which they refuse
-    changes), and the journal of changed rows.
+    """Change capture of one shard in an SQLite file: triggers, fences (rows that name the keys
+    whose changes the triggers refuse), and the journal of changed rows.
 
     SQLite allows one writer in the file at a time. So a write to the table of fences waits for all
     other writers. If ``REPLACE`` removes a row because of a unique value, a trigger sees that only with

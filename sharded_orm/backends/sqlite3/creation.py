@@ -1,4 +1,4 @@
-"""Create SQLite test databases, whose rows share no cache keys with rows of other databases."""
+"""Create SQLite test databases. Their cached rows have keys that no other database uses."""
 
 from __future__ import annotations
 

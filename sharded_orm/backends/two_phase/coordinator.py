@@ -3,7 +3,7 @@
 The first shard that the transaction uses is the decider. Its transaction is an ordinary one. At the
 commit, the decider inserts the decision, every other shard prepares its branch (its part of the
 transaction), and then the decider commits. That commit decides for all shards.
-docs/decisions/0041-two-phase-commit.md explains why a process may die at any point.
+docs/decisions/0041-two-phase-commit.md explains why this holds if a process dies at any point.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Coordinator:
         self._count = 0
 
     def join(self, member: Participant) -> None:
-        """Make the transaction of a shard part of this transaction, before its first statement is sent.
+        """Make the transaction of a shard part of this two-phase commit.
+
+        Called before the first statement of the shard's transaction is sent.
 
         :param member: the shard's connection object.
         :raises TwoPhaseUnavailable: the server of the shard cannot prepare a branch.

@@ -102,8 +102,9 @@ class TwoPhaseMixin(CommitHookMixin):
         """Return whether ``transaction``, whose decision to commit belongs on this shard, has
         committed.
 
-        Tries to insert the decision in a new session, and rolls the insertion back. If an open
-        transaction has inserted the same decision, waits for its end.
+        Tries to insert the decision in a new session, which fails if the decision is already stored,
+        and rolls the insertion back. If an open transaction has inserted the same decision, waits for
+        the end of that transaction.
 
         :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.

@@ -87,9 +87,11 @@ class CommitHookMixin(_Wrapper):
         return SessionID()
 
     def known_session(self) -> AbstractContextManager[None] | None:
-        """Return a context manager within which :meth:`session_id` is known in autocommit, before a statement.
+        """Return a context manager that keeps one session in autocommit. So within its block,
+        :meth:`session_id` is known before a statement is sent.
 
-        None if the backend has none, if the session has no identity, or if it may have an open transaction.
+        Return None if the backend has no such context manager, if the session has no identity, or if
+        the session may have an open transaction.
         """
         return None
 
@@ -139,11 +141,12 @@ class CommitHookMixin(_Wrapper):
 
     @contextmanager
     def sent_with_commit(self) -> Iterator[None]:
-        """Context manager: INSERTs, UPDATEs and DELETEs within the block are sent with the COMMIT, if possible.
+        """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if possible.
 
-        They must be the last statements of the outermost transaction. Then they cost no round trip: their
-        errors are raised by the COMMIT, which is not executed then, and ``lastrowid`` of their
-        cursors is set by it. If that is not possible, each is executed at once.
+        The statements must be the last ones of the outermost transaction. Sent with the COMMIT, they
+        cost no round trip of their own, and ``lastrowid`` of their cursors is set at the COMMIT. If one
+        of them fails, commit() raises its error, and the COMMIT is not executed. If the statements
+        cannot be sent with the COMMIT, each is executed at once.
         """
         yield
 
@@ -212,7 +215,8 @@ class CommitHookMixin(_Wrapper):
             raise
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. Django calls the on_commit functions after this method.
+        # Overrides BaseDatabaseWrapper._commit, to call the hooks of COMMIT. Django calls the on_commit
+        # functions after this method.
         if self.transaction_writes is None and not self.commit_watchers:
             super()._commit()
         else:
@@ -281,8 +285,8 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
-                    # The transaction has ended, but the watchers must not rely on a commit or on a
-                    # rollback.
+                    # The transaction has ended, but it is unknown how. Pass None to the watchers, so
+                    # that they rely neither on a commit nor on a rollback.
                     self._tell_watchers(None)
                     self._conclude_writes()
                 elif outcome is CommitOutcome.UNKNOWN:

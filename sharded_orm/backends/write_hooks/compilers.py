@@ -57,8 +57,8 @@ class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
     It reports each write to the cache's observer, to the followers of the model (objects that act on
-    each write) and to the connection. A write to a cached or followed model always runs in a
-    transaction: in autocommit, one is opened for this write only.
+    each write) and to the connection. In autocommit, a transaction is opened for a single write to a
+    cached or followed model, except if the model is not cached and its only follower needs none.
     """
 
     #: Whether the current statement of this compiler has already been reported.
@@ -101,8 +101,8 @@ class WriteMixin(ReadMixin):
             # statement.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if connection.features.shards_are_files:
-                # Check here that the keys are still on this shard, because a file has no sessions.
-                # The other backends check this when they have leased a session.
+                # Check here that the keys are still on this shard. The other backends check this when
+                # they have leased a session, but an SQLite file has no sessions.
                 check_route()
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
@@ -127,7 +127,11 @@ class WriteMixin(ReadMixin):
                 connection.wrote = True
 
     def _session(self, followers: Sequence[WriteFollower]) -> AbstractContextManager[None]:
-        """Return a transaction for the statement, or only a session, if its one follower needs no more."""
+        """Return a context manager that opens a transaction for the statement.
+
+        If there is only one of ``followers``, and it needs no transaction, the context manager only
+        leases a session.
+        """
         connection: Any = self.connection
         session: AbstractContextManager[None] | None = None
         if len(followers) == 1 and isinstance(followers[0], StatementFollower):

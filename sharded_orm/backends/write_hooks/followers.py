@@ -19,7 +19,8 @@ class WriteFollower(Protocol):
     def concerns(self, query: Any) -> bool:
         """Whether :meth:`write` must be called for the statement of ``query``. Sends nothing.
 
-        A statement that no part of the library follows needs no transaction.
+        If False for all followers, and the model is not cached, the statement needs no transaction of
+        its own.
         """
 
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
@@ -35,13 +36,16 @@ class WriteFollower(Protocol):
 
 @runtime_checkable
 class StatementFollower(WriteFollower, Protocol):
-    """A follower that can also follow statements in autocommit, if the session is known before."""
+    """A follower that can also follow statements in autocommit, if the id of the session is known
+    before the statement is sent.
+    """
 
     def needs_transaction(self, compiler: Any) -> bool:
         """Whether :meth:`write` needs an open transaction for the statement. Sends nothing.
 
-        If not, and if the model has no other follower and is not cached, :meth:`write` may be called in autocommit, where
-        ``session_id()`` of the connection object is known. The statement then is a transaction by itself.
+        If False, and if the model has no other follower and is not cached, :meth:`write` may be called
+        in autocommit. The statement is then a transaction by itself, and ``session_id()`` of the
+        connection object is already known.
         """
 
 

@@ -1,7 +1,7 @@
 """Types for the identity of a database session.
 
 Before a session commits changes of cached rows, a write marker with its identity is stored in the
-cache.
+cache. So other processes can find out whether the session of a marker still exists.
 """
 
 from __future__ import annotations

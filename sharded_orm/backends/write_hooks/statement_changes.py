@@ -65,7 +65,7 @@ class StatementWatcher(Generic[C]):
         self._savepoints[sid] = len(self._changes)
 
     def savepoint_rolled_back(self, sid: str) -> None:
-        # If the savepoint is unknown, it was set before this object was created, so all changes are
-        # undone.
+        # If the savepoint is unknown, it was set before this object was created. So the rollback
+        # undoes all changes that this object has recorded.
         for change in self._changes[self._savepoints.get(sid, 0) :]:
             change.is_undone = True
