@@ -132,9 +132,8 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
 class _NodeConnection:
     """Stands in for the connection object of a group while a statement for many shards is described.
 
-    The toolbar may ask the driver's connection for the state of its transaction. A group has no
-    driver connection. The toolbar asks on PostgreSQL only, where the cursor on the node has such a
-    connection.
+    On PostgreSQL, the toolbar reads the state of the transaction from the driver's connection. A
+    group has no driver connection, so this object has that of the cursor on the node.
     """
 
     shard = None

@@ -66,10 +66,10 @@ class InvalidIndexCursor(EntityError, ValueError):
 
 
 class UniqueValueTaken(EntityError, IntegrityError):
-    """Another entity has the same values in a unique index, or may have them after an open transaction.
+    """Another entity has the same values in a unique index. The new entity was not written.
 
-    For example, another entity loses the values in a transaction that is not committed yet. The new
-    entity was not written.
+    Also raised if the other entity loses the values in a transaction that is not committed yet,
+    because that transaction may be rolled back.
     """
 
 

@@ -203,7 +203,8 @@ def _locks_rows(alias: str) -> bool:
 def _commits_apart(alias: str, other: str) -> bool:
     """Whether the caller has a transaction open on ``alias`` that is not committed together with ``other``."""
     connection: Any = connections[alias]
-    # Reading ``atomic_blocks`` lets a shard join the open transaction of its group.
+    # The attribute is read first, because reading it has an effect: the connection joins an open
+    # transaction of its shard group.
     blocks = connection.atomic_blocks
     if not blocks and connection.get_autocommit():
         return False

@@ -276,7 +276,8 @@ class DataStore:
             if not index.unique and (values := index.values_of(stored)) is not None
         ]
         with unbound():
-            # Looked up now: when the entity is written, no error may come any more.
+            # The shard is looked up before the entity is written, because a lookup that fails after
+            # the write would report a write that has succeeded as failed.
             alias = self.alias_of(entity.id, key) if rows else ""
 
         def write() -> None:

@@ -76,9 +76,9 @@ def index_model(index: Index) -> type[ShardedModel]:
             )
         ]
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
-        # If some properties ascend and others descend, rows are sorted by an index of their own: a
-        # database reads the primary key either forwards or backwards. Properties before these do
-        # not matter, because a query's rows have equal values in them.
+        # If some properties ascend and others descend, the table needs one more database index for
+        # the order, because the primary key can only be read forwards or backwards. Properties up to
+        # the shard key do not matter: all rows of a query have equal values in them.
         ordered = [
             f"-{name}" if descends else name
             for name, descends in zip(index.names, index.descending, strict=True)

@@ -147,7 +147,10 @@ def mark_lacking(
 
 
 def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]:
-    """Remove the stale rows of an index on a shard. Yield the number of removed rows of each batch."""
+    """Remove rows of an index on a shard that do not match their entities.
+
+    Yield the number of removed rows of each batch.
+    """
     for rows in index_row_batches(index, alias):
         report.compared += len(rows)
         removed = 0

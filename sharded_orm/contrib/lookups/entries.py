@@ -233,9 +233,9 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Assign existing entries to the change ``token``, the statement after which no row has their values.
+    """Mark entries whose values no row has after a statement, with the ``token`` of that statement.
 
-    When the transaction of that statement ends, it may remove the entries.
+    They are kept until the transaction of the statement ends, because it may be rolled back.
     """
     now = time.time()
     groups: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)

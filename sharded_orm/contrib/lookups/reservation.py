@@ -154,8 +154,8 @@ def _take_unique(
                 return
             continue
         if watcher.owns(entry.token):
-            # The entry is this transaction's own. It has deleted a row with this value before, or
-            # has rolled back to a savepoint.
+            # This transaction has written the entry before, for a row that it has deleted since, or
+            # whose INSERT it has rolled back to a savepoint.
             if entry.key != key:
                 raise refuse_taken(
                     lookup,
@@ -169,8 +169,8 @@ def _take_unique(
                 raise refuse_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # The row is queried only after the entry's transaction has ended, because it can then no
-            # longer commit the row.
+            # This query comes after the check that the entry's transaction has ended: from then on,
+            # that transaction cannot commit a row with the value.
             if has_row(lookup, entry):
                 raise refuse_taken(
                     lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"

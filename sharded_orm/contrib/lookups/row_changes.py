@@ -82,8 +82,9 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # An entry of a lookup that is not unique needs the transaction: only the lock of its row protects
-        # it from a transaction that deletes a former row with the same primary key.
+        # If a lookup is not unique, the row is inserted first, in the same transaction, and so is
+        # locked. Otherwise a transaction that deletes a former row with the same primary key could
+        # remove the new row's entry.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)
@@ -304,8 +305,8 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
     select.clear_select_clause()
     joins = any(select.alias_refcount[a] for a in select.alias_map if a != select.base_table)
     if select.group_by is not None or joins:
-        # The query becomes a subquery of primary keys: FOR UPDATE must not lock rows of joined
-        # tables, and databases refuse it for aggregates.
+        # A subquery finds the primary keys, and the outer query locks the rows. With FOR UPDATE, the
+        # query itself would also lock rows of joined tables, and databases refuse it with aggregates.
         inner = select
         inner.add_fields([query.get_meta().pk.attname])
         select = Query(query.model)
@@ -327,7 +328,8 @@ def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], A
     number = 0
     for alias in query.alias_map:
         if alias != query.base_table:
-            query.alias_refcount[alias] = 0  # No condition needs the join any more.
+            # The join is removed: it was for the conditions that primary keys replace below.
+            query.alias_refcount[alias] = 0
     for start in range(0, len(rows), MAX_UPDATED):
         query.clear_where()
         query.add_filter("pk__in", [row.pk for row in rows[start : start + MAX_UPDATED]])

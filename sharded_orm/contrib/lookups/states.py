@@ -89,7 +89,7 @@ def serve(lookup: ModelLookup) -> None:
 
 
 def withdraw(name: str) -> str | None:
-    """Record that queries may not rely on the lookup ``name``. Other processes may still do so.
+    """Record that queries may not rely on the lookup ``name``. Other processes may still rely on it.
 
     :returns: the label of the model with the entries when the lookup was last in use; "" for the
         table of the global database; None if the lookup was never in use.
@@ -109,13 +109,14 @@ def forget(name: str) -> None:
 def after_migrate(*, using: str, **kwargs: Any) -> None:
     """Record that queries may not rely on lookups that no model declares any more.
 
-    In a test database, queries may rely on all others: it is new, so it has no rows without entries.
-    A receiver of ``post_migrate``, which Django also sends after a flush.
+    In a test database, record that queries may rely on all declared lookups: the database is new, so
+    it has no rows without entries. This is a receiver of ``post_migrate``, which Django also sends
+    after a flush.
     """
     if using != DEFAULT_DB_ALIAS:
         return
     declared = lookups_by_name()
-    # The rows of states are not deleted, because 'lookups drop' reads the entries' tables there.
+    # The rows are not deleted, because 'lookups drop' reads in them which tables have the entries.
     LookupState.objects.using(using).exclude(lookup__in=declared).update(served_since=None)
     if _is_test_database():
         for lookup in declared.values():

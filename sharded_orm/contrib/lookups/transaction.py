@@ -190,7 +190,7 @@ class EntryChange(StatementChange):
         token = uuid4().hex[1:]
         self.fresh, self.taken, self.old = token + "f", token + "t", token + "o"
         self.has_fresh = self.has_taken = self.has_old = False
-        #: The columns that identify the entries of the new values.
+        #: The identities of the entries for the values that the statement writes.
         self.places: Collection[Place] = ()
         #: Whether the statement was sent. Set only for a statement that is sent after its entries.
         self.is_sent = False
@@ -279,7 +279,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def statement(self) -> Iterator[EntryChange]:
-        """Return a context manager for one statement in autocommit, which is sent after its entries."""
+        """Return a context manager for one statement in autocommit.
+
+        Its entries are committed before the statement is sent.
+        """
         change = EntryChange()
         self._changes.append(change)
         try:

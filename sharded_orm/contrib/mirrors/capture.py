@@ -343,5 +343,5 @@ def _plain(field: Any, value: Any) -> Any:
         value = getattr(value, field.target_field.attname)
     try:
         return field.to_python(value)
-    except Exception:  # The database will refuse the value, or return another form of it.
+    except Exception:  # Unknown: the database will refuse the value, or convert it in its own way.
         return None

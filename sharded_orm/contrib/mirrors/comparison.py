@@ -142,8 +142,8 @@ def _compare_chunk(
     twice = []
     for row in source:
         pk, key = row[pk_at], row[key_at]
-        # If two rows of the source have the same id, no copy is left for the second row, which becomes
-        # suspect.
+        # A copy is removed from ``stored`` when its source row is found. If the source has two rows
+        # with one id, the second row finds no copy and becomes suspect.
         copy = stored.pop((homes.get(key, ""), pk), None)
         if copy is None or not is_same(copy, row[:-1], mirror.json_positions):
             suspect = Suspect(pk, row[-1], frozenset([key]))

@@ -345,8 +345,9 @@ def _repair(
         return False
     alias, entry = recorded
     if not _may_be_newer(mirror, entry, version):
-        # The source was restored from a backup, so its versions are lower than those of the mirror.
-        # The version of this row is lowered, so that writes of the source win from now on.
+        # After the source was restored from a backup, its new versions are lower than the version
+        # that the mirror has stored. That version is lowered, because the mirror would ignore
+        # writes with lower versions.
         assert difference.alias is not None
         reset = MirrorRow(row.pk, difference.source_key, entry.version - 1, row.values)
         write_rows(mirror, difference.alias, [reset], unchanged={row.pk: version})

@@ -69,7 +69,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 return
             try:
                 mend(mirror, suspects)
-            # The row cannot be repaired, because a shard is down or refuses the row.
+            # A row cannot be repaired, because a shard is down or refuses the row. So the page is
+            # returned without the wrong rows.
             except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
@@ -142,7 +143,8 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     """Return the shard key and values that the source has for ``rows``, by primary key."""
     if not rows:
         return {}
-    assert mirror.own_source_key is not None  # A system check ensures this.
+    # A system check requires this field of a mirror with verified reads.
+    assert mirror.own_source_key is not None
     attname = mirror.own_source_key.attname
     with uncached():
         return source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})

@@ -115,8 +115,8 @@ def _relay_shard(
             deliver_batch(alias, batch, report)
     finally:
         try:
-            # The lease is a row of the journal of operations. It is deleted, because no work has to
-            # be resumed.
+            # The lease is a row in the journal of operations, which may be resumed after a crash.
+            # The row is deleted, because nobody has to resume a relay.
             lease.own_row().delete()
         finally:
             lease.release()

@@ -90,12 +90,13 @@ def write_rows(
     :raises IdUsedTwice: the source has two rows with one of the ids.
     :raises django.db.IntegrityError: a constraint of the mirror refuses a row.
     """
-    rows = sorted(rows, key=lambda row: _text(mirror, row))  # All writers lock rows in this order.
+    # All writers lock rows in this order, so that they do not deadlock.
+    rows = sorted(rows, key=lambda row: _text(mirror, row))
     for attempt in range(_ATTEMPTS):
         try:
             with transaction.atomic(using=alias), _writing_mirror():
-                # No query looks for stored rows first: the primary key of the versions refuses a
-                # row that is not new.
+                # New rows are inserted without a query for stored rows. If a row is not new, the
+                # primary key of the table of versions refuses the INSERT.
                 if attempt == 0 and all(row.is_new and row.values is not None for row in rows):
                     connection: Any = connections[alias]
                     # Only a single row is sent with the COMMIT: the packet with many rows might be
@@ -172,8 +173,8 @@ def _decided_by_source(
 ) -> MirrorRow | None:
     """Return the row to write for an id that the shard had under another shard key of the source.
 
-    The two versions cannot be compared, so the source decides. It is read while the version is
-    locked, so no earlier holder of this lock has read a newer state.
+    Versions under different shard keys cannot be compared, so the source is read to decide. The
+    caller holds the lock of the stored version, so nobody before it has read a newer state.
 
     :returns: None if the stored row stays.
     :raises IdUsedTwice: the source has rows with the id under both keys.
@@ -269,7 +270,7 @@ def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> N
 def _lock_versions(
     mirror: Mirror, alias: str, rows: Sequence[MirrorRow]
 ) -> dict[str, StoredVersion]:
-    """Return the versions that the shard has of ``rows``, and lock them."""
+    """Lock and return the stored versions of ``rows``, by the text of the primary key."""
     versions = _versions(mirror, alias, rows)
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")

@@ -46,9 +46,9 @@ class SourceChange(StatementChange):
 class TransactionChanges(StatementWatcher[SourceChange]):
     """The changes of sources in one transaction: recorded before its commit, and delivered after it.
 
-    The rows are locked by the transaction until its end. So they may get their numbers in the outbox at
-    any time between their statement and the commit: the later a transaction commits, the higher its
-    numbers are.
+    The changed rows may be recorded at any time between their statement and the commit. The
+    transaction locks them until its end, so the next transaction that changes one of them gets a
+    higher outbox number for it.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -200,9 +200,9 @@ class DeferrableDelivery:
     def __call__(self) -> None:
         in_use = sorted(filter(in_transaction, self._groups))
         if in_use and not self._is_deferred:
-            # This thread has a transaction open on a shard, and the delivery would become a part of
-            # it. So the delivery waits for its end. It waits only once, because in a TestCase a
-            # transaction is always open.
+            # The delivery would become a part of the transaction that this thread has open on a shard,
+            # so it waits until that transaction ends. The delivery waits only once, because in a
+            # TestCase a transaction is always open.
             self._is_deferred = True
             wrapper: Any = connections[in_use[0]]
             open_aliases = sorted(wrapper.open_transactions())

@@ -145,7 +145,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         # transaction would make it unusable.
         prepare_body(self, self._state.adding)
         if not self._state.adding and "ts" in self.__dict__:
-            # Keep the stored time: the UPDATE sets a new time in memory, even if it fails.
+            # Remember the stored time, because the UPDATE replaces it in memory even if it fails.
             self.__dict__.setdefault("_stored_ts", self.ts)
         # A receiver of pre_save may save the object as well. _do_update() of the outer save() then
         # needs the time that the inner save() has stored.

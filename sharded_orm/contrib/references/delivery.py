@@ -1,4 +1,4 @@
-"""Updates the copies of global rows on shards."""
+"""Updates the copies of reference tables on shards from the rows in the global database."""
 
 from __future__ import annotations
 
@@ -160,7 +160,10 @@ def may_be_continued(
 
 
 def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
-    """Return those of ``models`` whose copies on a shard are older than ``version``, or must be compared."""
+    """Return those of ``models`` whose copies on the shard ``alias`` are not up to date.
+
+    Also returns models whose copies may differ for another reason, such as another list of columns.
+    """
     states = states_on(alias)
     return [
         model

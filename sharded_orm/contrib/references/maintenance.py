@@ -32,7 +32,7 @@ from sharded_orm.topology.model import Shard
 
 
 class ReferenceTables:
-    """The copies of reference tables, as a kind of copies for ``manage.py mirrors``.
+    """The operations of ``manage.py mirrors`` on the copies of reference tables.
 
     Implements :class:`~sharded_orm.contrib.mirrors.companions.Companion`.
     """

@@ -53,7 +53,8 @@ class TableVersion(models.Model):
     #: global row is deleted soon, or the copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
-    #: A hash of the names of the copied columns. Processes with other code may copy other columns.
+    #: A hash of the names of the columns that were copied. If the running code copies other columns,
+    #: all rows must be compared.
     columns: models.CharField[str, str] = models.CharField(max_length=64, default="")
 
     class Meta:
@@ -64,7 +65,10 @@ class TableVersion(models.Model):
 
 
 class ChangedRow(models.Model):
-    """The version of the last change of a global row. It is kept after the row was deleted."""
+    """The version at which a row of a reference table was last changed in the global database.
+
+    This record is kept after the row was deleted.
+    """
 
     pk = models.CompositePrimaryKey("name", "row")
     #: The label of the model.

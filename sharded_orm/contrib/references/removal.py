@@ -41,7 +41,7 @@ def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
     :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or
         this thread has an open transaction on a shard.
     """
-    if not has_tables():  # Without the tables of versions, no shard has copies.
+    if not has_tables():  # The tables of this app are not migrated yet, so no shard has copies.
         return
     _refuse_open_transactions(model)
     lock()
@@ -96,8 +96,8 @@ class _Removal:
         alias, before = self._alias, self._before
         try:
             with transaction.atomic(using=alias):
-                # Restore the copies only if the versions are unchanged: if the lock was lost
-                # meanwhile, others may have written newer copies.
+                # Restore the copies only if the shard still has the state that run() has stored. If
+                # this thread lost its lock, another process may have written newer copies.
                 unchanged = versions_on(alias).filter(
                     pk=before.pk,
                     version=before.version,

@@ -57,17 +57,17 @@ def _first_version() -> TableVersion:
     return TableVersion(name=GLOBAL, version=0, history=secrets.randbits(63))
 
 
-#: The names of global databases that are known to have the tables of versions. Tests use another
-#: database.
+#: The names of global databases that are known to have this app's tables. There may be several
+#: names in one process, because tests use another database.
 _with_tables: set[str] = set()
 
 
 def has_tables() -> bool:
-    """Whether the global database has the tables of versions. Costs a query until it has them.
+    """Whether the global database has the tables that record changes of reference tables.
 
-    Without these tables, no shard has copies with a known version, so the first delivery compares
-    all rows. Changes need not be recorded until then. This lets other apps be migrated first, and
-    write reference tables.
+    As long as they are missing, changes need not be recorded, because the first delivery of copies
+    compares all rows anyway. So other apps may be migrated before this app, and may write reference
+    tables. Costs a query per call until the tables exist.
     """
     connection = connections[DEFAULT_DB_ALIAS]
     name = str(connection.settings_dict["NAME"])
@@ -90,7 +90,10 @@ def changes() -> QuerySet[ChangedRow]:
 
 @dataclass(frozen=True)
 class Version:
-    """A version of the global rows, and the random number of the sequence to which it belongs."""
+    """A version (``number``) of the rows of all reference tables in the global database.
+
+    ``history`` is a random number for the sequence of versions. A flush begins a new sequence.
+    """
 
     history: int
     number: int
@@ -124,13 +127,15 @@ def lock() -> Version:
 
 
 def record(rows: Mapping[Any, Iterable[Any]]) -> None:
-    """Raise the version, and record that rows were changed. Called before the commit of the transaction.
+    """Raise the version of the reference tables, and record which rows were changed.
+
+    Called just before the commit of the transaction that has changed the rows.
 
     :param rows: primary keys of the changed rows, by model.
     """
     lock()
-    # The number is raised before it is read: at the isolation level REPEATABLE READ, a read before
-    # the write might return an older number.
+    # The version is raised before it is read. At the isolation level REPEATABLE READ, a read before
+    # the UPDATE might return an older version.
     versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
     version = global_version().number
     for model, pks in rows.items():

@@ -1,4 +1,7 @@
-"""Handles the ORM's writes of reference tables: those of global rows are recorded, those of copies refused."""
+"""Handles the ORM's writes of reference tables.
+
+Writes in the global database are recorded. Writes of the copies on shards are refused.
+"""
 
 from __future__ import annotations
 
