@@ -120,8 +120,8 @@ def clean_batch(
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> None:
     """Remove the marks of ``entities``, unless they have changed meanwhile.
 
-    The own row of a deleted entity is removed too, because its index rows are gone. Costs one
-    statement for each version number among the entities.
+    A deleted entity has no index rows any more, so its row in the table of entities is deleted too.
+    Costs one statement for each version number among the entities.
     """
     by_version: dict[tuple[bool, int], list[int]] = defaultdict(list)
     for entity in entities:

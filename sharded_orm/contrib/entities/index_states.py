@@ -56,8 +56,8 @@ def read_state(index: Index) -> str:
     state, declaration = rows[0] if rows else (WRITTEN, "")
     # The stored declaration is empty if a former version of this library has built the index.
     if state == SERVED and declaration not in ("", index.declaration):
-        # The index has changed since it was built. Its rows may be missing or on other shards, so it
-        # may only be written.
+        # The index has changed since it was built. Its rows may be missing or on other shards, so
+        # reads may not use it, but writers write it.
         state = WRITTEN
     if is_current:
         _remembered[index.label] = (state, asked_at)

@@ -156,8 +156,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # The row is kept. A writer that verifies its reservation would not wait for the commit of
-        # this removal, and would still find the row.
+        # The row cannot be removed safely, so it is kept: a writer that verifies its reservation
+        # would not wait for the commit of the removal, so it would still find the row.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):

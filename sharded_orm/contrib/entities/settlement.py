@@ -138,7 +138,7 @@ def _present(
 ) -> dict[UUID, list[IndexRow]]:
     """Return the index rows of entities, keyed by entity id. One query for each shard.
 
-    A single query of all shards would send the ids of all entities to each shard.
+    Each shard is queried by itself, so that it gets only the ids of entities that may have rows there.
 
     :param keys: values of the property ``shard_on``, each with the entities that may have such rows.
     """

@@ -51,7 +51,7 @@ class WholePart:
 
 
 def whole_parts() -> list[WholePart]:
-    """Return all parts: for each store, its entities, and then the rows of its indexes."""
+    """Return all parts of a pass over all stores: for each store, its entities, then its index rows."""
     parts = []
     for store in stores.values():
         for index in (None, *filter(index_states.is_written, store.indexes)):

@@ -155,11 +155,12 @@ def refuse_own_lock(table: EntryTable) -> None:
 
 
 def blocking_transaction(alias: str) -> Any:
-    """Return this thread's connection object of a database with one writer if it is in a transaction.
+    """Return this thread's connection object if its open transaction could block other connections.
 
-    The transaction counts even if it has not written yet, and so has no lock. Otherwise a program
-    would work only until its first write. Returns None on other databases, and outside of a
-    transaction.
+    That is so on databases with one writer at a time, such as SQLite. Returns None in other cases.
+
+    A transaction that has not written yet has no lock, but is returned as well. Otherwise an error
+    would depend on whether the program has written something before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None
@@ -390,9 +391,9 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
 
     own = blocking_transaction(table.alias)
     if own is not None and own.transaction_mode == "EXCLUSIVE":
-        # The read is sent on the open transaction: in this mode of SQLite, other connections cannot
-        # even read meanwhile. Nobody has written to the file since its BEGIN, so it reads what is
-        # committed.
+        # In this mode of SQLite, no other connection can read while this thread's transaction is
+        # open. So the query is sent in that transaction. It reads the committed rows, because nobody
+        # else can write to the file since the transaction began.
         with own.cursor() as cursor:
             return read(cursor)
     return _with_cursor(table, read)

@@ -77,9 +77,9 @@ def _refuse_rows_without_entries(
 ) -> None:
     """Refuse values of a unique lookup that other rows have, while the lookup is not built yet.
 
-    Such rows have no entries, so each shard is searched. The entries of the new rows are committed
-    before, so a transaction that writes the same value later finds them. Costs a query on each
-    shard for 500 values, and none after the lookup is built.
+    Such rows may have no entries, so each shard is searched. The entries of the new rows are
+    committed before this search, so a transaction that writes the same value later finds them. Costs
+    a query on each shard for 500 values, and none after the lookup is built.
     """
     places_by_lookup: dict[ModelLookup, list[Place]] = {}
     for place, (lookup, _) in rows.items():

@@ -32,8 +32,8 @@ logger = logging.getLogger("sharded_orm.lookups")
 #: Seconds after which the transaction that has written an entry counts as ended, if the database cannot
 #: report whether its session still exists.
 QUARANTINE = 600.0
-#: Seconds after a commit before its entries are updated to say that the transaction has ended. The
-#: update is sent with the next transaction of the process that writes entries.
+#: The entries of a transaction are marked as ended at least this number of seconds after its commit.
+#: The process does so when it next writes entries.
 CLOSE_AFTER = 5.0
 #: The largest number of ended changes per table of entries that a process keeps in memory while the
 #: table's database does not answer. The entries of older changes are left as they are.
@@ -61,7 +61,7 @@ class EndedChanges:
     """Changes (statements) whose transactions have ended, while their entries do not say so. Thread-safe.
 
     The entries of many changes are closed (updated) in one statement. If the process dies before,
-    others find that its database sessions have ended, and so have its transactions.
+    other processes still find that the transactions have ended, because their sessions have ended.
     """
 
     def __init__(self) -> None:
@@ -265,7 +265,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def change(self) -> Iterator[EntryChange]:
-        """Return a context manager for one statement in a transaction, and the writes of its entries."""
+        """Return a context manager for a block that runs one statement and writes its entries.
+
+        The statement belongs to the open transaction.
+        """
         change = EntryChange()
         self._changes.append(change)
         try:
@@ -358,8 +361,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             # rows do no harm.
             return
         if not self._is_committed_at_once:
-            # The statements on entries are in the test's transaction, which Django's TestCase rolls
-            # back.
+            # Nothing needs to be removed: the entries were written in the test's transaction, which
+            # Django's TestCase rolls back.
             return
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))

@@ -18,8 +18,7 @@ from sharded_orm.models.sharding.bound_key import unbound
 #: The largest number of rows, of the source and the mirror together, that are compared at once. A
 #: chunk may be larger if there are very many shards.
 CHUNK = 8000
-#: A chunk is divided among the shards. The smallest number of rows that each shard gets of it, even
-#: if there are very many shards.
+#: Each chunk has rows of all shards: at least this number from each shard that has so many left.
 FROM_SHARD = 50
 
 

@@ -26,8 +26,8 @@ from sharded_orm.contrib.mirrors.statements import insert_version
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
-# The number of attempts to write rows while others write the same rows. A collision ends when the
-# other writer has committed, so even a second one is rare.
+# The number of attempts to write rows while other processes write the same rows. An attempt fails
+# only until the other process has committed, so a second attempt rarely fails.
 _ATTEMPTS = 5
 
 is_writing = _writing.get
@@ -203,7 +203,10 @@ def _decided_by_source(
 def stored_versions(
     mirror: Mirror, alias: str, pks: Iterable[Any]
 ) -> dict[Any, StoredVersion | None]:
-    """Return the versions of rows on the shard ``alias``, by primary key. None if it never had the row."""
+    """Return the versions of rows on the shard ``alias``, by primary key.
+
+    The version is None for a row that the shard has never had.
+    """
     texts = {pk: text_of(mirror.source.pk, pk) for pk in pks}
     stored = _version_rows(alias).filter(mirror=mirror.label, row__in=texts.values())
     known = _by_row(stored)

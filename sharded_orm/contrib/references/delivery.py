@@ -54,7 +54,7 @@ def bring_all(
     anew: Iterable[Any] = (),
     stopping: Callable[[], bool] = lambda: False,
 ) -> CopyReport:
-    """Update the copies on all shards to the current version of the global rows.
+    """Update the copies on all shards to the current rows of the reference tables.
 
     Must be called outside of a transaction. May be called by many processes at the same time, and
     again after any interruption. If a shard does not answer, it is left out, as are the other
@@ -96,10 +96,10 @@ def bring_all(
 def bring(
     shard: Shard, models: Sequence[Any], version: Version, *, anew: Collection[Any] = frozenset()
 ) -> int | None:
-    """Update the copies on one shard to the current version of the global rows, in one transaction.
+    """Update the copies on one shard to the current rows of the reference tables, in one transaction.
 
     :param models: all reference models, in the order of :func:`~.declaration.reference_models`.
-    :param version: a version that the global rows had when the caller read it.
+    :param version: the version of the reference tables when the caller read it.
     :param anew: models whose copies are compared row by row, even if they seem to be up to date.
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
@@ -132,8 +132,9 @@ def states_on(alias: str) -> dict[str, Any]:
 def lock_states(alias: str) -> dict[str, Any]:
     """Return the versions of the copies on a shard, and lock them until the end of its transaction.
 
-    Call this before the global rows are read. The lock of the global rows ends if its session is
-    lost. Then the next holder of that lock waits here, so it writes its copies last.
+    Call this before the rows in the global database are read. The caller also holds the lock of the
+    reference tables, which another process gets if the caller's session is lost. That process then
+    waits here, so that it writes its newer copies last.
 
     :raises django.db.OperationalError: others hold the rows of the shard. All later statements of
         the transaction may raise the error as well.

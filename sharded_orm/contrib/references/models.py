@@ -1,4 +1,4 @@
-"""The base class of reference models, and the tables with the versions of global rows and copies."""
+"""The base class of reference models, and the tables with the versions of their rows and copies."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class TableVersion(models.Model):
 
     _has_copies_on_shards: ClassVar[bool] = True
 
-    #: The label of a reference model, such as ``geo.Country``; empty for the global rows.
+    #: The label of a reference model, such as ``geo.Country``; empty in the global database.
     name: models.CharField[str, str] = ExactCharField(max_length=100, primary_key=True)
     version: models.BigIntegerField[int, int] = models.BigIntegerField()
     #: A random number that identifies the sequence of versions. After a flush, a new sequence
     #: begins.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: JSON: primary keys, as text, of copies that were removed before their global rows. Either the
-    #: global row is deleted soon, or the copy has to be restored.
+    #: JSON: primary keys, as text, of copies that were removed while their row still exists in the
+    #: global database. If that row is not deleted soon, the copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
     #: A hash of the names of the columns that were copied. If the running code copies other columns,

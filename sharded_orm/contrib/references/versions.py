@@ -22,7 +22,8 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 from sharded_orm.contrib.references.models import ChangedRow, TableVersion
 from sharded_orm.database_clock import DatabaseClock
 
-#: The name in the row that has the version of all global rows, in the global database.
+#: The name in the row of :class:`TableVersion` that has the version of all reference tables together.
+#: Only the global database has this row.
 GLOBAL = ""
 #: The number of rows that one statement reads or writes.
 BATCH = 500
@@ -41,7 +42,7 @@ def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
 
 
 def begin_history(using: str, **kwargs: Any) -> None:
-    """Insert the row with the version of all global rows, so that no writer has to insert it.
+    """Insert the row with the version of all reference tables, so that no writer has to insert it.
 
     A receiver of ``post_migrate``.
     """
@@ -100,15 +101,15 @@ class Version:
 
 
 def global_version() -> Version:
-    """Return the version of the global rows."""
+    """Return the version of the reference tables in the global database."""
     row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).first()
     return Version(0, 0) if row is None else Version(row.history, row.version)
 
 
 def is_before(state: TableVersion, now: Version) -> bool:
-    """Whether the version in ``state`` is not after ``now``, in the same sequence of versions.
+    """Whether ``state`` and ``now`` are of one sequence of versions, and ``state`` is not the later one.
 
-    False if a new sequence has begun since, as after a flush.
+    A flush begins a new sequence, so versions before and after it cannot be compared.
     """
     return state.history == now.history and state.version <= now.number
 
@@ -166,17 +167,17 @@ def changed_since(model: Any, version: int) -> list[Any]:
 
 
 def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
-    """Return the primary keys of copies that a shard has removed because their rows were to be deleted.
+    """Return the primary keys of copies that a shard has removed before their rows were deleted.
 
-    :param row: the version row of the model on the shard.
+    :param row: the shard's row of :class:`TableVersion` for the model.
     """
     return [value_of(model._meta.pk, text) for text in json.loads(row.removed)]
 
 
 def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
-    """Record on a shard that copies were removed because their global rows are about to be deleted.
+    """Record on a shard that copies were removed before their rows in the global database.
 
-    :param row: the version row of the model on the shard.
+    :param row: the shard's row of :class:`TableVersion` for the model.
     :param pks: the primary keys of the copies.
     :returns: the new value of the column ``removed``.
     """

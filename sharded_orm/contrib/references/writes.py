@@ -101,7 +101,7 @@ class ReferenceFollower:
 
 
 class ReferenceWrite(SourceWrite):
-    """One statement that writes global rows of a reference table."""
+    """One statement that writes rows of a reference table in the global database."""
 
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         if pks and isinstance(self._query, DeleteQuery):
