@@ -202,9 +202,10 @@ class ContinuousCleaner:
         return self._report.take()
 
     def _due_parts(self) -> list[WholePart]:
-        """Return the parts that are to be compared now; none if it is too early."""
+        """Return the parts that are to be compared now: all parts, the failed parts, or none yet."""
         now = time.monotonic()
-        # A part that never answers must not keep the cleaner from the others.
+        # The whole pass begins on time, even if some parts have failed again and again: a shard that
+        # never answers must not keep the cleaner from the other parts.
         self._is_whole = now >= self._next_whole
         if self._is_whole:
             return whole_parts()

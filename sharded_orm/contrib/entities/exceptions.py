@@ -62,7 +62,7 @@ class InvalidIndexQuery(EntityError, RuntimeError):
 
 
 class InvalidIndexCursor(EntityError, ValueError):
-    """A text is no cursor of a page of this index, or is one of a query by other properties."""
+    """A text is not a cursor of this index, or it comes from a query by other properties."""
 
 
 class UniqueValueTaken(EntityError, IntegrityError):

@@ -156,8 +156,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # The row cannot be removed safely, so it is kept: a writer that verifies its reservation
-        # would not wait for the commit of the removal, so it would still find the row.
+        # The row is kept. Without row locks, another writer that verifies its reservation would not
+        # wait for this uncommitted removal: it would find the row, which is then removed.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):

@@ -276,8 +276,8 @@ class DataStore:
             if not index.unique and (values := index.values_of(stored)) is not None
         ]
         with unbound():
-            # The shard is looked up before the entity is written, because a lookup that fails after
-            # the write would report a write that has succeeded as failed.
+            # The shard is looked up before the entity is written. If the lookup failed later, put()
+            # would raise an error although the entity was written.
             alias = self.alias_of(entity.id, key) if rows else ""
 
         def write() -> None:

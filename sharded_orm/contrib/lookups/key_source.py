@@ -19,7 +19,7 @@ MAX_REMEMBERED = 10_000
 class EntryGuess:
     """The shard key that this process remembers for a value of a unique lookup. It may be out of date.
 
-    A :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
+    Implements :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
     """
 
     remembered: dict[tuple[str, str], Any]

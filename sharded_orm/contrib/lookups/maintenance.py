@@ -1,8 +1,7 @@
 """Builds, compares and repairs lookups. If entries and rows differ, the rows are right (FriendFeed, FF4).
 
 All functions of this module may run while the site writes, may run several times, and may be killed
-at any point. After each of their steps, no entry is missing that existed before; some may be
-superfluous.
+at any point. No step removes an entry that a row needs. Superfluous entries may stay.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class RowFollower:
         :raises LookupRefused: it is not known which values the rows get.
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
-            # Rows are imported from this connection's database, which is no shard of the model and has
-            # no lookups.
+            # This database is no shard of the model, so no lookup has its rows. Such a database is
+            # written, for example, when its rows are imported into shards.
             return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:

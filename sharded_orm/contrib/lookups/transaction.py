@@ -73,8 +73,8 @@ class EndedChanges:
 
         To close an entry is to record in it that its transaction has ended. Costs one statement per
         table. If a table's database does not answer, the next attempt is made later, after a pause
-        that doubles with each failure. After :data:`CLOSE_ATTEMPTS` the entries are left as they
-        are.
+        that doubles with each failure. After :data:`CLOSE_ATTEMPTS` failures the entries are left as
+        they are.
         """
         now, due = time.monotonic(), list[tuple[EntryTable, ChangesToClose, list[str]]]()
         with self._lock:
@@ -103,8 +103,8 @@ class EndedChanges:
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # Entries of changes that are dropped here stay open. Other processes that find one wait
-            # until this process's session that has written it has ended.
+            # Some changes are dropped here, and their entries stay open. Another process that finds
+            # such an entry treats its transaction as open until the session that wrote it has ended.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]

@@ -18,7 +18,8 @@ from sharded_orm.models.sharding.bound_key import unbound
 #: The largest number of rows, of the source and the mirror together, that are compared at once. A
 #: chunk may be larger if there are very many shards.
 CHUNK = 8000
-#: Each chunk has rows of all shards: at least this number from each shard that has so many left.
+#: A chunk has at most ``CHUNK`` divided by the number of shards as rows of each shard. If there are
+#: so many shards that the quotient is smaller than this number, this number is the limit.
 FROM_SHARD = 50
 
 

@@ -118,7 +118,7 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare ``suspects``, rows that may differ, again. Add those that really differ to ``report``.
+    """Compare the rows ``suspects``, which may differ, once more. Add real differences to ``report``.
 
     :param repair: whether to repair these rows.
     """

@@ -88,8 +88,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # The query of the page runs once more: whether a row belongs to the page may depend on
-            # its nulls.
+            # The query of the page runs once more, because the kinds of null may have changed since,
+            # and may decide whether a row belongs to the page.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -158,7 +158,7 @@ def _differs(
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    # The key is loaded if it was deferred, because another key means another row.
+    # A deferred shard key is loaded, because a row with another shard key is another row.
     getattr(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []

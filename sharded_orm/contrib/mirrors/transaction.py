@@ -69,7 +69,10 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
-        """Return a new record of the rows that a statement changes. Call this before it is sent."""
+        """Return a new record of the rows that a statement changes.
+
+        Must be called before the statement is sent.
+        """
         change = SourceChange(source)
         self._changes.append(change)
         return change
@@ -119,7 +122,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() has not recorded the rows.
+        # In a TestCase nothing is committed, so before_commit() was not called to record the rows.
         self._record()
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
         for change in self._changes:

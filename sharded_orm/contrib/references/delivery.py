@@ -29,9 +29,9 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
-# Seconds that a delivery waits for locks that others hold on a shard. All writers of reference tables
-# wait as long, because the delivery holds the lock of these tables. On MariaDB and MySQL, the setting
-# is innodb_lock_wait_timeout; on SQLite, the option timeout.
+# Seconds that a delivery waits for locks that others hold on a shard. It is short, because the delivery
+# holds the lock of the reference tables, so all their writers wait as well. On MariaDB and MySQL, the
+# setting is innodb_lock_wait_timeout; on SQLite, the option timeout.
 _PATIENCE = 2.0
 
 

@@ -30,9 +30,12 @@ BATCH = 500
 
 
 def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
-    """Refuse rows of a fixture. A receiver of ``pre_save``.
+    """Refuse to load rows of this app from a fixture. A receiver of ``pre_save``.
 
-    :raises InvalidReferenceModel: the fixture has versions, which would mark copies as up to date.
+    The versions in the fixture are those of the site that made it. Here they would mark outdated
+    copies as up to date.
+
+    :raises InvalidReferenceModel: the fixture has such rows.
     """
     if raw and sender in (TableVersion, ChangedRow):
         raise InvalidReferenceModel(

@@ -151,8 +151,8 @@ class ReferenceChanges(TransactionChanges):
         if rows and has_tables():
             record(rows)
             self._has_news = True
-        # Only now: if record() fails and the program catches the error, the changes must be
-        # recorded later. To record a row twice does no harm.
+        # The flags are set only after record() has succeeded. If it fails and the program catches the
+        # error, the changes must be recorded later. To record a row twice does no harm.
         for change in changes:
             change.is_delivered = True
 
