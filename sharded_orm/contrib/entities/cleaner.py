@@ -4,8 +4,8 @@ Each ``put()`` of an entity also marks it, in the same transaction, so the mark 
 transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
 cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
 
-Any number of cleaners may run. Two cleaners of one shard do no harm; the lease that each takes only
-spares them the double work.
+Any number of cleaners may run. Two cleaners of one shard do no harm. The lease that each takes only
+prevents double work.
 """
 
 from __future__ import annotations

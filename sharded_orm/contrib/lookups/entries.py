@@ -219,7 +219,8 @@ def take(
 ) -> bool:
     """Assign an existing entry to the change ``token``, and return whether the entry was there.
 
-    A change is one statement that writes rows with lookups, and has written the entry last.
+    A change is one statement that writes rows with lookups. Afterwards the entry has the token of the
+    change, the shard key of the row, and the session that writes it.
 
     :param key: the new shard key of the entry.
     :param writer: the database session of the change.

@@ -67,8 +67,8 @@ class OutboxFollower:
         """
         followed = self._followed
         if compiler.connection.shard.group != followed.options.group:
-            # Rows are imported from this connection's database, which is none of the source's shards
-            # and has no mirrors.
+            # This database is no shard of the model, so no mirror has copies of its rows. Such a
+            # database is written, for example, when its rows are imported into shards.
             return execute()
         if isinstance(followed, Mirror):
             _refuse_write_of_mirror(followed)
@@ -303,7 +303,8 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
 def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
     """Return the values that an INSERT of ``obj`` has stored; None if they cannot be read from ``obj``."""
     if type(obj) is not source.model or not source.keeps_values:
-        # The instance is of another class, perhaps a historical model, whose fields may differ.
+        # The instance may be of another class, such as the model of a migration, with other fields. So
+        # a delivery has to read the row.
         return None
     values = {name: obj.__dict__.get(name) for name in source.copied}
     if any(hasattr(value, "resolve_expression") for value in values.values()):

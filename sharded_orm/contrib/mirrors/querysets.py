@@ -16,9 +16,9 @@ from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
-# The number of times that the rows are compared. After a comparison that finds differences, the
-# rows are repaired and read again. So a second one finds differences only if rows cannot be
-# repaired, or are written all the time.
+# The largest number of comparisons. After a comparison that finds differences, the rows are repaired
+# and read again. So the second comparison finds differences only if rows cannot be repaired, or are
+# written all the time.
 _LOOKS = 3
 
 

@@ -1,7 +1,7 @@
 """The relay, which delivers writes that are left in the outboxes of shards.
 
-Any number of relays may run. Two relays that deliver the same row do no harm, because the version
-of the row decides. The lease that each takes only spares them the double work.
+Any number of relays may run. Two relays that deliver the same row do no harm, because an older
+version never overwrites a newer one. The lease that each takes only prevents double work.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ class SourceChange(StatementChange):
         #: A function that returns the outbox entries of the rows; None until the rows are in the
         #: outbox.
         self.recorded: Recorded | None = None
-        #: Which write to the outbox in the transaction, counted from 1, had the rows; 0 if none had.
+        #: The number of the write to the outbox that recorded the rows, counted from 1 in each
+        #: transaction; 0 until the rows are recorded.
         self.recording = 0
         self.is_delivered = False
 
@@ -62,10 +63,10 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         # was set.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
-        # Whether rows may be missing in the database although their statements have succeeded.
+        # Whether the database may lack rows although their statements have succeeded.
         self._may_lack_rows = False
-        #: Whether changes may be delivered to mirrors: True while the transaction is open, and after
-        #: its commit. The hook that delivers them is called while it is open in tests only.
+        #: Whether changes may be delivered to mirrors: False unless an ended transaction was committed.
+        #: It is True before the end, because in tests the delivery runs in the open transaction.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
@@ -95,8 +96,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             if not change.is_undone and change.recorded is None:
                 change.recorded = record(change.source, self._connection.alias, change.rows)
                 change.recording = self._recordings
-        # Empty the list only now. If the program catches an error from above, the remaining rows must
-        # be recorded later.
+        # The list is emptied only after all rows are recorded. If there was an error and the program
+        # has caught it, the remaining rows must be recorded later.
         self._pending = []
 
     def deliver_after_commit(self) -> None:

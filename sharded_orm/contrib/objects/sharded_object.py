@@ -39,7 +39,8 @@ class ObjectBase(ShardedModelBase):
             _refuse_concrete_base(name, bases)
             options = _options(name, bases, attrs)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
-            pk.creation_counter = -1  # Its column is the first, before those of the base class.
+            # The column of the id comes first in the table, before those of the base class.
+            pk.creation_counter = -1
             attrs |= {
                 "_object": options,
                 "id": pk,

@@ -171,7 +171,8 @@ class CopyDelivery(DeferrableDelivery):
     """Updates the copies on all shards after the commit of a transaction."""
 
     def __call__(self) -> None:
-        # In a TestCase, transactions on shards end after the test, so it would be in vain to wait.
+        # A delivery usually waits until this thread has no transaction on shards. In a TestCase these
+        # transactions end only after the test, so the copies are updated at once.
         if in_test_case():
             self.deliver(may_be_rolled_back=True)
         else:
