@@ -167,8 +167,8 @@ def blocking_transaction(alias: str) -> Any:
     connection: Any = connections[alias]
     if connection.in_atomic_block:
         return connection
-    # A connection object that is not connected has no transaction, and get_autocommit() would connect
-    # it. So that is verified first.
+    # A connection object that is not connected has no transaction. It is not asked by
+    # get_autocommit(), because that call would connect it.
     is_connected = connection.connection is not None
     return connection if is_connected and not connection.get_autocommit() else None
 
@@ -235,9 +235,9 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Mark entries whose values no row has after a statement, with the ``token`` of that statement.
+    """Mark the entries of values that rows lose by a statement, with the ``token`` of that statement.
 
-    They are kept until the transaction of the statement ends, because it may be rolled back.
+    The entries are kept until the transaction of the statement ends, because it may be rolled back.
     """
     now = time.time()
     groups: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)

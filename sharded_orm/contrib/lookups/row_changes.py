@@ -378,8 +378,8 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
     for when in expression.cases:
         compared = _compared_pk(query, when.condition) if type(when) is When else None
         if compared is None:
-            # The new value of each row must be known from its primary key. The condition compares
-            # something else, so this call raises LookupRefused.
+            # The condition does not compare the primary key, so only the database can compute the new
+            # values. This call raises LookupRefused.
             plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
     # A row that no condition of the expression names gets its default.

@@ -49,7 +49,7 @@ def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
 
     Those processes would not find the new entries in the declared table. One query for each lookup.
 
-    :param lookups: lookups on which this process does not know that queries may rely.
+    :param lookups: lookups that queries may not rely on yet, as far as this process knows.
     :raises LookupRefused: queries may rely on one of them, but with another table than the declared
         one.
     """

@@ -301,8 +301,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         is_undone = (
             not change.tables or not change.is_sent or isinstance(exc, IntegrityError | DataError)
         )
-        # A session that may still run the statement is not kept. So if there is one, the statement has
-        # ended.
+        # After an error, the connection object keeps no session that may still run the statement. So if
+        # it still has a session, the statement has ended.
         is_over = is_undone or bool(self._connection.session_id().connection)
         if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
             self.ended(False)

@@ -160,7 +160,7 @@ class ReferenceChanges(TransactionChanges):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() has not recorded the changes.
+        # In a TestCase nothing is committed, so before_commit() was not called to record the changes.
         self._record()
         if self._has_news:
             self._has_news = False
