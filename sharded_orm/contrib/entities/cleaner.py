@@ -157,7 +157,9 @@ def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
 
 
 class ContinuousCleaner:
-    """Repairs index rows until it is stopped: of marked entities in each round, of all from time to time.
+    """Repairs index rows in rounds until it is stopped.
+
+    Each round repairs the rows of marked entities. From time to time, all entities are compared.
 
     :param interval: seconds between two rounds.
     :param whole_every: seconds between the end of one pass over all entities and the start of the

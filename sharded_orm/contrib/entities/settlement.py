@@ -25,9 +25,9 @@ class Settlement:
     """The differences between entities and the rows of an index.
 
     :param missing: rows to be inserted, by the alias of their shard.
-    :param at_risk: rows to be written again with the current version of their entity, by the alias
-        of their shard. They have an older version, so a cleaner that has read an older state of the
-        entity could still remove them.
+    :param at_risk: rows whose version is to be raised to that of their entity, by the alias of their
+        shard. With the older version, a cleaner that has read an older state of the entity could
+        still remove them.
     :param left_over: rows to be removed, by the alias of their shard.
     :param failures: the entities whose rows could not be read or written, with the errors.
     """

@@ -37,7 +37,8 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
         "version": models.BigIntegerField(),
         # Empty if the entity was deleted, while its index rows may still exist.
         "body": models.BinaryField(),
-        # The mark for the cleaner: set while index rows of the entity may be missing or left over.
+        # The time at which the entity was marked for the cleaner; NULL if it is not marked. It is marked
+        # while its index rows may be missing or left over.
         "marked_at": models.DateTimeField(null=True, db_index=True),
         # JSON: the index rows of former versions that may still exist.
         "pending": models.TextField(null=True),

@@ -167,8 +167,8 @@ def blocking_transaction(alias: str) -> Any:
     connection: Any = connections[alias]
     if connection.in_atomic_block:
         return connection
-    # A connection object that is not connected has no transaction. It is not asked by
-    # get_autocommit(), because that call would connect it.
+    # A connection object that is not connected has no transaction. get_autocommit() is not called on
+    # it, because the call would connect it.
     is_connected = connection.connection is not None
     return connection if is_connected and not connection.get_autocommit() else None
 

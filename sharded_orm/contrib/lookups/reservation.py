@@ -241,5 +241,7 @@ def _outside_transactions(read: Callable[[], R]) -> R:
     """
     if not entries.is_committed_at_once():
         with unbound():
-            return read()  # Another thread would not see what Django's TestCase has written.
+            # The read stays in this thread, because another thread would not see what Django's
+            # TestCase has written.
+            return read()
     return entries.outside_transactions(read)

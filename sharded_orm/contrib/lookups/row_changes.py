@@ -70,10 +70,10 @@ class RowFollower:
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement has to be sent before its entries are written, in one transaction.
+        """Whether the statement needs a transaction, in which it is sent before its entries are written.
 
-        False for an INSERT of rows with known primary keys, if all its entries are of unique lookups: it
-        is sent after its entries, and outside of a transaction, which saves a round trip.
+        False for an INSERT of rows with known primary keys, if all its entries are of unique lookups.
+        That INSERT is sent after its entries, and outside of a transaction, which saves a round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)

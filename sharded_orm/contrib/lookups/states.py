@@ -13,9 +13,9 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The declarations of lookups on which queries may rely ("served"), as far as this process has read.
-# They are never read again: a lookup is not withdrawn while processes use it, see
-# docs/howto/lookups.md.
+# The declarations of lookups on which queries may rely ("served"). This process has read them from
+# the database, and does not read them again: a lookup is withdrawn only when no process uses it any
+# more, see docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
 

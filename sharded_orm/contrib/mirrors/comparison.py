@@ -18,8 +18,8 @@ from sharded_orm.models.sharding.bound_key import unbound
 #: The largest number of rows, of the source and the mirror together, that are compared at once. A
 #: chunk may be larger if there are very many shards.
 CHUNK = 8000
-#: A chunk has at most ``CHUNK`` divided by the number of shards as rows of each shard. If there are
-#: so many shards that the quotient is smaller than this number, this number is the limit.
+#: Each shard has a limit for its rows in a chunk: ``CHUNK`` divided by the number of shards, but not
+#: less than this number.
 FROM_SHARD = 50
 
 

@@ -69,8 +69,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 return
             try:
                 mend(mirror, suspects)
-            # A row cannot be repaired, because a shard is down or refuses the row. So the page is
-            # returned without the wrong rows.
+            # A row cannot be repaired, because a shard is down or refuses the row. So wrong rows are
+            # left out, or get the source's values in memory only.
             except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return

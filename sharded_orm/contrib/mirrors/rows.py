@@ -79,8 +79,8 @@ def write_rows(
     """Write ``rows`` of ``mirror`` on the shard ``alias``, unless the shard has newer versions of them.
 
     All rows are written in one transaction. May be called again with the same rows. Costs two
-    statements for new rows, and for others some more and one per row. The statements for a single new
-    row are sent with the COMMIT, if the backend can do so.
+    statements if all rows are new. Otherwise it costs a few more, and one for each row. The statements
+    for a single new row are sent with the COMMIT, if the backend can do so.
 
     :param rows: at most one for each primary key.
     :param unchanged: for repairs: the versions that the shard had before the source was read, by

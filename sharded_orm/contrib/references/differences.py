@@ -221,9 +221,9 @@ def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
-    # Foreign keys are not checked here, so the order of the copies does not matter. The global
-    # database has checked the foreign keys between reference tables, and no row of the shard loses
-    # the row to which it refers.
+    # Foreign keys are not checked here, so the order of the copies does not matter. This is safe: the
+    # global database has checked the foreign keys between reference tables, and each copy that is
+    # deleted here is inserted again.
     with connections[alias].constraint_checks_disabled():
         for each in found:
             if replace:
