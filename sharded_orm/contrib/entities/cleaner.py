@@ -85,7 +85,7 @@ def _clean_shard(
             rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
             if oldest is not None:
                 # "lte" and not "lt": more entities may have been marked at the same moment as the
-                # last one that was read. Those already read are excluded.
+                # last one that was read. Entities that were already read are excluded.
                 rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
             found = list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
         if not found:
@@ -136,7 +136,7 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
-    """Repair the index rows of all entities: of marked ones first, and then of those found by comparison."""
+    """Repair the index rows of all entities: of marked entities first, then after a comparison of all."""
     clean_marked(report, min_age=0, stopping=stopping)
     # The errors so far are dropped, because the last step cleans the same entities once more.
     report.failed, report.problems = 0, []

@@ -63,7 +63,7 @@ def insert(index: Index, row: IndexRow) -> None:
     """Insert ``row``, or raise its version if it is there. One or two statements."""
     with unbound():
         # If an earlier version of the entity had the same row, the row may still exist. Its version
-        # is raised, so that a cleaner does not remove the row as one of the earlier version.
+        # is raised, so that a cleaner does not remove it as a row of the earlier version.
         if row.version > 1 and raise_version(index, row):
             return
         try:

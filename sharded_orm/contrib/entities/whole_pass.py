@@ -117,7 +117,9 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
 def mark_lacking(
     store: DataStore, indexes: Sequence[Index], rows: Any, report: CleanReport
 ) -> Iterator[int]:
-    """Mark entities that lack index rows, for the cleaner. Yield the number of newly marked ones per batch.
+    """Mark entities that lack index rows, so that the cleaner writes the rows.
+
+    Yield the number of newly marked entities of each batch.
 
     :param rows: a query of the entities to compare.
     :raises django.db.OperationalError: at the end, if a shard of an index did not answer.

@@ -4,8 +4,8 @@ Each statement is committed at once by a connection of its own. A rollback of th
 transaction does not undo it, and the caller's snapshot does not hide entries of others. Inside
 Django's ``TestCase``, the statements are a part of the test's transaction.
 
-The entries of a lookup are in one table of the global database, or in a table of the project. The
-latter is on all shards of a group, and the value determines the shard of its entries.
+The entries of a lookup are in one table of the global database, or in a table of the project. A table
+of the project is on all shards of a group, and the value determines the shard of its entries.
 """
 
 from __future__ import annotations

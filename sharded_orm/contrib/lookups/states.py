@@ -50,8 +50,8 @@ def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
     Those processes would not find the new entries in the declared table. One query for each lookup.
 
     :param lookups: lookups that queries may not rely on yet, as far as this process knows.
-    :raises LookupRefused: queries may rely on one of them, but with another table than the declared
-        one.
+    :raises LookupRefused: queries rely on entries of one of the lookups in another table than the
+        declared table.
     """
     for lookup in lookups:
         states = LookupState.objects.using(DEFAULT_DB_ALIAS)

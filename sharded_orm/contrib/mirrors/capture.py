@@ -1,4 +1,4 @@
-"""Handles the ORM's writes: those of sources are recorded in the outbox, those of mirrors are refused.
+"""Handles the ORM's writes: records writes of sources in the outbox, and refuses writes of mirrors.
 
 A source is a model that has mirrors. The outbox is a table on each shard."""
 
@@ -31,7 +31,7 @@ def follower_of(model: Any) -> OutboxFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # The model is the historical one of a migration. Its writes are treated as the current model's.
+    # A migration writes with a historical model. Such writes are handled as those of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)

@@ -157,7 +157,7 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error does not concern the row: a server is down, or others hold its locks."""
+    """Whether the row did not cause the error: a server is down, or other processes hold locks."""
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
 
 

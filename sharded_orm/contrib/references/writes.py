@@ -37,7 +37,7 @@ def follower_of(model: Any) -> ReferenceFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
-    # The model is the historical one of a migration. Its writes are treated as the current model's.
+    # A migration writes with a historical model. Such writes are handled as those of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
