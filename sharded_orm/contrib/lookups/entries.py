@@ -1,8 +1,9 @@
 """Reads and writes entries, the rows of lookups that name the shard key of a value.
 
 Each statement is committed at once by a connection of its own. A rollback of the caller's
-transaction does not undo it, and the caller's snapshot does not hide entries of others. Inside
-Django's ``TestCase``, the statements are a part of the test's transaction.
+transaction does not undo it. A read sees all committed entries, even those that others have written
+since the caller's transaction began. Inside Django's ``TestCase``, the statements are a part of the
+test's transaction.
 
 The entries of a lookup are in one table of the global database, or in a table of the project. A table
 of the project is on all shards of a group, and the value determines the shard of its entries.
@@ -280,7 +281,7 @@ def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]
 
 
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of the changes ``tokens`` that their transactions are open at this time."""
+    """Record in the entries of the changes ``tokens`` that their transactions are still open now."""
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).renew(len(some)), (time.time(), *some))
 

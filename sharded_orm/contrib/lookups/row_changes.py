@@ -123,8 +123,8 @@ class RowFollower:
 
     def _watcher(self, compiler: Any) -> TransactionEntries:
         if compiler.connection.in_two_phase:
-            # Two phases are refused. A transaction whose database session has ended counts as
-            # rolled back, but a prepared one survives its session and may be committed later.
+            # A commit in two phases is refused. Lookups treat a transaction as rolled back when its
+            # database session has ended, but a prepared transaction may be committed after that.
             raise LookupRefused(
                 f"{self._lookups[0].model.__name__} has lookups, which cannot follow a commit in two"
                 " phases. Write its rows in a block of their own, without two_phase=True."

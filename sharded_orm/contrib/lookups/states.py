@@ -22,8 +22,8 @@ _served: set[tuple[str, bool, str | None]] = set()
 def is_served(lookup: ModelLookup) -> bool:
     """Whether queries may rely on ``lookup`` as it is declared now. One query until the answer is yes.
 
-    If the declaration has changed, the answer is no until the lookup is built again: the entries of
-    a unique lookup differ from others, and another declaration may name another table.
+    If the declaration has changed, the answer is no until the lookup is built again. The entries of
+    unique lookups have another form, and the new declaration may name another table.
     """
     if is_known_to_be_served(lookup):
         return True
