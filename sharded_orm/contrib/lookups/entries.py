@@ -275,7 +275,7 @@ def entry_at(place: Place) -> StoredEntry | None:
 
 
 def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]:
-    """Yield the entries whose last write was for one of the changes (row-writing statements) ``tokens``."""
+    """Yield the entries that were last written for one of the changes (statements) ``tokens``."""
     for some in _batches(tokens, BATCH):
         yield from _read(table, _statements(table).of_tokens(len(some)), some)
 

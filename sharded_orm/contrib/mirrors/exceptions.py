@@ -17,7 +17,7 @@ class InvalidMirror(MirrorError, ImproperlyConfigured):
 
 
 class MirrorReadOnly(MirrorError, RuntimeError):
-    """A mirror cannot be written, because its rows are copies of the rows of its source. Write the source."""
+    """A mirror cannot be written, because its rows are copies of its source. Write the source."""
 
 
 class WriteNotFollowed(MirrorError, RuntimeError):

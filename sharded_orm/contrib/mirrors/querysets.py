@@ -106,7 +106,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Read the page again without rows that the source lacks. Set other rows to the source's values."""
+        """Read the page again without rows that the source lacks. Give other rows the source's values."""
         position = mirror.names.index(mirror.key.attname)
         gone = [
             suspect.pk

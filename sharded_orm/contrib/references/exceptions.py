@@ -17,7 +17,7 @@ class InvalidReferenceModel(ReferenceTableError, ImproperlyConfigured):
 
 
 class CopyReadOnly(ReferenceTableError, RuntimeError):
-    """Rows of a reference table on a shard are copies, so they can be written in the global database only."""
+    """Rows of a reference table on a shard are copies. Only the global database can be written."""
 
 
 class ReferenceRowKept(ReferenceTableError, IntegrityError):
