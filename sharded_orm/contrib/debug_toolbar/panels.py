@@ -100,11 +100,11 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         self._panel = panel
 
     def send(self, execute: Callable[[Any, Any], Any], sql: Any, params: Any) -> Any:
-        # _record() is a private method of the toolbar's cursor.
+        # The toolbar has no public method to run and measure a statement, so a private one is called.
         return self._record(execute, sql, params)
 
     def current_transaction_id(self, alias: str) -> str:
-        # The toolbar's cursor, on PostgreSQL only, reads transaction ids from its logger: this object.
+        # On PostgreSQL, the toolbar's cursor calls this method of its "logger", which is this object.
         return cast("str", self._panel.current_transaction_id(alias))
 
     def new_transaction_id(self, alias: str) -> str:
@@ -132,9 +132,8 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
 class _NodeConnection:
     """Stands in for the connection object of a group while a statement for many shards is described.
 
-    The toolbar may ask the driver's connection for the state of its transaction. A group has no
-    driver connection. The toolbar asks on PostgreSQL only, where the cursor on the node has such a
-    connection.
+    On PostgreSQL, the toolbar reads the state of the transaction from the driver's connection. A
+    group has no driver connection, so this object has that of the cursor on the node.
     """
 
     shard = None

@@ -4,8 +4,8 @@ Each ``put()`` of an entity also marks it, in the same transaction, so the mark 
 transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
 cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
 
-Any number of cleaners may run. Two cleaners of one shard do no harm; the lease that each takes only
-spares them the double work.
+Any number of cleaners may run. Two cleaners of one shard do no harm. The lease that each takes only
+prevents double work.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _clean_shard(
             rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
             if oldest is not None:
                 # "lte" and not "lt": more entities may have been marked at the same moment as the
-                # last one that was read. Those already read are excluded.
+                # last one that was read. Entities that were already read are excluded.
                 rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
             found = list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
         if not found:
@@ -120,8 +120,8 @@ def clean_batch(
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> None:
     """Remove the marks of ``entities``, unless they have changed meanwhile.
 
-    The own row of a deleted entity is removed too, because its index rows are gone. Costs one
-    statement for each version number among the entities.
+    A deleted entity has no index rows any more, so its row in the table of entities is deleted too.
+    Costs one statement for each version number among the entities.
     """
     by_version: dict[tuple[bool, int], list[int]] = defaultdict(list)
     for entity in entities:
@@ -136,7 +136,7 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
-    """Repair the index rows of all entities: of marked ones first, and then of those found by comparison."""
+    """Repair the index rows of all entities: of marked entities first, then after a comparison of all."""
     clean_marked(report, min_age=0, stopping=stopping)
     # The errors so far are dropped, because the last step cleans the same entities once more.
     report.failed, report.problems = 0, []
@@ -157,7 +157,9 @@ def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
 
 
 class ContinuousCleaner:
-    """Repairs index rows until it is stopped: of marked entities in each round, of all from time to time.
+    """Repairs index rows in rounds until it is stopped.
+
+    Each round repairs the rows of marked entities. From time to time, all entities are compared.
 
     :param interval: seconds between two rounds.
     :param whole_every: seconds between the end of one pass over all entities and the start of the
@@ -202,9 +204,10 @@ class ContinuousCleaner:
         return self._report.take()
 
     def _due_parts(self) -> list[WholePart]:
-        """Return the parts that are to be compared now; none if it is too early."""
+        """Return the parts that are to be compared now: all parts, the failed parts, or none yet."""
         now = time.monotonic()
-        # A part that never answers must not keep the cleaner from the others.
+        # The whole pass begins on time, even if some parts have failed again and again: a shard that
+        # never answers must not keep the cleaner from the other parts.
         self._is_whole = now >= self._next_whole
         if self._is_whole:
             return whole_parts()

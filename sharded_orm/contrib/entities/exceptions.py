@@ -62,14 +62,14 @@ class InvalidIndexQuery(EntityError, RuntimeError):
 
 
 class InvalidIndexCursor(EntityError, ValueError):
-    """A text is no cursor of a page of this index, or is one of a query by other properties."""
+    """A text is not a cursor of this index, or it comes from a query by other properties."""
 
 
 class UniqueValueTaken(EntityError, IntegrityError):
-    """Another entity has the same values in a unique index, or may have them after an open transaction.
+    """Another entity has the same values in a unique index. The new entity was not written.
 
-    For example, another entity loses the values in a transaction that is not committed yet. The new
-    entity was not written.
+    Also raised if the other entity loses the values in a transaction that is not committed yet,
+    because that transaction may be rolled back.
     """
 
 

@@ -148,7 +148,7 @@ def _paced(
 
 
 def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
-    """Write the index rows of all entities. Yield 0 after each batch."""
+    """Write the index rows of all entities. Yield after each batch; the value is always 0."""
     for shard in runtime.group(index.store.group).shards():
         with found.shard(shard.alias):
             for entities in entity_batches(index.store, rows_of(index.store, shard.alias), found):

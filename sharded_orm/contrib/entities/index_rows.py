@@ -1,9 +1,8 @@
 """Reads and writes rows of indexes.
 
-The only column of a row that changes is its version, the version of the entity that has written the
-row last. Whoever removes a row names the highest version that the row may have. So a late cleaner
-never removes a row that a later version of the entity needs, in whatever order the statements
-arrive.
+Only the version of a row changes: each write of the entity that needs the row sets it to the
+entity's version. A process that removes a row names the highest version that the row may have. So a
+cleaner that has read an old state of the entity cannot remove a row that a later version needs.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
 def insert(index: Index, row: IndexRow) -> None:
     """Insert ``row``, or raise its version if it is there. One or two statements."""
     with unbound():
-        # If the row exists already, its version is raised before a late cleaner can remove it.
+        # If an earlier version of the entity had the same row, the row may still exist. Its version
+        # is raised, so that a cleaner does not remove it as a row of the earlier version.
         if row.version > 1 and raise_version(index, row):
             return
         try:

@@ -29,14 +29,15 @@ SERVED: Final = "served"
 DROPPED: Final = "dropped"
 """Nobody writes rows, and there may be any."""
 
-#: Seconds for which a process uses a state that it has read.
+#: Seconds for which a process uses the state of an index after it has read the state from the
+#: database.
 REMEMBERED = 5.0
 _remembered: dict[str, tuple[str, float]] = {}
 _connections = AutonomousConnections()
 
 
 def state_of(index: Index) -> str:
-    """Return the state of ``index``. One query of the global database, every few seconds."""
+    """Return the state of ``index``. Costs one query of the global database every few seconds at most."""
     known = _remembered.get(index.label)
     if known is not None and time.monotonic() - known[1] < REMEMBERED:
         return known[0]
@@ -46,8 +47,7 @@ def state_of(index: Index) -> str:
 def read_state(index: Index) -> str:
     """Return the state of ``index`` as it is now. Costs one query to the global database.
 
-    If the caller is in a transaction, that transaction may see an older state. So the query runs
-    outside of it.
+    The query runs outside of the caller's transaction, which might see an older state.
     """
     asked_at = time.monotonic()
     connection, is_current = _connections.get(DEFAULT_DB_ALIAS)
@@ -56,7 +56,8 @@ def read_state(index: Index) -> str:
     state, declaration = rows[0] if rows else (WRITTEN, "")
     # The stored declaration is empty if a former version of this library has built the index.
     if state == SERVED and declaration not in ("", index.declaration):
-        # The index has changed since it was built, so its rows may be missing or on other shards.
+        # The index has changed since it was built. Its rows may be missing or on other shards, so
+        # reads may not use it, but writers write it.
         state = WRITTEN
     if is_current:
         _remembered[index.label] = (state, asked_at)

@@ -1,4 +1,7 @@
-"""The table of entities in the global database. The tables of stores belong to the apps that declare them."""
+"""The table of the states of entity indexes, in the global database.
+
+The tables of entities and of their indexes belong to the apps that declare the stores.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from sharded_orm.models.fields import ExactCharField
 
 
 class IndexState(models.Model):
-    """The state of an index. If an index has no row, processes write it and do not read it."""
+    """The state of an index of entities.
+
+    If an index has no row in this table, processes write to the index and do not read from it.
+    """
 
     #: The names of the store and the index, such as ``feed.index_user``.
     index: models.CharField[str, str] = ExactCharField(max_length=200, primary_key=True)

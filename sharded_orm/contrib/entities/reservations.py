@@ -156,8 +156,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # The row is kept. A writer that verifies its reservation would not wait for the commit of
-        # this removal, and would still find the row.
+        # The row is kept. Without row locks, another writer that verifies its reservation would not
+        # wait for this uncommitted removal: it would find the row, which is then removed.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
@@ -203,7 +203,8 @@ def _locks_rows(alias: str) -> bool:
 def _commits_apart(alias: str, other: str) -> bool:
     """Whether the caller has a transaction open on ``alias`` that is not committed together with ``other``."""
     connection: Any = connections[alias]
-    # Reading ``atomic_blocks`` lets a shard join the open transaction of its group.
+    # The attribute is read first, because reading it has an effect: the connection joins an open
+    # transaction of its shard group.
     blocks = connection.atomic_blocks
     if not blocks and connection.get_autocommit():
         return False

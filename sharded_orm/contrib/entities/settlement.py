@@ -25,8 +25,9 @@ class Settlement:
     """The differences between entities and the rows of an index.
 
     :param missing: rows to be inserted, by the alias of their shard.
-    :param at_risk: rows that exist, but may be removed by a late cleaner, by the alias of their
-        shard.
+    :param at_risk: rows whose version is to be raised to that of their entity, by the alias of their
+        shard. With the older version, a cleaner that has read an older state of the entity could
+        still remove them.
     :param left_over: rows to be removed, by the alias of their shard.
     :param failures: the entities whose rows could not be read or written, with the errors.
     """
@@ -40,8 +41,8 @@ class Settlement:
 def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
     """Compare ``entities`` with the rows of ``index`` on all shards that may have rows of theirs.
 
-    The entities must have been read before the call, so that rows of later versions are recognized
-    by their versions. Costs a query of each shard that may have rows.
+    The rows are read after the entities. So a row with a higher version than its entity belongs to a
+    later write, and is left alone. Costs a query of each shard that may have rows.
     """
     settlement = Settlement()
     at = index.names.index(index.shard_on)
@@ -137,7 +138,7 @@ def _present(
 ) -> dict[UUID, list[IndexRow]]:
     """Return the index rows of entities, keyed by entity id. One query for each shard.
 
-    A single query of all shards would send the ids of all entities to each shard.
+    Each shard is queried by itself, so that it gets only the ids of entities that may have rows there.
 
     :param keys: values of the property ``shard_on``, each with the entities that may have such rows.
     """

@@ -13,7 +13,7 @@ KIND = "entities clean"
 
 @contextmanager
 def leased(subject: str) -> Iterator[Lease]:
-    """Return a context manager during which no other cleaner works on ``subject``.
+    """Return a context manager that keeps other cleaners from the work named ``subject``.
 
     :raises OperationHeld: another cleaner works on it.
     """
@@ -23,8 +23,8 @@ def leased(subject: str) -> Iterator[Lease]:
         yield lease
     finally:
         try:
-            # The lease is a row of the journal of operations. It is deleted, because no work has to
-            # be resumed.
+            # The lease is a row in the journal of operations, which may be resumed after a crash.
+            # The row is deleted, because nobody has to resume a cleaner.
             lease.own_row().delete()
         finally:
             lease.release()

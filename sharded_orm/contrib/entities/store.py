@@ -276,7 +276,8 @@ class DataStore:
             if not index.unique and (values := index.values_of(stored)) is not None
         ]
         with unbound():
-            # Looked up now: when the entity is written, no error may come any more.
+            # The shard is looked up before the entity is written. If the lookup failed later, put()
+            # would raise an error although the entity was written.
             alias = self.alias_of(entity.id, key) if rows else ""
 
         def write() -> None:
@@ -382,8 +383,8 @@ class DataStore:
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The entity's row is locked meanwhile, so no update of others is lost, and this one does not
-        fail because of them. If the block raises an error, nothing is written.
+        The entity's row is locked meanwhile. So no update of another writer is lost, and none makes
+        this one fail. If the block raises an error, nothing is written.
 
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.

@@ -37,7 +37,8 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
         "version": models.BigIntegerField(),
         # Empty if the entity was deleted, while its index rows may still exist.
         "body": models.BinaryField(),
-        # The mark for the cleaner: set while index rows of the entity may be missing or left over.
+        # The time at which the entity was marked for the cleaner; NULL if it is not marked. It is marked
+        # while its index rows may be missing or left over.
         "marked_at": models.DateTimeField(null=True, db_index=True),
         # JSON: the index rows of former versions that may still exist.
         "pending": models.TextField(null=True),
@@ -76,9 +77,9 @@ def index_model(index: Index) -> type[ShardedModel]:
             )
         ]
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
-        # If some properties ascend and others descend, rows are sorted by an index of their own: a
-        # database reads the primary key either forwards or backwards. Properties before these do
-        # not matter, because a query's rows have equal values in them.
+        # If some properties ascend and others descend, the table needs one more database index for
+        # the order, because the primary key can only be read forwards or backwards. Properties up to
+        # the shard key do not matter: all rows of a query have equal values in them.
         ordered = [
             f"-{name}" if descends else name
             for name, descends in zip(index.names, index.descending, strict=True)

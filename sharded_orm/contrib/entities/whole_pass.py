@@ -51,7 +51,7 @@ class WholePart:
 
 
 def whole_parts() -> list[WholePart]:
-    """Return all parts: for each store, its entities, and then the rows of its indexes."""
+    """Return all parts of a pass over all stores: for each store, its entities, then its index rows."""
     parts = []
     for store in stores.values():
         for index in (None, *filter(index_states.is_written, store.indexes)):
@@ -117,7 +117,9 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
 def mark_lacking(
     store: DataStore, indexes: Sequence[Index], rows: Any, report: CleanReport
 ) -> Iterator[int]:
-    """Mark entities that lack index rows, for the cleaner. Yield the number of newly marked ones per batch.
+    """Mark entities that lack index rows, so that the cleaner writes the rows.
+
+    Yield the number of newly marked entities of each batch.
 
     :param rows: a query of the entities to compare.
     :raises django.db.OperationalError: at the end, if a shard of an index did not answer.
@@ -147,7 +149,10 @@ def mark_lacking(
 
 
 def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]:
-    """Remove the stale rows of an index on a shard. Yield the number of removed rows of each batch."""
+    """Remove rows of an index on a shard that do not match their entities.
+
+    Yield the number of removed rows of each batch.
+    """
     for rows in index_row_batches(index, alias):
         report.compared += len(rows)
         removed = 0

@@ -1,11 +1,12 @@
 """Reads and writes entries, the rows of lookups that name the shard key of a value.
 
 Each statement is committed at once by a connection of its own. A rollback of the caller's
-transaction does not undo it, and the caller's snapshot does not hide entries of others. Inside
-Django's ``TestCase``, the statements are a part of the test's transaction.
+transaction does not undo it. A read sees all committed entries, even those that others have written
+since the caller's transaction began. Inside Django's ``TestCase``, the statements are a part of the
+test's transaction.
 
-The entries of a lookup are in one table of the global database, or in a table of the project. The
-latter is on all shards of a group, and the value determines the shard of its entries.
+The entries of a lookup are in one table of the global database, or in a table of the project. A table
+of the project is on all shards of a group, and the value determines the shard of its entries.
 """
 
 from __future__ import annotations
@@ -155,19 +156,20 @@ def refuse_own_lock(table: EntryTable) -> None:
 
 
 def blocking_transaction(alias: str) -> Any:
-    """Return this thread's connection object of a database with one writer if it is in a transaction.
+    """Return this thread's connection object if its open transaction could block other connections.
 
-    The transaction counts even if it has not written yet, and so has no lock. Otherwise a program
-    would work only until its first write. Returns None on other databases, and outside of a
-    transaction.
+    That is so on databases with one writer at a time, such as SQLite. Returns None in other cases.
+
+    A transaction that has not written yet has no lock, but is returned as well. Otherwise an error
+    would depend on whether the program has written something before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None
     connection: Any = connections[alias]
     if connection.in_atomic_block:
         return connection
-    # A connection object that is not connected has no transaction, and get_autocommit() would connect
-    # it. So that is verified first.
+    # A connection object that is not connected has no transaction. get_autocommit() is not called on
+    # it, because the call would connect it.
     is_connected = connection.connection is not None
     return connection if is_connected and not connection.get_autocommit() else None
 
@@ -218,7 +220,8 @@ def take(
 ) -> bool:
     """Assign an existing entry to the change ``token``, and return whether the entry was there.
 
-    A change is one statement that writes rows with lookups, and has written the entry last.
+    A change is one statement that writes rows with lookups. Afterwards the entry has the token of the
+    change, the shard key of the row, and the session that writes it.
 
     :param key: the new shard key of the entry.
     :param writer: the database session of the change.
@@ -233,9 +236,9 @@ def take(
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
-    """Assign existing entries to the change ``token``, the statement after which no row has their values.
+    """Mark the entries of values that rows lose by a statement, with the ``token`` of that statement.
 
-    When the transaction of that statement ends, it may remove the entries.
+    The entries are kept until the transaction of the statement ends, because it may be rolled back.
     """
     now = time.time()
     groups: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
@@ -272,13 +275,13 @@ def entry_at(place: Place) -> StoredEntry | None:
 
 
 def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]:
-    """Yield the entries that were written last by one of the changes (row-writing statements) ``tokens``."""
+    """Yield the entries that were last written for one of the changes (statements) ``tokens``."""
     for some in _batches(tokens, BATCH):
         yield from _read(table, _statements(table).of_tokens(len(some)), some)
 
 
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of the changes ``tokens`` that their transactions are open at this time."""
+    """Record in the entries of the changes ``tokens`` that their transactions are still open now."""
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).renew(len(some)), (time.time(), *some))
 
@@ -390,9 +393,9 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
 
     own = blocking_transaction(table.alias)
     if own is not None and own.transaction_mode == "EXCLUSIVE":
-        # The read is sent on the open transaction: in this mode of SQLite, other connections cannot
-        # even read meanwhile. Nobody has written to the file since its BEGIN, so it reads what is
-        # committed.
+        # In this mode of SQLite, no other connection can read while this thread's transaction is
+        # open. So the query is sent in that transaction. It reads the committed rows, because nobody
+        # else can write to the file since the transaction began.
         with own.cursor() as cursor:
             return read(cursor)
     return _with_cursor(table, read)

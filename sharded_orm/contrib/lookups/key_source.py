@@ -19,7 +19,7 @@ MAX_REMEMBERED = 10_000
 class EntryGuess:
     """The shard key that this process remembers for a value of a unique lookup. It may be out of date.
 
-    A :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
+    Implements :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`.
     """
 
     remembered: dict[tuple[str, str], Any]
@@ -33,8 +33,8 @@ class EntryGuess:
 class EntryKeySource:
     """Finds shard keys in the entries of lookups. Thread-safe.
 
-    A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for one
-    value with many entries, or none if the column has no lookup.
+    Implements :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Costs one query, two for
+    one value with many entries, or none if the column has no lookup.
 
     No keys are returned for more than 500 values, nor if the entries are on several shards. Several
     queries would be needed then, and a row that changes its value between two of them could be missed.

@@ -1,8 +1,7 @@
 """Builds, compares and repairs lookups. If entries and rows differ, the rows are right (FriendFeed, FF4).
 
 All functions of this module may run while the site writes, may run several times, and may be killed
-at any point. After each of their steps, no entry is missing that existed before; some may be
-superfluous.
+at any point. No step removes an entry that a row needs. Superfluous entries may stay.
 """
 
 from __future__ import annotations
@@ -284,8 +283,9 @@ def _compare_batch(
             continue
         first[place] = row
         own = entry if entry is not None and entry.key == key else None
-        # A right entry is left alone, unless it belongs to a transaction that may still be open. A
-        # rollback of that transaction would remove it, so it is written again by itself.
+        # A right entry is left alone, unless its last write belongs to a transaction that may still
+        # be open. A rollback of that transaction could remove the entry, so it is written once more,
+        # outside of that transaction.
         if own is not None and not (repair and own.is_open):
             continue
         if not _still_has(lookup, alias, row):

@@ -77,9 +77,9 @@ def _refuse_rows_without_entries(
 ) -> None:
     """Refuse values of a unique lookup that other rows have, while the lookup is not built yet.
 
-    Such rows have no entries, so each shard is searched. The entries of the new rows are committed
-    before, so a transaction that writes the same value later finds them. Costs a query on each
-    shard for 500 values, and none after the lookup is built.
+    Such rows may have no entries, so each shard is searched. The entries of the new rows are
+    committed before this search, so a transaction that writes the same value later finds them. Costs
+    a query on each shard for 500 values, and none after the lookup is built.
     """
     places_by_lookup: dict[ModelLookup, list[Place]] = {}
     for place, (lookup, _) in rows.items():
@@ -154,8 +154,8 @@ def _take_unique(
                 return
             continue
         if watcher.owns(entry.token):
-            # The entry is this transaction's own. It has deleted a row with this value before, or
-            # has rolled back to a savepoint.
+            # This transaction has written the entry before, for a row that it has deleted since, or
+            # whose INSERT it has rolled back to a savepoint.
             if entry.key != key:
                 raise refuse_taken(
                     lookup,
@@ -169,8 +169,8 @@ def _take_unique(
                 raise refuse_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # The row is queried only after the entry's transaction has ended, because it can then no
-            # longer commit the row.
+            # This query comes after the check that the entry's transaction has ended: from then on,
+            # that transaction cannot commit a row with the value.
             if has_row(lookup, entry):
                 raise refuse_taken(
                     lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
@@ -241,5 +241,7 @@ def _outside_transactions(read: Callable[[], R]) -> R:
     """
     if not entries.is_committed_at_once():
         with unbound():
-            return read()  # Another thread would not see what Django's TestCase has written.
+            # The read stays in this thread, because another thread would not see what Django's
+            # TestCase has written.
+            return read()
     return entries.outside_transactions(read)

@@ -54,7 +54,7 @@ class FollowedRow:
 class RowFollower:
     """Writes the entries of lookups for each statement that changes rows of one model.
 
-    A :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`.
+    Implements :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`.
     """
 
     def __init__(self, lookups: Sequence[ModelLookup]) -> None:
@@ -70,10 +70,10 @@ class RowFollower:
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement has to be sent before its entries are written, in one transaction.
+        """Whether the statement needs a transaction, in which it is sent before its entries are written.
 
-        False for an INSERT of rows with known primary keys, if all its entries are of unique lookups: it
-        is sent after its entries, and outside of a transaction, which saves a round trip.
+        False for an INSERT of rows with known primary keys, if all its entries are of unique lookups.
+        That INSERT is sent after its entries, and outside of a transaction, which saves a round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)
@@ -82,8 +82,9 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # An entry of a lookup that is not unique needs the transaction: only the lock of its row protects
-        # it from a transaction that deletes a former row with the same primary key.
+        # If a lookup is not unique, the row is inserted first, in the same transaction, and so is
+        # locked. Otherwise a transaction that deletes a former row with the same primary key could
+        # remove the new row's entry.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)
@@ -104,8 +105,8 @@ class RowFollower:
         :raises LookupRefused: it is not known which values the rows get.
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
-            # Rows are imported from this connection's database, which is no shard of the model and has
-            # no lookups.
+            # This database is no shard of the model, so no lookup has its rows. Such a database is
+            # written, for example, when its rows are imported into shards.
             return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:
@@ -122,8 +123,8 @@ class RowFollower:
 
     def _watcher(self, compiler: Any) -> TransactionEntries:
         if compiler.connection.in_two_phase:
-            # Two phases are refused. A transaction whose database session has ended counts as
-            # rolled back, but a prepared one survives its session and may be committed later.
+            # A commit in two phases is refused. Lookups treat a transaction as rolled back when its
+            # database session has ended, but a prepared transaction may be committed after that.
             raise LookupRefused(
                 f"{self._lookups[0].model.__name__} has lookups, which cannot follow a commit in two"
                 " phases. Write its rows in a block of their own, without two_phase=True."
@@ -304,8 +305,8 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
     select.clear_select_clause()
     joins = any(select.alias_refcount[a] for a in select.alias_map if a != select.base_table)
     if select.group_by is not None or joins:
-        # The query becomes a subquery of primary keys: FOR UPDATE must not lock rows of joined
-        # tables, and databases refuse it for aggregates.
+        # A subquery finds the primary keys, and the outer query locks the rows. With FOR UPDATE, the
+        # query itself would also lock rows of joined tables, and databases refuse it with aggregates.
         inner = select
         inner.add_fields([query.get_meta().pk.attname])
         select = Query(query.model)
@@ -327,7 +328,8 @@ def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], A
     number = 0
     for alias in query.alias_map:
         if alias != query.base_table:
-            query.alias_refcount[alias] = 0  # No condition needs the join any more.
+            # The join is removed: it was for the conditions that primary keys replace below.
+            query.alias_refcount[alias] = 0
     for start in range(0, len(rows), MAX_UPDATED):
         query.clear_where()
         query.add_filter("pk__in", [row.pk for row in rows[start : start + MAX_UPDATED]])
@@ -376,7 +378,8 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
     for when in expression.cases:
         compared = _compared_pk(query, when.condition) if type(when) is When else None
         if compared is None:
-            # The condition does not compare the primary key, so this raises LookupRefused.
+            # The condition does not compare the primary key, so only the database can compute the new
+            # values. This call raises LookupRefused.
             plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
     # A row that no condition of the expression names gets its default.

@@ -13,17 +13,17 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The declarations of lookups on which queries may rely ("served"), as far as this process has read.
-# They are never read again: a lookup is not withdrawn while processes use it, see
-# docs/howto/lookups.md.
+# The declarations of lookups on which queries may rely ("served"). This process has read them from
+# the database, and does not read them again: a lookup is withdrawn only when no process uses it any
+# more, see docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
 
 def is_served(lookup: ModelLookup) -> bool:
     """Whether queries may rely on ``lookup`` as it is declared now. One query until the answer is yes.
 
-    If the declaration has changed, the answer is no until the lookup is built again: the entries of
-    a unique lookup differ from others, and another declaration may name another table.
+    If the declaration has changed, the answer is no until the lookup is built again. The entries of
+    unique lookups have another form, and the new declaration may name another table.
     """
     if is_known_to_be_served(lookup):
         return True
@@ -49,9 +49,9 @@ def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
 
     Those processes would not find the new entries in the declared table. One query for each lookup.
 
-    :param lookups: lookups on which this process does not know that queries may rely.
-    :raises LookupRefused: queries may rely on one of them, but with another table than the declared
-        one.
+    :param lookups: lookups that queries may not rely on yet, as far as this process knows.
+    :raises LookupRefused: queries rely on entries of one of the lookups in another table than the
+        declared table.
     """
     for lookup in lookups:
         states = LookupState.objects.using(DEFAULT_DB_ALIAS)
@@ -89,7 +89,7 @@ def serve(lookup: ModelLookup) -> None:
 
 
 def withdraw(name: str) -> str | None:
-    """Record that queries may not rely on the lookup ``name``. Other processes may still do so.
+    """Record that queries may not rely on the lookup ``name``. Other processes may still rely on it.
 
     :returns: the label of the model with the entries when the lookup was last in use; "" for the
         table of the global database; None if the lookup was never in use.
@@ -109,13 +109,14 @@ def forget(name: str) -> None:
 def after_migrate(*, using: str, **kwargs: Any) -> None:
     """Record that queries may not rely on lookups that no model declares any more.
 
-    In a test database, queries may rely on all others: it is new, so it has no rows without entries.
-    A receiver of ``post_migrate``, which Django also sends after a flush.
+    In a test database, record that queries may rely on all declared lookups: the database is new, so
+    it has no rows without entries. This is a receiver of ``post_migrate``, which Django also sends
+    after a flush.
     """
     if using != DEFAULT_DB_ALIAS:
         return
     declared = lookups_by_name()
-    # The rows of states are not deleted, because 'lookups drop' reads the entries' tables there.
+    # The rows are not deleted, because 'lookups drop' reads in them which tables have the entries.
     LookupState.objects.using(using).exclude(lookup__in=declared).update(served_since=None)
     if _is_test_database():
         for lookup in declared.values():

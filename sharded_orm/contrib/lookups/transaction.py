@@ -32,8 +32,8 @@ logger = logging.getLogger("sharded_orm.lookups")
 #: Seconds after which the transaction that has written an entry counts as ended, if the database cannot
 #: report whether its session still exists.
 QUARANTINE = 600.0
-#: Seconds after a commit before its entries are updated to say that the transaction has ended. The
-#: update is sent with the next transaction of the process that writes entries.
+#: The entries of a transaction are marked as ended at least this number of seconds after its commit.
+#: The process does so when it next writes entries.
 CLOSE_AFTER = 5.0
 #: The largest number of ended changes per table of entries that a process keeps in memory while the
 #: table's database does not answer. The entries of older changes are left as they are.
@@ -61,7 +61,7 @@ class EndedChanges:
     """Changes (statements) whose transactions have ended, while their entries do not say so. Thread-safe.
 
     The entries of many changes are closed (updated) in one statement. If the process dies before,
-    others find that its database sessions have ended, and so have its transactions.
+    other processes still find that the transactions have ended, because their sessions have ended.
     """
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class EndedChanges:
 
         To close an entry is to record in it that its transaction has ended. Costs one statement per
         table. If a table's database does not answer, the next attempt is made later, after a pause
-        that doubles with each failure. After :data:`CLOSE_ATTEMPTS` the entries are left as they
-        are.
+        that doubles with each failure. After :data:`CLOSE_ATTEMPTS` failures the entries are left as
+        they are.
         """
         now, due = time.monotonic(), list[tuple[EntryTable, ChangesToClose, list[str]]]()
         with self._lock:
@@ -103,8 +103,8 @@ class EndedChanges:
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # Entries of changes that are dropped here stay open. Other processes that find one wait
-            # until this process's session that has written it has ended.
+            # Some changes are dropped here, and their entries stay open. Another process that finds
+            # such an entry treats its transaction as open until the session that wrote it has ended.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]
@@ -190,7 +190,7 @@ class EntryChange(StatementChange):
         token = uuid4().hex[1:]
         self.fresh, self.taken, self.old = token + "f", token + "t", token + "o"
         self.has_fresh = self.has_taken = self.has_old = False
-        #: The columns that identify the entries of the new values.
+        #: The identities of the entries for the values that the statement writes.
         self.places: Collection[Place] = ()
         #: Whether the statement was sent. Set only for a statement that is sent after its entries.
         self.is_sent = False
@@ -265,7 +265,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def change(self) -> Iterator[EntryChange]:
-        """Return a context manager for one statement in a transaction, and the writes of its entries."""
+        """Return a context manager for a block that runs one statement and writes its entries.
+
+        The statement belongs to the open transaction.
+        """
         change = EntryChange()
         self._changes.append(change)
         try:
@@ -279,7 +282,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def statement(self) -> Iterator[EntryChange]:
-        """Return a context manager for one statement in autocommit, which is sent after its entries."""
+        """Return a context manager for one statement in autocommit.
+
+        Its entries are committed before the statement is sent.
+        """
         change = EntryChange()
         self._changes.append(change)
         try:
@@ -295,8 +301,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         is_undone = (
             not change.tables or not change.is_sent or isinstance(exc, IntegrityError | DataError)
         )
-        # A session that may still run the statement is not kept. So if there is one, the statement has
-        # ended.
+        # After an error, the connection object keeps no session that may still run the statement. So if
+        # it still has a session, the statement has ended.
         is_over = is_undone or bool(self._connection.session_id().connection)
         if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
             self.ended(False)
@@ -355,8 +361,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             # rows do no harm.
             return
         if not self._is_committed_at_once:
-            # The statements on entries are in the test's transaction, which Django's TestCase rolls
-            # back.
+            # Nothing needs to be removed: the entries were written in the test's transaction, which
+            # Django's TestCase rolls back.
             return
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))

@@ -1,4 +1,4 @@
-"""Counts the writes that were not delivered to mirrors yet, and those that relays have given up."""
+"""Counts writes that were not delivered to mirrors yet, and writes that relays have given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles the ORM's writes: those of sources are recorded in the outbox, those of mirrors are refused.
+"""Handles the ORM's writes: records writes of sources in the outbox, and refuses writes of mirrors.
 
 A source is a model that has mirrors. The outbox is a table on each shard."""
 
@@ -31,7 +31,7 @@ def follower_of(model: Any) -> OutboxFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # The model is the historical one of a migration. Its writes are treated as the current model's.
+    # A migration writes with a historical model. Such writes are handled as those of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -67,8 +67,8 @@ class OutboxFollower:
         """
         followed = self._followed
         if compiler.connection.shard.group != followed.options.group:
-            # Rows are imported from this connection's database, which is none of the source's shards
-            # and has no mirrors.
+            # This database is no shard of the model, so no mirror has copies of its rows. Such a
+            # database is written, for example, when its rows are imported into shards.
             return execute()
         if isinstance(followed, Mirror):
             _refuse_write_of_mirror(followed)
@@ -303,7 +303,8 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
 def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
     """Return the values that an INSERT of ``obj`` has stored; None if they cannot be read from ``obj``."""
     if type(obj) is not source.model or not source.keeps_values:
-        # The instance is of another class, perhaps a historical model, whose fields may differ.
+        # The instance may be of another class, such as the model of a migration, with other fields. So
+        # a delivery has to read the row.
         return None
     values = {name: obj.__dict__.get(name) for name in source.copied}
     if any(hasattr(value, "resolve_expression") for value in values.values()):
@@ -343,5 +344,5 @@ def _plain(field: Any, value: Any) -> Any:
         value = getattr(value, field.target_field.attname)
     try:
         return field.to_python(value)
-    except Exception:  # The database will refuse the value, or return another form of it.
+    except Exception:  # Unknown: the database will refuse the value, or convert it in its own way.
         return None

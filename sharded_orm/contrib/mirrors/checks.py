@@ -1,7 +1,7 @@
 """System checks of mirrors. The ids never change. No check queries a database.
 
 ============================  =====================================================
-``sharded_orm_mirrors.E001``  ``mirror_of`` or the model cannot make a mirror
+``sharded_orm_mirrors.E001``  ``mirror_of`` names no sharded model, or the model is none itself
 ``sharded_orm_mirrors.E002``  a mirror of a mirror
 ``sharded_orm_mirrors.E003``  multi-table inheritance
 ``sharded_orm_mirrors.E004``  no primary key that identifies one row of the source

@@ -24,7 +24,10 @@ class CompanionReport:
 
 
 class Companion(Protocol):
-    """A kind of copies, such as reference tables. An app registers its kind when it is ready."""
+    """What the command ``mirrors`` can do with another kind of copies, such as reference tables.
+
+    The app of the copies registers an instance by :func:`provide_companion` when it is ready.
+    """
 
     def labels(self) -> list[str]:
         """Return the labels of the models that have copies."""
@@ -59,7 +62,7 @@ _companions: list[Companion] = []
 
 
 def provide_companion(companion: Companion) -> None:
-    """Register a kind of copies, such as reference tables, for the command ``mirrors``."""
+    """Let the command ``mirrors`` also handle the copies of ``companion``, such as reference tables."""
     _companions.append(companion)
 
 
@@ -68,7 +71,10 @@ def companions() -> list[Companion]:
 
 
 def find_companion(name: str) -> tuple[Companion, str] | None:
-    """Return the kind of copies with a model of this name, and the model's label; None if none has."""
+    """Return the companion that copies the model with this name, and the label of the model.
+
+    Returns None if no companion has such a model.
+    """
     for companion in _companions:
         if (label := companion.find(name)) is not None:
             return companion, label

@@ -18,8 +18,8 @@ from sharded_orm.models.sharding.bound_key import unbound
 #: The largest number of rows, of the source and the mirror together, that are compared at once. A
 #: chunk may be larger if there are very many shards.
 CHUNK = 8000
-#: A chunk is divided among the shards. The smallest number of rows that each shard gets of it, even
-#: if there are very many shards.
+#: Each shard has a limit for its rows in a chunk: ``CHUNK`` divided by the number of shards, but not
+#: less than this number.
 FROM_SHARD = 50
 
 
@@ -142,8 +142,8 @@ def _compare_chunk(
     twice = []
     for row in source:
         pk, key = row[pk_at], row[key_at]
-        # If two rows of the source have the same id, no copy is left for the second row, which becomes
-        # suspect.
+        # A copy is removed from ``stored`` when its source row is found. If the source has two rows
+        # with one id, the second row finds no copy and becomes suspect.
         copy = stored.pop((homes.get(key, ""), pk), None)
         if copy is None or not is_same(copy, row[:-1], mirror.json_positions):
             suspect = Suspect(pk, row[-1], frozenset([key]))

@@ -30,12 +30,12 @@ from sharded_orm.models.sharding.options import ShardOptions, shard_options, tar
 
 
 def text_of(field: Any, value: Any) -> str:
-    """Return a value of a key field in the form in which the tables of mirrors store it."""
+    """Return the text that the tables of mirrors store for a primary key or shard key."""
     return str(target_field(field).get_prep_value(value))
 
 
 def value_of(field: Any, text: str) -> Any:
-    """Return the value of a key field that :func:`text_of` has turned into ``text``."""
+    """Return the primary key or shard key that :func:`text_of` has turned into ``text``."""
     return target_field(field).to_python(text)
 
 

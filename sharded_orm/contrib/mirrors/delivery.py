@@ -98,9 +98,10 @@ def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Ex
             partial(_deliver_to, mirror, rows),
             nothing_written=lambda _: True,
         )
-    except Exception as exc:  # The rows are delivered one by one below.
+    except Exception as exc:
         if len(rows) == 1 or is_outage(exc):
             return dict.fromkeys((row.pk for row in rows), exc)
+    # The batch failed, so its rows are delivered one by one to find out which of them fail.
     failures: dict[Any, Exception] = {}
     for row in rows:
         failures |= _deliver_batch(mirror, [row])
@@ -142,11 +143,13 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
         write_rows(mirror, alias, rows)
     except (KeyMoved, ShardMoved):
         raise
-    except Exception as exc:  # The rows are written one by one below.
+    except Exception as exc:
         if len(rows) == 1 or is_outage(exc):
             return dict.fromkeys((row.pk for row in rows), exc)
     else:
         return {}
+    # The shard has refused the rows together, so they are written one by one to find out which of
+    # them it refuses.
     failures: dict[Any, Exception] = {}
     for row in rows:
         failures |= _write_on_shard(mirror, alias, [row])
@@ -154,7 +157,7 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error does not concern the row: a server is down, or others hold its locks."""
+    """Whether the row did not cause the error: a server is down, or other processes hold locks."""
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
 
 
@@ -200,7 +203,7 @@ def read_source(
     return {
         values[pk_at]: (values[key_at], tuple(values))
         for *values, key in found
-        # One id may exist under several shard keys. Only the row with the wanted key is
-        # returned.
+        # The source may have rows with one id under several shard keys. Only the row with the
+        # wanted shard key is returned.
         if text_of(source.key, key) == key_texts.get(values[pk_at])
     }

@@ -118,7 +118,7 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare ``suspects``, rows that may differ, again. Add those that really differ to ``report``.
+    """Compare the rows ``suspects``, which may differ, once more. Add real differences to ``report``.
 
     :param repair: whether to repair these rows.
     """
@@ -277,10 +277,9 @@ def _recorded(
 
 
 def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
-    """Whether a relay will deliver the outbox entry to one of the shards on which the row differs.
+    """Whether the outbox entry still has to be delivered to a shard on which the row differs.
 
-    The existence of the entry proves nothing: entries that were delivered stay in the outbox for a
-    while.
+    This is decided by versions, because delivered entries also stay in the outbox for a while.
     """
     keys = entry.written.mirror_keys.get(mirror.key.attname, frozenset())
     aliases = set(aliases_of(mirror, keys).values())
@@ -297,14 +296,15 @@ def _may_be_newer(mirror: Mirror, entry: OutboxEntry, version: StoredVersion | N
         None,
         text_of(mirror.source.key, entry.written.key),
     ):
-        return True  # The versions cannot be compared. A delivery would read the source to decide.
+        # Versions under different shard keys cannot be compared, so the entry may be newer.
+        return True
     return entry.version > version.number
 
 
 def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
-    """Deliver the outbox entries of ``suspects``, then repair rows that still differ.
+    """Deliver the outbox entries of ``suspects``, which are rows that may differ from their source.
 
-    Must be called outside of a transaction.
+    Then repair rows that still differ. Must be called outside of a transaction.
     """
     found: dict[Any, list[Finding]] = {
         s.pk: [
@@ -345,8 +345,9 @@ def _repair(
         return False
     alias, entry = recorded
     if not _may_be_newer(mirror, entry, version):
-        # The source was restored from a backup, so its versions are lower than those of the mirror.
-        # The version of this row is lowered, so that writes of the source win from now on.
+        # After the source was restored from a backup, its new versions are lower than the version
+        # that the mirror has stored. That version is lowered, because the mirror would ignore
+        # writes with lower versions.
         assert difference.alias is not None
         reset = MirrorRow(row.pk, difference.source_key, entry.version - 1, row.values)
         write_rows(mirror, difference.alias, [reset], unchanged={row.pk: version})

@@ -17,7 +17,7 @@ class InvalidMirror(MirrorError, ImproperlyConfigured):
 
 
 class MirrorReadOnly(MirrorError, RuntimeError):
-    """The rows of a mirror are copies of those of its source, so only the source can be written."""
+    """A mirror cannot be written, because its rows are copies of its source. Write the source."""
 
 
 class WriteNotFollowed(MirrorError, RuntimeError):

@@ -25,8 +25,8 @@ class OutboxRow(models.Model):
     source: models.CharField[str, str] = ExactCharField(max_length=100)
     #: The primary key of the row, as text.
     row: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: The shard key of the row, as text. By this key, the row is found even after the key has
-    #: moved.
+    #: The shard key of the row, as text. A relay needs it to find the row, which may have moved to
+    #: another shard with its key.
     key: models.CharField[str, str] = ExactCharField(max_length=255)
     #: JSON: the shard keys in the mirrors that the row may have had before the write, or has after
     #: it. They are grouped by the name of the source's attribute.
@@ -53,7 +53,7 @@ class RowVersion(models.Model):
 
     A row of the mirror is written only together with a higher version, under the lock of this row.
     Versions of different shard keys of the source cannot be compared, because each shard of the
-    source counts for itself.
+    source numbers its writes by itself.
     """
 
     pk = models.CompositePrimaryKey("mirror", "row")

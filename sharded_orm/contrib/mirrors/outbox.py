@@ -67,9 +67,9 @@ def record(source: Source, alias: str, rows: Sequence[WrittenRow]) -> Recorded:
 
     Costs one statement per 500 rows.
 
-    :returns: a function that returns the entries of the outbox after the commit. The number of a row
-        that is sent with the COMMIT is not known before. The function raises VersionsExhausted if a
-        number is too large for a version.
+    :returns: a function to be called after the commit, which returns the entries of the outbox. The
+        id of an outbox row that is sent with the COMMIT is not known earlier. The function raises
+        VersionsExhausted if an id is too large for a version.
     """
     if len(rows) == 1 or not connections[alias].features.can_return_rows_from_bulk_insert:
         recorded = [(_record_one(source, alias, row), row) for row in rows]
@@ -115,7 +115,7 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
         {
             name: frozenset(value_of(fields[name], text) for text in texts)
             for name, texts in keys.items()
-            # Other attributes are left out: their mirrors were removed from the project.
+            # Names without a field are shard keys of mirrors that were removed from the project.
             if name in fields
         },
         row.epoch,

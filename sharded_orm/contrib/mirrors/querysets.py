@@ -16,9 +16,9 @@ from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
-# The number of times that the rows are compared. After a comparison that finds differences, the
-# rows are repaired and read again. So a second one finds differences only if rows cannot be
-# repaired, or are written all the time.
+# The largest number of comparisons. After a comparison that finds differences, the rows are repaired
+# and read again. So the second comparison finds differences only if rows cannot be repaired, or are
+# written all the time.
 _LOOKS = 3
 
 
@@ -69,7 +69,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 return
             try:
                 mend(mirror, suspects)
-            # The row cannot be repaired, because a shard is down or refuses the row.
+            # A row cannot be repaired, because a shard is down or refuses the row. So wrong rows are
+            # left out, or get the source's values in memory only.
             except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
@@ -87,8 +88,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # The query of the page runs once more: whether a row belongs to the page may depend on
-            # its nulls.
+            # The query of the page runs once more, because the kinds of null may have changed since,
+            # and may decide whether a row belongs to the page.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -105,7 +106,7 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Read again without rows that the source lacks, and set the others to the source's values."""
+        """Read the page again without rows that the source lacks. Give other rows the source's values."""
         position = mirror.names.index(mirror.key.attname)
         gone = [
             suspect.pk
@@ -142,7 +143,8 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     """Return the shard key and values that the source has for ``rows``, by primary key."""
     if not rows:
         return {}
-    assert mirror.own_source_key is not None  # A system check ensures this.
+    # A system check requires this field of a mirror with verified reads.
+    assert mirror.own_source_key is not None
     attname = mirror.own_source_key.attname
     with uncached():
         return source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
@@ -156,7 +158,7 @@ def _differs(
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    # The key is loaded if it was deferred, because another key means another row.
+    # A deferred shard key is loaded, because a row with another shard key is another row.
     getattr(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []

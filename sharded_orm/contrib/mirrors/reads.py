@@ -90,8 +90,8 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
         return {
             pk: (key, tuple(values))
             for *values, pk, key in values_of(mirror, rows, names)
-            # One id may exist under several shard keys. Only the row with the wanted key is
-            # returned.
+            # The source may have rows with one id under several shard keys. Only the row with the
+            # wanted shard key is returned.
             if texts.get(pk) in (None, text_of(source.key, key))
         }
 

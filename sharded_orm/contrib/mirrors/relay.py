@@ -1,7 +1,7 @@
 """The relay, which delivers writes that are left in the outboxes of shards.
 
-Any number of relays may run. Two relays that deliver the same row do no harm, because the version
-of the row decides. The lease that each takes only spares them the double work.
+Any number of relays may run. Two relays that deliver the same row do no harm, because an older
+version never overwrites a newer one. The lease that each takes only prevents double work.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _relay_shard(
             deliver_batch(alias, batch, report)
     finally:
         try:
-            # The lease is a row of the journal of operations. It is deleted, because no work has to
-            # be resumed.
+            # The lease is a row in the journal of operations, which may be resumed after a crash.
+            # The row is deleted, because nobody has to resume a relay.
             lease.own_row().delete()
         finally:
             lease.release()

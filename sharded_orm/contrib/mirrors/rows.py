@@ -26,8 +26,8 @@ from sharded_orm.contrib.mirrors.statements import insert_version
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
-# The number of attempts to write rows while others write the same rows. A collision ends when the
-# other writer has committed, so even a second one is rare.
+# The number of attempts to write rows while other processes write the same rows. An attempt fails
+# only until the other process has committed, so a second attempt rarely fails.
 _ATTEMPTS = 5
 
 is_writing = _writing.get
@@ -79,8 +79,8 @@ def write_rows(
     """Write ``rows`` of ``mirror`` on the shard ``alias``, unless the shard has newer versions of them.
 
     All rows are written in one transaction. May be called again with the same rows. Costs two
-    statements for new rows, and for others some more and one per row. The statements for a single new
-    row are sent with the COMMIT, if the backend can do so.
+    statements if all rows are new. Otherwise it costs a few more, and one for each row. The statements
+    for a single new row are sent with the COMMIT, if the backend can do so.
 
     :param rows: at most one for each primary key.
     :param unchanged: for repairs: the versions that the shard had before the source was read, by
@@ -90,12 +90,13 @@ def write_rows(
     :raises IdUsedTwice: the source has two rows with one of the ids.
     :raises django.db.IntegrityError: a constraint of the mirror refuses a row.
     """
-    rows = sorted(rows, key=lambda row: _text(mirror, row))  # All writers lock rows in this order.
+    # All writers lock rows in this order, so that they do not deadlock.
+    rows = sorted(rows, key=lambda row: _text(mirror, row))
     for attempt in range(_ATTEMPTS):
         try:
             with transaction.atomic(using=alias), _writing_mirror():
-                # No query looks for stored rows first: the primary key of the versions refuses a
-                # row that is not new.
+                # New rows are inserted without a query for stored rows. If a row is not new, the
+                # primary key of the table of versions refuses the INSERT.
                 if attempt == 0 and all(row.is_new and row.values is not None for row in rows):
                     connection: Any = connections[alias]
                     # Only a single row is sent with the COMMIT: the packet with many rows might be
@@ -172,8 +173,8 @@ def _decided_by_source(
 ) -> MirrorRow | None:
     """Return the row to write for an id that the shard had under another shard key of the source.
 
-    The two versions cannot be compared, so the source decides. It is read while the version is
-    locked, so no earlier holder of this lock has read a newer state.
+    Versions under different shard keys cannot be compared, so the source is read to decide. The
+    caller holds the lock of the stored version, so nobody before it has read a newer state.
 
     :returns: None if the stored row stays.
     :raises IdUsedTwice: the source has rows with the id under both keys.
@@ -202,7 +203,10 @@ def _decided_by_source(
 def stored_versions(
     mirror: Mirror, alias: str, pks: Iterable[Any]
 ) -> dict[Any, StoredVersion | None]:
-    """Return the versions of rows on the shard ``alias``, by primary key. None if it never had the row."""
+    """Return the versions of rows on the shard ``alias``, by primary key.
+
+    The version is None for a row that the shard has never had.
+    """
     texts = {pk: text_of(mirror.source.pk, pk) for pk in pks}
     stored = _version_rows(alias).filter(mirror=mirror.label, row__in=texts.values())
     known = _by_row(stored)
@@ -269,7 +273,7 @@ def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> N
 def _lock_versions(
     mirror: Mirror, alias: str, rows: Sequence[MirrorRow]
 ) -> dict[str, StoredVersion]:
-    """Return the versions that the shard has of ``rows``, and lock them."""
+    """Lock and return the stored versions of ``rows``, by the text of the primary key."""
     versions = _versions(mirror, alias, rows)
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")

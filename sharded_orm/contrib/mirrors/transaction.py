@@ -38,7 +38,8 @@ class SourceChange(StatementChange):
         #: A function that returns the outbox entries of the rows; None until the rows are in the
         #: outbox.
         self.recorded: Recorded | None = None
-        #: Which write to the outbox in the transaction, counted from 1, had the rows; 0 if none had.
+        #: The number of the write to the outbox that recorded the rows, counted from 1 in each
+        #: transaction; 0 until the rows are recorded.
         self.recording = 0
         self.is_delivered = False
 
@@ -46,9 +47,9 @@ class SourceChange(StatementChange):
 class TransactionChanges(StatementWatcher[SourceChange]):
     """The changes of sources in one transaction: recorded before its commit, and delivered after it.
 
-    The rows are locked by the transaction until its end. So they may get their numbers in the outbox at
-    any time between their statement and the commit: the later a transaction commits, the higher its
-    numbers are.
+    The changed rows may be recorded at any time between their statement and the commit. The
+    transaction locks them until its end, so the next transaction that changes one of them gets a
+    higher outbox number for it.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -62,14 +63,17 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         # was set.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
-        # Whether rows may be missing in the database although their statements have succeeded.
+        # Whether the database may lack rows although their statements have succeeded.
         self._may_lack_rows = False
-        #: Whether changes may be delivered to mirrors: True while the transaction is open, and after
-        #: its commit. The hook that delivers them is called while it is open in tests only.
+        #: Whether changes may be delivered to mirrors: False unless an ended transaction was committed.
+        #: It is True before the end, because in tests the delivery runs in the open transaction.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
-        """Return a new record of the rows that a statement changes. Call this before it is sent."""
+        """Return a new record of the rows that a statement changes.
+
+        Must be called before the statement is sent.
+        """
         change = SourceChange(source)
         self._changes.append(change)
         return change
@@ -92,8 +96,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             if not change.is_undone and change.recorded is None:
                 change.recorded = record(change.source, self._connection.alias, change.rows)
                 change.recording = self._recordings
-        # Empty the list only now. If the program catches an error from above, the remaining rows must
-        # be recorded later.
+        # The list is emptied only after all rows are recorded. If there was an error and the program
+        # has caught it, the remaining rows must be recorded later.
         self._pending = []
 
     def deliver_after_commit(self) -> None:
@@ -119,7 +123,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() has not recorded the rows.
+        # In a TestCase nothing is committed, so before_commit() was not called to record the rows.
         self._record()
         by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
         for change in self._changes:
@@ -200,9 +204,9 @@ class DeferrableDelivery:
     def __call__(self) -> None:
         in_use = sorted(filter(in_transaction, self._groups))
         if in_use and not self._is_deferred:
-            # This thread has a transaction open on a shard, and the delivery would become a part of
-            # it. So the delivery waits for its end. It waits only once, because in a TestCase a
-            # transaction is always open.
+            # The delivery would become a part of the transaction that this thread has open on a shard,
+            # so it waits until that transaction ends. The delivery waits only once, because in a
+            # TestCase a transaction is always open.
             self._is_deferred = True
             wrapper: Any = connections[in_use[0]]
             open_aliases = sorted(wrapper.open_transactions())

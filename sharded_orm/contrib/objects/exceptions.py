@@ -56,4 +56,4 @@ class InvalidPageSize(ObjectError, ValueError):
 
 
 class InvalidCursor(ObjectError, ValueError):
-    """A text is not a cursor, the position where a page of a mapping ends."""
+    """A text does not describe a :class:`Cursor`, a position in a mapping where a page ends."""

@@ -215,7 +215,7 @@ def _text(value: Any) -> str | None:
     try:
         return json.dumps(value, default=repr)
     except (TypeError, ValueError):
-        return None  # The value cannot be stored; save() will report that.
+        return None  # JSON cannot represent the value, so save() will raise an error for it.
 
 
 def values_were_read(instance: Any) -> None:

@@ -116,7 +116,7 @@ class MappingEntry(ShardedModel, metaclass=MappingBase):
 
 
 class Mapping(MappingEntry):
-    """Which objects belong to an object, in an order: from one side to the other (Pinterest, P7).
+    """A table that records which target objects belong to a source object, in order (Pinterest, P7).
 
     ::
 

@@ -84,7 +84,10 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         return bool(self._entry(source, target).exists())
 
     def count(self, source: Any) -> int:
-        """Return the number of objects that a mapping has for ``source``, with deleted ones. One statement."""
+        """Return the number of objects that a mapping has for ``source``. One statement.
+
+        Deleted objects are counted as well.
+        """
         return int(self._entries(source).count())
 
     def page(

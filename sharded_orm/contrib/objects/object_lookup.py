@@ -150,7 +150,7 @@ class ObjectLookupBase(ShardedModelBase):
 
 
 class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
-    """Leads from a value that is given, such as an id at Facebook, to an object (Pinterest, P11).
+    """A table that finds an object by a value from outside, such as an id at Facebook (Pinterest, P11).
 
     ::
 

@@ -24,8 +24,8 @@ class Batch(dict[Any, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        #: The errors of the objects whose bodies cannot be read, with the same kind of keys. The
-        #: errors are also logged.
+        #: The errors of the objects whose bodies cannot be read, by the key that the object would
+        #: have in this dict. The errors are also logged.
         self.damaged: dict[Any, DamagedObject] = {}
 
 

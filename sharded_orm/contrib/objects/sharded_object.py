@@ -39,7 +39,8 @@ class ObjectBase(ShardedModelBase):
             _refuse_concrete_base(name, bases)
             options = _options(name, bases, attrs)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
-            pk.creation_counter = -1  # Its column is the first, before those of the base class.
+            # The column of the id comes first in the table, before those of the base class.
+            pk.creation_counter = -1
             attrs |= {
                 "_object": options,
                 "id": pk,
@@ -145,7 +146,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         # transaction would make it unusable.
         prepare_body(self, self._state.adding)
         if not self._state.adding and "ts" in self.__dict__:
-            # Keep the stored time: the UPDATE sets a new time in memory, even if it fails.
+            # Remember the stored time, because the UPDATE replaces it in memory even if it fails.
             self.__dict__.setdefault("_stored_ts", self.ts)
         # A receiver of pre_save may save the object as well. _do_update() of the outer save() then
         # needs the time that the inner save() has stored.

@@ -14,8 +14,8 @@ class ReferencesConfig(AppConfig):
     label = "sharded_orm_references"
     verbose_name = "Reference tables"
     default_auto_field = "django.db.models.BigAutoField"
-    #: Fixtures leave out the tables of this app. The tables tell how far the copies on this site's
-    #: shards have come, which would be wrong on the site that loads the fixture.
+    #: Fixtures leave out the tables of this app. The tables record which changes the copies on this
+    #: site's shards have, which would be wrong on the site that loads the fixture.
     is_left_out_of_fixtures = True
 
     def ready(self) -> None:

@@ -34,7 +34,10 @@ def require_hooks() -> None:
 
 
 def in_test_case() -> bool:
-    """Whether Django's ``TestCase`` holds a transaction open on the global database, and on all others."""
+    """Whether the open transaction of the global database is the one around a test of ``TestCase``.
+
+    Django then has such a transaction open on all other databases as well.
+    """
     connection: Any = connections[DEFAULT_DB_ALIAS]
     return any(block._from_testcase for block in connection.atomic_blocks)
 

@@ -29,9 +29,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSource(Source):
-    """A reference model, described like a source of mirrors: the same classes record its writes.
+    """A description of a reference model, in the form of a source of mirrors.
 
-    Its primary key stands for the shard key, which it does not have.
+    The classes that record the writes of sources can so record its writes as well. A reference model
+    has no shard key, so :attr:`key` is its primary key.
     """
 
     what: ClassVar[str] = "is a reference table"

@@ -1,4 +1,4 @@
-"""Updates the copies of global rows on shards."""
+"""Updates the copies of reference tables on shards from the rows in the global database."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
-# Seconds that a delivery waits for locks that others hold on a shard. All writers of reference tables
-# wait as long, because the delivery holds the lock of these tables. On MariaDB and MySQL, the setting
-# is innodb_lock_wait_timeout; on SQLite, the option timeout.
+# Seconds that a delivery waits for locks that others hold on a shard. It is short, because the delivery
+# holds the lock of the reference tables, so all their writers wait as well. On MariaDB and MySQL, the
+# setting is innodb_lock_wait_timeout; on SQLite, the option timeout.
 _PATIENCE = 2.0
 
 
@@ -54,7 +54,7 @@ def bring_all(
     anew: Iterable[Any] = (),
     stopping: Callable[[], bool] = lambda: False,
 ) -> CopyReport:
-    """Update the copies on all shards to the current version of the global rows.
+    """Update the copies on all shards to the current rows of the reference tables.
 
     Must be called outside of a transaction. May be called by many processes at the same time, and
     again after any interruption. If a shard does not answer, it is left out, as are the other
@@ -96,10 +96,10 @@ def bring_all(
 def bring(
     shard: Shard, models: Sequence[Any], version: Version, *, anew: Collection[Any] = frozenset()
 ) -> int | None:
-    """Update the copies on one shard to the current version of the global rows, in one transaction.
+    """Update the copies on one shard to the current rows of the reference tables, in one transaction.
 
     :param models: all reference models, in the order of :func:`~.declaration.reference_models`.
-    :param version: a version that the global rows had when the caller read it.
+    :param version: the version of the reference tables when the caller read it.
     :param anew: models whose copies are compared row by row, even if they seem to be up to date.
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
@@ -132,8 +132,9 @@ def states_on(alias: str) -> dict[str, Any]:
 def lock_states(alias: str) -> dict[str, Any]:
     """Return the versions of the copies on a shard, and lock them until the end of its transaction.
 
-    Call this before the global rows are read. The lock of the global rows ends if its session is
-    lost. Then the next holder of that lock waits here, so it writes its copies last.
+    Call this before the rows in the global database are read. The caller also holds the lock of the
+    reference tables, which another process gets if the caller's session is lost. That process then
+    waits here, so that it writes its newer copies last.
 
     :raises django.db.OperationalError: others hold the rows of the shard. All later statements of
         the transaction may raise the error as well.
@@ -160,7 +161,10 @@ def may_be_continued(
 
 
 def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
-    """Return those of ``models`` whose copies on a shard are older than ``version``, or must be compared."""
+    """Return those of ``models`` whose copies on the shard ``alias`` are not up to date.
+
+    Also returns models whose copies may differ for another reason, such as another list of columns.
+    """
     states = states_on(alias)
     return [
         model

@@ -1,4 +1,7 @@
-"""Compares the copies on a shard with the global rows, and writes copies that differ."""
+"""Compares copies on a shard with the rows of reference tables in the global database.
+
+Also writes the copies that differ.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ def writing_copies() -> Iterator[None]:
 
 @dataclass
 class CopyDifference:
-    """The differences between the global rows of ``model`` and their copies on a shard.
+    """The differences between the rows of ``model`` in the global database and their copies on a shard.
 
     :param missing: values of rows that the shard lacks, in the order of the copied fields.
-    :param stale: values of global rows whose copies on the shard have other values.
-    :param orphaned: primary keys of copies without a global row.
+    :param stale: values of rows in the global database whose copies on the shard have other values.
+    :param orphaned: primary keys of copies whose row is not in the global database.
     :param compared: number of rows that were compared.
     """
 
@@ -76,7 +79,7 @@ def compare_rows(
     newest_first: bool = False,
     sample: float | None = None,
 ) -> CopyDifference:
-    """Compare the copies on the shard ``alias`` with the global rows.
+    """Compare the copies on the shard ``alias`` with the rows in the global database.
 
     Costs two queries per 500 rows. If all rows are compared, costs two more per 500 copies.
 
@@ -153,11 +156,13 @@ def _pages(model: Any, alias: str, newest_first: bool, sample: float | None) -> 
 
 
 def apply(found: Sequence[CopyDifference], alias: str) -> None:
-    """Make the copies on ``alias`` equal to the global rows, in the shard's open transaction.
+    """Make the copies on the shard ``alias`` equal to the rows in the global database.
+
+    Must be called in an open transaction of the shard.
 
     :param found: the differences, in the order of :func:`~.declaration.reference_models`.
-    :raises django.db.IntegrityError: rows of the shard refer to an orphaned copy, one without a
-        global row. SQLite and PostgreSQL raise the error at the commit.
+    :raises django.db.IntegrityError: rows of the shard refer to a copy whose row is not in the
+        global database. SQLite and PostgreSQL raise the error at the commit.
     """
     found = [each for each in found if len(each)]
     if not found:
@@ -216,9 +221,9 @@ def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
-    # Foreign keys are not checked here, so the order of the copies does not matter. The global
-    # database has checked the foreign keys between reference tables, and no row of the shard loses
-    # the row to which it refers.
+    # Foreign keys are not checked here, so the order of the copies does not matter. This is safe: the
+    # global database has checked the foreign keys between reference tables, and each copy that is
+    # deleted here is inserted again.
     with connections[alias].constraint_checks_disabled():
         for each in found:
             if replace:

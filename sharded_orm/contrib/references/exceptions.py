@@ -17,7 +17,7 @@ class InvalidReferenceModel(ReferenceTableError, ImproperlyConfigured):
 
 
 class CopyReadOnly(ReferenceTableError, RuntimeError):
-    """The rows on a shard are copies of global rows, so only the global rows can be written."""
+    """Rows of a reference table on a shard are copies. Only the global database can be written."""
 
 
 class ReferenceRowKept(ReferenceTableError, IntegrityError):

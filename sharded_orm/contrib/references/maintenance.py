@@ -32,7 +32,7 @@ from sharded_orm.topology.model import Shard
 
 
 class ReferenceTables:
-    """The copies of reference tables, as a kind of copies for ``manage.py mirrors``.
+    """The operations of ``manage.py mirrors`` on the copies of reference tables.
 
     Implements :class:`~sharded_orm.contrib.mirrors.companions.Companion`.
     """
@@ -53,7 +53,9 @@ class ReferenceTables:
     def check(
         self, label: str, *, repair: bool, newest_first: bool, sample: float | None
     ) -> CompanionReport:
-        """Compare copies with the global rows. A change that a relay will deliver is not a difference.
+        """Compare the copies on shards with the rows in the global database.
+
+        A change that a relay will still deliver is not a difference.
 
         Costs four queries per 500 rows and shard.
 

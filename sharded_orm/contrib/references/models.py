@@ -1,4 +1,4 @@
-"""The base class of reference models, and the tables with the versions of global rows and copies."""
+"""The base class of reference models, and the tables with the versions of their rows and copies."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ class TableVersion(models.Model):
 
     _has_copies_on_shards: ClassVar[bool] = True
 
-    #: The label of a reference model, such as ``geo.Country``; empty for the global rows.
+    #: The label of a reference model, such as ``geo.Country``; empty in the global database.
     name: models.CharField[str, str] = ExactCharField(max_length=100, primary_key=True)
     version: models.BigIntegerField[int, int] = models.BigIntegerField()
     #: A random number that identifies the sequence of versions. After a flush, a new sequence
     #: begins.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: JSON: primary keys, as text, of copies that were removed before their global rows. Either the
-    #: global row is deleted soon, or the copy has to be restored.
+    #: JSON: primary keys, as text, of copies that were removed while their row still exists in the
+    #: global database. If that row is not deleted soon, the copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
-    #: A hash of the names of the copied columns. Processes with other code may copy other columns.
+    #: A hash of the names of the columns that were copied. If the running code copies other columns,
+    #: all rows must be compared.
     columns: models.CharField[str, str] = models.CharField(max_length=64, default="")
 
     class Meta:
@@ -64,7 +65,10 @@ class TableVersion(models.Model):
 
 
 class ChangedRow(models.Model):
-    """The version of the last change of a global row. It is kept after the row was deleted."""
+    """The version at which a row of a reference table was last changed in the global database.
+
+    This record is kept after the row was deleted.
+    """
 
     pk = models.CompositePrimaryKey("name", "row")
     #: The label of the model.

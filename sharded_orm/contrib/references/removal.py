@@ -1,8 +1,8 @@
 """Removes the copies of rows that are about to be deleted, before the rows themselves.
 
-So no row on a shard can begin to refer to a row that is being deleted. In the same transaction, the
-shard records which copies were removed. If the deletion fails, the next update of the shard finds
-the global row, and restores the copy.
+So no row on a shard can begin to refer to a row that is being deleted. In the transaction that
+removes copies, the shard records which copies they were. If the deletion of a row then fails, the
+next update of the shard finds the row in the global database, and restores the copy.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ logger = logging.getLogger("sharded_orm.references")
 
 
 def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
-    """Delete the copies of global rows on all shards, in one transaction per shard.
+    """Delete the copies of rows of ``model`` on all shards, in one transaction per shard.
 
-    Called in the transaction that is about to delete the global rows. That transaction holds the
-    lock of the reference tables from now on. If a shard refuses, the copies on the other shards are
-    restored.
+    Called in the transaction that is about to delete the rows in the global database. That
+    transaction holds the lock of the reference tables from now on. If a shard refuses, the copies on
+    the other shards are restored.
 
     :param pks: the primary keys of the rows.
     :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or
         this thread has an open transaction on a shard.
     """
-    if not has_tables():  # Without the tables of versions, no shard has copies.
+    if not has_tables():  # The tables of this app are not migrated yet, so no shard has copies.
         return
     _refuse_open_transactions(model)
     lock()
@@ -96,8 +96,8 @@ class _Removal:
         alias, before = self._alias, self._before
         try:
             with transaction.atomic(using=alias):
-                # Restore the copies only if the versions are unchanged: if the lock was lost
-                # meanwhile, others may have written newer copies.
+                # Restore the copies only if the shard still has the state that run() has stored. If
+                # this thread lost its lock, another process may have written newer copies.
                 unchanged = versions_on(alias).filter(
                     pk=before.pk,
                     version=before.version,

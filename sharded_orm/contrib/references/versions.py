@@ -22,16 +22,20 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 from sharded_orm.contrib.references.models import ChangedRow, TableVersion
 from sharded_orm.database_clock import DatabaseClock
 
-#: The name in the row that has the version of all global rows, in the global database.
+#: The name in the row of :class:`TableVersion` that has the version of all reference tables together.
+#: Only the global database has this row.
 GLOBAL = ""
 #: The number of rows that one statement reads or writes.
 BATCH = 500
 
 
 def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
-    """Refuse rows of a fixture. A receiver of ``pre_save``.
+    """Refuse to load rows of this app from a fixture. A receiver of ``pre_save``.
 
-    :raises InvalidReferenceModel: the fixture has versions, which would mark copies as up to date.
+    The versions in the fixture are those of the site that made it. Here they would mark outdated
+    copies as up to date.
+
+    :raises InvalidReferenceModel: the fixture has such rows.
     """
     if raw and sender in (TableVersion, ChangedRow):
         raise InvalidReferenceModel(
@@ -41,7 +45,7 @@ def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
 
 
 def begin_history(using: str, **kwargs: Any) -> None:
-    """Insert the row with the version of all global rows, so that no writer has to insert it.
+    """Insert the row with the version of all reference tables, so that no writer has to insert it.
 
     A receiver of ``post_migrate``.
     """
@@ -57,17 +61,17 @@ def _first_version() -> TableVersion:
     return TableVersion(name=GLOBAL, version=0, history=secrets.randbits(63))
 
 
-#: The names of global databases that are known to have the tables of versions. Tests use another
-#: database.
+#: The names of global databases that are known to have this app's tables. There may be several
+#: names in one process, because tests use another database.
 _with_tables: set[str] = set()
 
 
 def has_tables() -> bool:
-    """Whether the global database has the tables of versions. Costs a query until it has them.
+    """Whether the global database has the tables that record changes of reference tables.
 
-    Without these tables, no shard has copies with a known version, so the first delivery compares
-    all rows. Changes need not be recorded until then. This lets other apps be migrated first, and
-    write reference tables.
+    As long as they are missing, changes need not be recorded, because the first delivery of copies
+    compares all rows anyway. So other apps may be migrated before this app, and may write reference
+    tables. Costs a query per call until the tables exist.
     """
     connection = connections[DEFAULT_DB_ALIAS]
     name = str(connection.settings_dict["NAME"])
@@ -90,22 +94,25 @@ def changes() -> QuerySet[ChangedRow]:
 
 @dataclass(frozen=True)
 class Version:
-    """A version of the global rows, and the random number of the sequence to which it belongs."""
+    """A version (``number``) of the rows of all reference tables in the global database.
+
+    ``history`` is a random number for the sequence of versions. A flush begins a new sequence.
+    """
 
     history: int
     number: int
 
 
 def global_version() -> Version:
-    """Return the version of the global rows."""
+    """Return the version of the reference tables in the global database."""
     row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).first()
     return Version(0, 0) if row is None else Version(row.history, row.version)
 
 
 def is_before(state: TableVersion, now: Version) -> bool:
-    """Whether the version in ``state`` is not after ``now``, in the same sequence of versions.
+    """Whether ``state`` and ``now`` are of one sequence of versions, and ``state`` is not the later one.
 
-    False if a new sequence has begun since, as after a flush.
+    A flush begins a new sequence, so versions before and after it cannot be compared.
     """
     return state.history == now.history and state.version <= now.number
 
@@ -124,13 +131,15 @@ def lock() -> Version:
 
 
 def record(rows: Mapping[Any, Iterable[Any]]) -> None:
-    """Raise the version, and record that rows were changed. Called before the commit of the transaction.
+    """Raise the version of the reference tables, and record which rows were changed.
+
+    Called just before the commit of the transaction that has changed the rows.
 
     :param rows: primary keys of the changed rows, by model.
     """
     lock()
-    # The number is raised before it is read: at the isolation level REPEATABLE READ, a read before
-    # the write might return an older number.
+    # The version is raised before it is read. At the isolation level REPEATABLE READ, a read before
+    # the UPDATE might return an older version.
     versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
     version = global_version().number
     for model, pks in rows.items():
@@ -161,17 +170,17 @@ def changed_since(model: Any, version: int) -> list[Any]:
 
 
 def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
-    """Return the primary keys of copies that a shard has removed because their rows were to be deleted.
+    """Return the primary keys of copies that a shard has removed before their rows were deleted.
 
-    :param row: the version row of the model on the shard.
+    :param row: the shard's row of :class:`TableVersion` for the model.
     """
     return [value_of(model._meta.pk, text) for text in json.loads(row.removed)]
 
 
 def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
-    """Record on a shard that copies were removed because their global rows are about to be deleted.
+    """Record on a shard that copies were removed before their rows in the global database.
 
-    :param row: the version row of the model on the shard.
+    :param row: the shard's row of :class:`TableVersion` for the model.
     :param pks: the primary keys of the copies.
     :returns: the new value of the column ``removed``.
     """

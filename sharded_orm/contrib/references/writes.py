@@ -1,4 +1,7 @@
-"""Handles the ORM's writes of reference tables: those of global rows are recorded, those of copies refused."""
+"""Handles the ORM's writes of reference tables.
+
+Writes in the global database are recorded. Writes of the copies on shards are refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def follower_of(model: Any) -> ReferenceFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
-    # The model is the historical one of a migration. Its writes are treated as the current model's.
+    # A migration writes with a historical model. Such writes are handled as those of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -98,7 +101,7 @@ class ReferenceFollower:
 
 
 class ReferenceWrite(SourceWrite):
-    """One statement that writes global rows of a reference table."""
+    """One statement that writes rows of a reference table in the global database."""
 
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         if pks and isinstance(self._query, DeleteQuery):
@@ -148,8 +151,8 @@ class ReferenceChanges(TransactionChanges):
         if rows and has_tables():
             record(rows)
             self._has_news = True
-        # Only now: if record() fails and the program catches the error, the changes must be
-        # recorded later. To record a row twice does no harm.
+        # The flags are set only after record() has succeeded. If it fails and the program catches the
+        # error, the changes must be recorded later. To record a row twice does no harm.
         for change in changes:
             change.is_delivered = True
 
@@ -157,7 +160,7 @@ class ReferenceChanges(TransactionChanges):
         self._hook = None
         if not self._may_deliver:
             return
-        # In a TestCase nothing is committed, so before_commit() has not recorded the changes.
+        # In a TestCase nothing is committed, so before_commit() was not called to record the changes.
         self._record()
         if self._has_news:
             self._has_news = False
@@ -168,7 +171,8 @@ class CopyDelivery(DeferrableDelivery):
     """Updates the copies on all shards after the commit of a transaction."""
 
     def __call__(self) -> None:
-        # In a TestCase, transactions on shards end after the test, so it would be in vain to wait.
+        # A delivery usually waits until this thread has no transaction on shards. In a TestCase these
+        # transactions end only after the test, so the copies are updated at once.
         if in_test_case():
             self.deliver(may_be_rolled_back=True)
         else:
