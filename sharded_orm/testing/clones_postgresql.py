@@ -238,7 +238,9 @@ class PostgreSQLCloner(ServerCloner):
         cursor.execute("; ".join([*after, "COMMIT"]))
 
     def _load_rows(self) -> None:
-        """Read the rows of the template, for test shards that are in another database than the template."""
+        """Read the rows of the template into memory, because SQL cannot copy them to another
+        database.
+        """
         template = self._template
         if len(template.rows) == len(template.filled):
             return

@@ -361,7 +361,8 @@ def _check_other_names(
 def _check_branches(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Add a problem for each prepared branch that cannot be ended on the shards that move.
+    """Commit or roll back the prepared branches on the shards that move; add a problem for each
+    left.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases.
     """

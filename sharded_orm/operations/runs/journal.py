@@ -494,6 +494,8 @@ def one_line(exc: BaseException) -> str:
 
 
 def count_by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
-    """Return the number of steps in each state that occurs."""
+    """Return the number of steps in each state, keyed by the state. States without steps are left
+    out.
+    """
     counts = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
     return dict(counts)

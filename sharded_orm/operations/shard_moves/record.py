@@ -113,8 +113,9 @@ class ShardMoveRecord:
 
         comment = f"{move} moved from {move.source} to {move.target}"
         if self._prepared is not None:
-            # A process that takes over the run publishes a new version of the topology. If that has
-            # happened since this process entered the phase, the prepared version is refused, too.
+            # The source refuses the prepared document if a newer version was published meanwhile,
+            # for example by a process that has taken over the run. Then continue below: ``edit``
+            # checks whether the run was taken over.
             with suppress(TopologyConflict):
                 topology.publish_prepared(self._prepared, comment)
                 return

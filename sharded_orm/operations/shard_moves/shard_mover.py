@@ -231,7 +231,7 @@ class ShardMover:
         return True
 
     def _catch_up(self) -> None:
-        """Copy changes of the source until few are left."""
+        """Copy changes of the source until so few are left that the switch can copy the rest."""
         least, rounds = None, 0
         while True:
             self._proceed()
@@ -251,8 +251,8 @@ class ShardMover:
 
     def _follow_to_the_end(self) -> None:
         """Copy all remaining changes of the source, whose tables are hidden (renamed) by now."""
-        # The journal gets no more entries, so it is read only once, and the entries need not be
-        # deleted.
+        # Writes no longer reach the source's tables, so the journal of changes gets no more
+        # entries. Therefore it is read only once, and its entries need not be deleted.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
             self._check()
@@ -412,7 +412,8 @@ def remove_capture(sessions: SchemaSessions, number: int) -> None:
 
 
 def remove_copy(sessions: SchemaSessions) -> None:
-    """Drop hidden (renamed) tables of the shard, and its schema if the schema has nothing else.
+    """On the node of ``sessions``, drop the shard's hidden (renamed) tables. Also drop its schema
+    if the schema has nothing else.
 
     Can be repeated.
     """

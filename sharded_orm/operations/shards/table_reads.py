@@ -136,7 +136,8 @@ class TableRead:
                 _note_failure(shards[0], exc, errors)
                 return []
         # If one shard cannot be read, for example because it lacks the table, the statement fails
-        # for all shards. So the two halves of the shards are read by separate statements.
+        # for all shards. To find this shard and still read the others, read each half of the shards
+        # with a statement of its own.
         middle = len(shards) // 2
         return [
             *self._read_union(wrapper, shards[:middle], errors),
