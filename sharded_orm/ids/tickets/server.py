@@ -135,7 +135,7 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # Do not record a failure of this server: it was its partner that did not answer.
+            # Do not record a failure of this server, because only its partner did not answer.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)

@@ -123,9 +123,9 @@ class Command(loaddata.Command):
             raise
 
     def _selects(self, options: ShardOptions | None) -> bool:
-        """Whether rows of the model of ``options`` are to be loaded, given the alias in ``--database``.
+        """Return whether the rows of a model are to be loaded, given the alias in ``--database``.
 
-        ``options`` is None for a model that is not sharded.
+        :param options: the model's shard options; None if the model is not sharded.
         """
         group = self._shard.group if self._shard is not None else self._group
         if options is None:

@@ -57,7 +57,9 @@ class PromotionPlan:
 
     @property
     def server_class(self) -> type[ReplicationServer]:
-        """The subclass of :class:`ReplicationServer` that represents both servers."""
+        """The subclass of :class:`ReplicationServer` that represents the old and the new
+        primary.
+        """
         return server_class({"ENGINE": self.engine})
 
     @property

@@ -191,8 +191,7 @@ class ShardMover:
             self._refused[name].update(dict.fromkeys(pks))
 
     def _follow(self) -> int:
-        """Copy rows that have changed since they were copied, after one read of the journal of
-        changes.
+        """Read the journal of changes once, and copy again the rows that it names.
 
         :return: the number of changes that were read, plus the number of rows that the target
             refused. It shows roughly how many rows are left.

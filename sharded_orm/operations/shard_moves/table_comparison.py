@@ -14,7 +14,7 @@ from typing import Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowAccess
 
-#: The number of rows in a range, of which a server computes one digest.
+#: The number of rows in a range. To compare a range, each server computes one digest of its rows.
 CHUNK: Final = 5000
 #: The largest number of rows per table that a message names.
 NAMED: Final = 5
