@@ -180,7 +180,9 @@ class GenericReference:
 
     @property
     def fields(self) -> list[Field[Any, Any]]:
-        """The primary key, the shard key, the content type, and the id of the other row."""
+        """The fields to read: the row's primary key and shard key, and the content type and id of
+        the row to which it refers.
+        """
         meta: Any = self.model._meta
         names = self.field.ct_field, self.field.fk_field
         return [*meta.pk_fields, key_of(self.model), *map(meta.get_field, names)]

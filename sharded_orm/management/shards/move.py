@@ -154,7 +154,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options of all commands that switch shards to another node."""
+    """Add the options that all commands that switch shards to another node have in common."""
     parser.add_argument(
         "--patience",
         type=positive,

@@ -1,4 +1,8 @@
-"""Check whether a replica can become the primary (a promotion). This module changes nothing."""
+"""Check whether a replica can become the primary (a promotion).
+
+Nothing is changed, except that prepared parts of two-phase transactions are committed or rolled
+back.
+"""
 
 from __future__ import annotations
 
@@ -361,8 +365,7 @@ def _check_other_names(
 def _check_branches(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Commit or roll back the prepared branches on the shards that move; add a problem for each
-    left.
+    """End the prepared branches on the shards that move, and add a problem for each that remains.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases.
     """

@@ -244,7 +244,8 @@ class JournalRun:
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create a step for each of ``aliases`` that has none. Return the aliases of empty ones.
+        """Create a step for each of ``aliases`` that has none. Return the aliases of the empty
+        steps.
 
         A step that continues a step of an earlier run is not empty.
         """

@@ -18,8 +18,8 @@ from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_moves.plan import ShardToMove
 from sharded_orm.topology.document import Document
 
-#: The first phase of a shard's move. The shard is on the source. Its tables may have triggers, and
-#: the target may have hidden tables (tables under other names).
+#: The first phase of a shard's move. The shard is on the source, whose tables may have triggers
+#: that record changes. The target may have an incomplete copy, in hidden (renamed) tables.
 COPYING: Final = "copying"
 #: The second phase of a shard's move. The shard is on the source, but its tables there may be
 #: hidden (renamed).

@@ -51,8 +51,8 @@ MOST_ROUNDS: Final = 20
 ATTEMPTS: Final = 10
 #: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
-#: The largest number of seconds that one attempt to hide (rename) the tables may take. After it,
-#: the mover copies changes again before the next attempt.
+#: The largest number of seconds that one attempt to hide (rename) the tables may take. If an
+#: attempt takes longer, the mover copies changes again before the next attempt.
 HIDE_PATIENCE: Final = 0.5
 
 
