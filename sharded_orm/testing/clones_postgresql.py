@@ -321,8 +321,8 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # The tables refer to each other in a circle, so they can hardly have rows: return them in
-        # any order.
+        # The tables refer to each other in a circle, by foreign keys that are checked at once. So
+        # the tables can hardly have rows, and may be returned in any order.
         return list(tables.values())
 
 

@@ -287,8 +287,8 @@ class ForwardPhases:
         :raises LeaseLost: another process has taken over the run.
         """
         now = moment(self._run)
-        # This is a retry, because somebody else has published another change of the topology
-        # meanwhile.
+        # The phase was recorded already, so this is a retry: somebody else has published another
+        # change of the topology meanwhile. Record only the new time.
         if self._record.phase == "switching":
             self._run.note(phase="switching", publishing_at=now)
         else:

@@ -382,8 +382,8 @@ class Scripts:
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
         """Return the content that ``run`` has stored under ``key``; None if there is none.
 
-        :param run: the run that has stored the content, or its id. A step that continues a step of
-            an earlier run has the id of the run with the content in its position.
+        :param run: the run that has stored the content, or its id. If a step continues a step of an
+            earlier run, its position contains the id of the run that has stored the content.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)

@@ -46,8 +46,8 @@ class TableComparison:
     def compare_all(self, names: Iterable[str], proceed: Callable[[], None]) -> None:
         """Compare whole tables. Rows that differ become open, to be compared again later.
 
-        Costs two statements per server and range of rows. Both servers digest a range at the same
-        time.
+        Costs two statements per server and range of rows. Both servers compute the digests of a
+        range at the same time.
 
         :param names: the names of the tables.
         :param proceed: called before each range. It may raise an error.
