@@ -98,7 +98,8 @@ class Command(loaddata.Command):
     def save_obj(self, obj: DeserializedObject) -> bool:
         model = type(obj.object)
         if model in self.excluded_models or model._meta.app_config in self.excluded_apps:
-            # The row is left out. Return here, before a shard would be chosen for the row's key.
+            # The option ``--exclude`` names the row's model or app. Skip the row before a shard is
+            # chosen for its key.
             return False
         options = shard_options(model)
         if not self._selects(options):

@@ -382,8 +382,8 @@ class Scripts:
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
         """Return the content that ``run`` has stored under ``key``; None if there is none.
 
-        :param run: the run that has stored the content, or its id. If a step continues a step of an
-            earlier run, its position contains the id of the run that has stored the content.
+        :param run: the run that has stored the content, or its id. If a step continues an earlier
+            run's step, its position contains this id.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -495,8 +495,6 @@ def one_line(exc: BaseException) -> str:
 
 
 def count_by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
-    """Return the number of steps in each state, keyed by the state. States without steps are left
-    out.
-    """
+    """Return the number of steps in each state that has any, keyed by the state."""
     counts = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
     return dict(counts)

@@ -88,7 +88,7 @@ class ShardMoveRecord:
     def prepare(self) -> None:
         """Make and check the topology that :meth:`publish` will publish.
 
-        This is done before statements on the shard begin to wait.
+        This is done before statements on the shard begin to wait, so that they wait less.
 
         :raises: the errors of :meth:`publish`. Nothing was published.
         """

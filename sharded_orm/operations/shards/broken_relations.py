@@ -270,7 +270,8 @@ class RelationScan:
 class _BrokenGenericReferences:
     """The broken references of one generic foreign key.
 
-    The keys of both dicts are pairs: the alias of the shard, and the label of the other model.
+    The keys of both dicts are pairs: the alias of the shard with the referring rows, and the label
+    of the model to which they refer.
     """
 
     def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:
@@ -282,7 +283,7 @@ class _BrokenGenericReferences:
     def check(self, rows: Sequence[tuple[Shard, list[Any]]]) -> None:
         """Look up the rows to which ``rows`` refer, and record the references that are broken.
 
-        The other rows are in the global database, or on the same shard.
+        The looked-up rows are in the global database, or on the shard of the referring rows.
         """
         referring: dict[tuple[type[Model], Shard | None], list[Any]] = defaultdict(list)
         for shard, values in rows:
