@@ -154,7 +154,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options that all commands that switch shards to another node have in common."""
+    """Add the options for the switch of shards to another node, which several commands have."""
     parser.add_argument(
         "--patience",
         type=positive,

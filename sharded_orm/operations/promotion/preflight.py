@@ -342,7 +342,7 @@ def _check_other_names(
         if not is_listed and not is_primary:
             continue
         if is_listed and findings.old.closed:
-            continue  # Its databases are closed (fenced), so its account cannot be checked.
+            continue  # The old primary is closed (fenced), so the account cannot be checked.
         account = f"the application's account {node.get('USER')!r}"
         try:
             with type(old)(name, node) as application:

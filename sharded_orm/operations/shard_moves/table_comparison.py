@@ -102,7 +102,9 @@ class TableComparison:
 
     @property
     def open_pks(self) -> dict[str, list[Row]]:
-        """Lists of the primary keys of open rows, which are to be compared again, by table name."""
+        """The primary keys of the open rows (to be compared again), in lists keyed by table
+        name.
+        """
         return {name: list(pks) for name, pks in self._open.items() if pks}
 
     def problems(self) -> list[str]:

@@ -148,9 +148,9 @@ class RelationScan:
         Cost: a sample takes one statement per relation and 256 shards. A scan of all rows takes one
         statement per relation and shard, as does any scan on SQLite. For foreign keys to global
         rows, there is one more query of the global database per 500 distinct values. A generic
-        foreign key costs the same, and one query of the shard per 500 distinct values of each
-        content type of the group. Memory: the values of one batch, and a small record for each
-        broken relation of a shard.
+        foreign key costs as much as a foreign key to global rows, plus one query of the shard per
+        500 distinct values of each content type of the group. Memory: the values of one batch, and
+        a small record for each broken relation of a shard.
 
         :param wrapper: a connection object of the node. It belongs to no shard.
         :param alive: called after each batch, to report that the node answers.

@@ -114,7 +114,7 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move ticket servers above every id that they are known to have handed out; never back.
+    """Move ticket servers forward, above every id that they are known to have handed out.
 
     The target of a server is the largest of these numbers, plus ``margin``: its position (the last
     id by its own count), its high-water mark (which the next server keeps), and the existing ids
