@@ -236,7 +236,7 @@ class GenericReference:
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
         """Raise :exc:`CrossKeyRelation` if a row refers to a row of another shard key.
 
-        Costs one query for the rows, and one for each content type that they refer to.
+        Costs one query for the rows, and one for each content type to which the rows refer.
 
         :param alias: the alias of the shard on which the rows are checked.
         :param pks: primary keys of the rows of ``model`` to check.

@@ -233,7 +233,8 @@ class GroupTestDatabases:
         Touched shards are those that tests may have written to; see :attr:`touched`. Django's flush
         calls this method after each test of a ``TransactionTestCase``. So the rows that migrations
         wrote are there again, even without ``serialized_rollback``. If a shard has an open
-        transaction, its rows are only deleted, and the shard still counts as touched.
+        transaction, another connection would have to wait for it. So the shard's rows are only
+        deleted, and the shard still counts as touched.
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:

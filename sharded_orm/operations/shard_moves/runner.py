@@ -1,7 +1,8 @@
 """The functions that an operator's commands call: move shards, and end moves that were broken off.
 
-One process at a time moves shards of a group, one after the other, because it holds a run in the
-journal. Another process can end a move that a killed process has begun.
+Only one process at a time can move shards of a group, because it must hold the group's run in the
+journal. It moves one shard after the other. Another process can end a move that a killed process
+has begun.
 """
 
 from __future__ import annotations

@@ -317,8 +317,9 @@ class ShardMover:
     def _refuse_prepared(self) -> None:
         # Refuse the switch if a two-phase transaction is prepared on the shard. On MariaDB, after
         # the session of such a transaction has ended, a RENAME TABLE still gets the locks of its
-        # tables. Then it waits for the end of the transaction, and all other statements wait for
-        # it. Even if it did not wait, the target would lack the rows of the transaction.
+        # tables. Then the RENAME TABLE waits for the end of the transaction, and all other
+        # statements wait for the RENAME TABLE. Even without this wait, the target would lack the
+        # rows of the transaction.
         group = self._move.group
         refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
@@ -382,9 +383,9 @@ class ShardMover:
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.
         """
-        # Take the lock and release it. If a mover was paused while it held this lock, it has
-        # released it by the time this process gets it. A mover that takes the lock later notices
-        # that this process has taken over the run, and stops.
+        # Take the lock and release it, to wait for a mover that was paused while it held the lock.
+        # A mover that takes the lock later notices that this process has taken over the run, and
+        # stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)
