@@ -288,7 +288,8 @@ def _checked(shard: Shard) -> str:
 
     :raises InvalidConfiguration: the name is too long.
     """
-    # The server would cut off a longer name, so several shards could get the same name.
+    # Refuse a name that is too long. The server would cut it off, so that several shards could get
+    # the same name.
     if len(shard.schema.encode()) > _MAX_IDENTIFIER:
         raise InvalidConfiguration(
             [

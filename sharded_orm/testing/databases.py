@@ -178,7 +178,8 @@ class GroupTestDatabases:
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
-        """Switch to test schemas again after ``override_settings(SHARDED_ORM=…)``.
+        """Switch to test schemas again, because ``override_settings(SHARDED_ORM=…)`` has reloaded
+        the configured topology.
 
         Receives Django's signal ``setting_changed``.
         """

@@ -110,7 +110,7 @@ class TicketServer:
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
-        # Lock to be held while _state is replaced.
+        # Lock to be held while _state, which is what this process knows of the server, is replaced.
         self._lock = threading.Lock()
         self._state = self._new_state(None)
 

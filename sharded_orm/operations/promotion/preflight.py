@@ -130,8 +130,7 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            # Stop here, because the next checks need results of the checks above, which have
-            # failed.
+            # Stop here, because checks above have failed, and the next checks need their results.
             return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)
@@ -225,7 +224,7 @@ def _check_link(
 
 
 def link_problems(new: ReplicationServer, link: ReplicationLink) -> Iterator[str]:
-    """Yield reasons why ``link``, a replication connection of ``new``, may not transfer every
+    """Yield reasons why ``link``, a replication connection of ``new``, could fail to transfer a
     write.
     """
     yield from new.link_problems(link)

@@ -1,4 +1,4 @@
-"""The plan of moves of shards, and the topology that a move publishes. Sends no query."""
+"""Plan moves of shards, and make the topology that a move publishes. This module sends no query."""
 
 from __future__ import annotations
 

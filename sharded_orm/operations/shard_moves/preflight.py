@@ -1,4 +1,4 @@
-"""Checks that shards can be moved. They run before a move writes anything."""
+"""Check that shards can be moved, before a move writes anything."""
 
 from __future__ import annotations
 

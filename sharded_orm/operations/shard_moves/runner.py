@@ -42,7 +42,7 @@ SOURCE_PATIENCE: Final = 15.0
 #: process wakes up, it may still create the schema on the target. So the first run that begins
 #: later than this time after the end of the move looks for such a schema.
 LATE_SCHEMA: Final = timedelta(hours=1)
-# Seconds between two queries of the source of the topology.
+# If the source of the topology does not answer, it is queried again after this number of seconds.
 _INTERVAL: Final = 0.5
 
 

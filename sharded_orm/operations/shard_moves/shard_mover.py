@@ -216,7 +216,9 @@ class ShardMover:
         return refused
 
     def _copy_again(self, name: str, pks: Iterable[Row]) -> bool:
-        """Copy rows again. Return whether the target has accepted them."""
+        """Copy the rows with the primary keys ``pks`` again. Return False if the target refuses a
+        row.
+        """
         pks = list(pks)
         rows = self._source.rows.read_again(self._here[name], None, pks)
         self._comparison.note_changed(name, pks)
@@ -330,7 +332,9 @@ class ShardMover:
         return began
 
     def _copy_the_rest(self) -> None:
-        """Bring the target to the last state of the source, and check that both are equal."""
+        """Copy the last changes to the target, and check that its rows equal those of the
+        source.
+        """
         for _ in range(ATTEMPTS):
             self._follow_to_the_end()
             self._comparison.compare_all(self._silent, self._check)

@@ -1,4 +1,4 @@
-"""Find the shard of a key, with an explanation."""
+"""Find the shard of a key, and explain why the key is on this shard."""
 
 from __future__ import annotations
 
