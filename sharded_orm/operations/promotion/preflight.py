@@ -1,7 +1,7 @@
 """Check whether a replica can become the primary (a promotion).
 
-Nothing is changed, except that prepared parts of two-phase transactions are committed or rolled
-back.
+Nothing is changed, except that prepared parts of two-phase transactions whose outcome is decided
+are committed or rolled back.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ def _check_other_names(
 def _check_branches(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """End the prepared branches on the shards that move, and add a problem for each that remains.
+    """Commit or roll back prepared branches on the shards that move; add problems for the others.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases.
     """

@@ -126,8 +126,8 @@ class ShardMover:
 
     def _prepare(self) -> None:
         schema = self._source.schema
-        # Read the identities of the tables first. If a table is altered after this line, its
-        # identity differs at the switch.
+        # Read the identities of the tables first. If a table is altered after this line, the mover
+        # notices it, because the table's identity differs at the switch.
         self._identities = schema.identities()
         tables = schema.tables()
         self._tables = {table.name: table for table in tables}

@@ -121,8 +121,8 @@ def advance(
     the existing ids in the tables. A server is not moved if it does not answer, or if its mark or
     an existing id is above both its position and ``to``. While ``check`` is True, a server is also
     not moved if its mark is not known, because the next server does not answer or lacks the
-    sequence. A server that is not moved gets a result with a ``problem``. The other servers are
-    moved.
+    sequence. In each of these cases, the result for the server has a ``problem``, and the other
+    servers are moved.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param margin: number of ids to skip, because a server may have handed out ids that are above
