@@ -271,7 +271,7 @@ TIMESTAMPED = TimestampedLayout()
 
 @dataclass(frozen=True)
 class TimestampedID:
-    """An id made of a time, a shard, and a number in that millisecond (Instagram, I2).
+    """An id made of a time in milliseconds, a shard, and a sequence number (Instagram, I2).
 
     >>> int(TimestampedID(1387263000, shard=31341 % 2000, sequence=5001 % 1024))
     11637205501278089

@@ -1,4 +1,4 @@
-"""The database connections of commands that run until they are stopped."""
+"""Close broken database connections, for commands that run until they are stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes the option ``--database`` of Django's commands."""
+"""Make the option ``--database`` of Django's commands optional: without it, its value is None."""
 
 from __future__ import annotations
 

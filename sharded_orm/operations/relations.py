@@ -180,7 +180,9 @@ class GenericReference:
 
     @property
     def fields(self) -> list[Field[Any, Any]]:
-        """The primary key, the shard key, the content type, and the id of the other row."""
+        """The fields to read: the row's primary key and shard key, and the content type and id of
+        the row to which it refers.
+        """
         meta: Any = self.model._meta
         names = self.field.ct_field, self.field.fk_field
         return [*meta.pk_fields, key_of(self.model), *map(meta.get_field, names)]
@@ -234,7 +236,7 @@ class GenericReference:
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
         """Raise :exc:`CrossKeyRelation` if a row refers to a row of another shard key.
 
-        Costs one query for the rows, and one for each content type that they refer to.
+        Costs one query for the rows, and one for each content type to which the rows refer.
 
         :param alias: the alias of the shard on which the rows are checked.
         :param pks: primary keys of the rows of ``model`` to check.

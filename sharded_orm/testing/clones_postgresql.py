@@ -238,7 +238,9 @@ class PostgreSQLCloner(ServerCloner):
         cursor.execute("; ".join([*after, "COMMIT"]))
 
     def _load_rows(self) -> None:
-        """Read the rows of the template, for test shards that are in another database than the template."""
+        """Read the rows of the template into memory, because SQL cannot copy them to another
+        database.
+        """
         template = self._template
         if len(template.rows) == len(template.filled):
             return
@@ -286,7 +288,8 @@ def _checked(shard: Shard) -> str:
 
     :raises InvalidConfiguration: the name is too long.
     """
-    # The server would cut off a longer name, so several shards could get the same name.
+    # Refuse a name that is too long. The server would cut it off, so that several shards could get
+    # the same name.
     if len(shard.schema.encode()) > _MAX_IDENTIFIER:
         raise InvalidConfiguration(
             [
@@ -319,8 +322,8 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # The tables refer to each other in a circle, so they can hardly have rows: return them in
-        # any order.
+        # The tables refer to each other in a circle, by foreign keys that are checked at once. So
+        # the tables can hardly have rows, and may be returned in any order.
         return list(tables.values())
 
 

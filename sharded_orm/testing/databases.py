@@ -178,7 +178,8 @@ class GroupTestDatabases:
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
-        """Switch to test schemas again after ``override_settings(SHARDED_ORM=…)``.
+        """Switch to test schemas again, because ``override_settings(SHARDED_ORM=…)`` has reloaded
+        the configured topology.
 
         Receives Django's signal ``setting_changed``.
         """
@@ -233,7 +234,8 @@ class GroupTestDatabases:
         Touched shards are those that tests may have written to; see :attr:`touched`. Django's flush
         calls this method after each test of a ``TransactionTestCase``. So the rows that migrations
         wrote are there again, even without ``serialized_rollback``. If a shard has an open
-        transaction, its rows are only deleted, and the shard still counts as touched.
+        transaction, another connection would have to wait for it. So the shard's rows are only
+        deleted, and the shard still counts as touched.
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:

@@ -28,9 +28,9 @@ class TestSessionPool(TicketSessionPool):
 
         :raises DatabaseOperationForbidden: the alias is not in the test case's ``databases``.
         """
-        # If a test case must not use the alias, SimpleTestCase replaces connect() by a function that
-        # raises. That blocks new sessions only. So sessions that an earlier test case has opened are
-        # refused here.
+        # If a test case must not use the database of this ticket server, SimpleTestCase replaces
+        # connect() by a function that raises. That blocks only new sessions. To refuse also the
+        # sessions that an earlier test case has opened, call this function here.
         connect: Any = connections[self.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             connect()

@@ -15,7 +15,7 @@ class TicketError(ShardedOrmError):
 
 
 class UnknownSequence(TicketError, LookupError):
-    """No ticket server has a sequence of that name."""
+    """No ticket server has a sequence with the requested name."""
 
 
 class TicketServerRequired(TicketError, RuntimeError):

@@ -80,9 +80,10 @@ class MySQLSession(TicketSession):
     def abandon(self) -> None:
         if self.connection is not None:
             # In a forked child, redirect the inherited socket to nowhere. Otherwise mysql_close()
-            # would send COM_QUIT through the socket, which ends the parent's connection. Use the
-            # socket's number from before the fork, and do not ask the driver's connection object
-            # for it: another thread of the parent may have been inside that object at the fork.
+            # would send COM_QUIT through the socket, which ends the parent's connection. The
+            # socket's number was stored before the fork. Do not ask the driver's connection object
+            # for it, because another thread of the parent may have been inside that object at the
+            # fork.
             send_nowhere(self._socket)
 
     # ##### Handing out #####
@@ -111,9 +112,9 @@ class MySQLSession(TicketSession):
         statement = self._statements.get((row, kind))
         if statement is None:
             counter = _verbatim(self._counter(row.name))
-            # A condition for the WHERE clause. With it, the statement gives an id only if the
-            # sequence's row in the catalog table, which lists the sequences, is still the same as
-            # when it was checked.
+            # A condition for the WHERE clause. It compares the sequence's row in the catalog, the
+            # table of sequences. If the row has changed since it was checked, the statement gives
+            # no id.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
                 f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
@@ -247,8 +248,9 @@ class MySQLSession(TicketSession):
         (row,) = self.execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog", (), deadline
         )
-        # If the server writes a binary log, each commit must bring that log to disk, too: recovery after a
-        # crash rolls back the transactions that are missing in the binary log.
+        # If the server writes a binary log, each commit must bring that log to disk, too.
+        # Otherwise, recovery after a crash rolls back committed transactions that are missing in
+        # the binary log.
         if int(row[1]) and int(row[2]) != 1:
             return (
                 f"the binary log is on and sync_binlog is {row[2]}: ids that were handed out before"

@@ -157,8 +157,8 @@ class Lent:
     def ask(self, work: Callable[[TicketSession], T]) -> T:
         """Call ``work`` with a session and return the result of ``work``.
 
-        ``work`` may run twice: if a session that was idle in the pool fails, perhaps only its connection
-        was dead, so ``work`` is called again with a new session.
+        ``work`` may run twice. If a session that was idle in the pool fails, perhaps only its
+        connection was dead. So ``work`` is then called again with a new session.
         """
         self._session = self._pool.pop()
         if self._session is not None:

@@ -72,9 +72,8 @@ class _State:
     #: partner, the next server in ``TICKETS``. A warning was logged for each of these sequences.
     #: The warning is not repeated as long as the sequence is in this set.
     unchecked: set[str] = field(default_factory=set)
-    #: How often this process found, for each sequence, that the server had forgotten ids: its
-    #: position in the sequence was below its high-water mark (the highest id that it is known to
-    #: have handed out).
+    #: For each sequence, how often this process found that the server had forgotten ids. This is so
+    #: if the server's position is below its high-water mark (highest id known to be handed out).
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -111,7 +110,7 @@ class TicketServer:
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
-        # Lock to be held while _state is replaced.
+        # Lock to be held while _state, which is what this process knows of the server, is replaced.
         self._lock = threading.Lock()
         self._state = self._new_state(None)
 
@@ -135,7 +134,7 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # Do not record a failure of this server: it was its partner that did not answer.
+            # Do not record a failure of this server, because only its partner did not answer.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)
@@ -299,7 +298,8 @@ class TicketServer:
                 state.high_water_marks[name] = high_water_mark
 
     def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
-        """Read this server's high-water mark from the partner: other processes may have raised it.
+        """Read this server's high-water mark from the partner, where other processes may have
+        raised it.
 
         The high-water mark is the highest id that this server is known to have handed out. The
         partner, the next server in ``TICKETS``, stores it.

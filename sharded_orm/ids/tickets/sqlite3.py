@@ -87,8 +87,8 @@ class SQLiteSession(TicketSession):
     def _execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         while True:
             try:
-                # Call execute() of the driver's connection. Only the thread that has connected may
-                # use Django's cursor, and this may be another thread.
+                # Call execute() of the driver's connection, because any thread may run this method.
+                # Django's cursor may be used only by the thread that has connected.
                 return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # the connection has the type Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()

@@ -1,4 +1,6 @@
-"""``manage.py createcachetable``: Django's command. It refuses the aliases of groups and shards."""
+"""``manage.py createcachetable``: Django's command. It refuses the aliases of groups and shards,
+which have no cache tables.
+"""
 
 from __future__ import annotations
 

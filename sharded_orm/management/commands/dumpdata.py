@@ -109,7 +109,7 @@ class Command(dumpdata.Command):
 def _select_models(
     labels: Sequence[str], excluded: Sequence[str]
 ) -> tuple[set[Model], list[Model]]:
-    """Return two groups of models: those that ``labels`` names one by one, and all models to be dumped.
+    """Return the models that ``labels`` names one by one, and all models that are to be dumped.
 
     :param labels: names of apps, and of models such as ``photos.Photo``. If there are none, all
         models are dumped.

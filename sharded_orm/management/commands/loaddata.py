@@ -98,7 +98,8 @@ class Command(loaddata.Command):
     def save_obj(self, obj: DeserializedObject) -> bool:
         model = type(obj.object)
         if model in self.excluded_models or model._meta.app_config in self.excluded_apps:
-            # The row is left out. Return here, before a shard would be chosen for the row's key.
+            # The option ``--exclude`` names the row's model or app. Skip the row before a shard is
+            # chosen for its key.
             return False
         options = shard_options(model)
         if not self._selects(options):
@@ -123,9 +124,9 @@ class Command(loaddata.Command):
             raise
 
     def _selects(self, options: ShardOptions | None) -> bool:
-        """Whether rows of the model of ``options`` are to be loaded, given the alias in ``--database``.
+        """Return whether the rows of a model are to be loaded, given the alias in ``--database``.
 
-        ``options`` is None for a model that is not sharded.
+        :param options: the model's shard options; None if the model is not sharded.
         """
         group = self._shard.group if self._shard is not None else self._group
         if options is None:

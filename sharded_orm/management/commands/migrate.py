@@ -1,4 +1,6 @@
-"""``manage.py migrate``: Django's command. It refuses the alias of a shard group."""
+"""``manage.py migrate``: Django's command. It refuses the alias of a shard group, which
+``migrate_shards`` migrates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``manage.py sqlsequencereset``: Django's command. It refuses the alias of a shard group."""
+"""``manage.py sqlsequencereset``: Django's command. It refuses the alias of a shard group, which
+has no tables of its own.
+"""
 
 from __future__ import annotations
 

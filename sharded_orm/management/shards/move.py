@@ -154,7 +154,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options of all commands that switch shards to another node."""
+    """Add the options for the switch of shards to another node, which several commands have."""
     parser.add_argument(
         "--patience",
         type=positive,
@@ -202,7 +202,8 @@ def raise_failures(reports: Iterable[shard_moves.ShardMoveReport], status: int) 
 def pauses_text(reports: Iterable[shard_moves.ShardMoveReport]) -> str:
     """Return a text about the longest wait of a statement, as the end of a sentence.
 
-    For example ``; statements waited for 120 ms at most``. An empty text if nothing has moved.
+    For example ``; statements waited for 120 ms at most``. Return an empty text if nothing has
+    moved.
     """
     longest = max((pause for report in reports for pause in report.pauses), default=None)
     return "" if longest is None else f"; statements waited for {longest * 1000:.0f} ms at most"

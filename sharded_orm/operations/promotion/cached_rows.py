@@ -1,4 +1,4 @@
-"""Invalidating the cached rows that a promotion makes stale."""
+"""Invalidate the cached rows that may be outdated after a promotion."""
 
 from __future__ import annotations
 

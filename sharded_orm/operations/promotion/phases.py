@@ -200,9 +200,9 @@ class ForwardPhases:
         """
         new = self._new
         if not self._record.options.force:
-            # Start the replication, because an earlier attempt may have stopped it. If the old
-            # primary is dead, do not start it: a start discards events that were received but not
-            # executed.
+            # Start the replication, because an earlier attempt may have stopped it. But do not
+            # start it if the old primary is dead, because a start discards events that were
+            # received but not executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             errors = [link.error for link in new.links() if link.name == self._record.link]
@@ -287,8 +287,8 @@ class ForwardPhases:
         :raises LeaseLost: another process has taken over the run.
         """
         now = moment(self._run)
-        # This is a retry, because somebody else has published another change of the topology
-        # meanwhile.
+        # The phase was recorded already, so this is a retry: somebody else has published another
+        # change of the topology meanwhile. Record only the new time.
         if self._record.phase == "switching":
             self._run.note(phase="switching", publishing_at=now)
         else:

@@ -16,7 +16,7 @@ from sharded_orm.backends.replication import ReplicationServer, can_be_promoted,
 from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.topology.model import ShardRange, Topology, instance_of
 
-#: The phases of a promotion in which its new map (topology document) is published.
+#: The phases of a promotion after the publication of its new map (topology document).
 PUBLISHED: Final = ("promoting", "switched")
 
 
@@ -57,7 +57,9 @@ class PromotionPlan:
 
     @property
     def server_class(self) -> type[ReplicationServer]:
-        """The subclass of :class:`ReplicationServer` that represents both servers."""
+        """The subclass of :class:`ReplicationServer` that represents the old and the new
+        primary.
+        """
         return server_class({"ENGINE": self.engine})
 
     @property

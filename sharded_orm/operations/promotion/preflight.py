@@ -1,4 +1,8 @@
-"""Check whether a replica can become the primary (a promotion). This module changes nothing."""
+"""Check whether a replica can become the primary (a promotion).
+
+Nothing is changed, except that prepared parts of two-phase transactions whose outcome is decided
+are committed or rolled back.
+"""
 
 from __future__ import annotations
 
@@ -126,8 +130,7 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            # Stop here, because the next checks need results of the checks above, which have
-            # failed.
+            # Stop here, because checks above have failed, and the next checks need their results.
             return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)
@@ -221,7 +224,7 @@ def _check_link(
 
 
 def link_problems(new: ReplicationServer, link: ReplicationLink) -> Iterator[str]:
-    """Yield reasons why ``link``, a replication connection of ``new``, may not transfer every
+    """Yield reasons why ``link``, a replication connection of ``new``, could fail to transfer a
     write.
     """
     yield from new.link_problems(link)
@@ -338,7 +341,7 @@ def _check_other_names(
         if not is_listed and not is_primary:
             continue
         if is_listed and findings.old.closed:
-            continue  # Its databases are closed (fenced): no account can log in to be checked.
+            continue  # The old primary is closed (fenced), so the account cannot be checked.
         account = f"the application's account {node.get('USER')!r}"
         try:
             with type(old)(name, node) as application:
@@ -361,7 +364,7 @@ def _check_other_names(
 def _check_branches(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Add a problem for each prepared branch that cannot be ended on the shards that move.
+    """Commit or roll back prepared branches on the shards that move; add problems for the others.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases.
     """

@@ -40,7 +40,7 @@ class PromotionReport:
     forced: bool = False
     #: The last position of the old primary's log that the new primary has executed.
     position: str = ""
-    #: How long writes were refused; None if the promotion has fenced no server.
+    #: How long writes were refused; None if the promotion has made no server refuse writes.
     pause: Pause | None = None
     loss: Loss | None = None
     warnings: list[str] = field(default_factory=list)

@@ -63,7 +63,7 @@ class PromotionUndo:
                     new.fence(FENCE_PATIENCE)
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
-            # Continue, although the new primary keeps its present state. Nobody writes there,
+            # Continue, although the new primary keeps its present state. No process writes to it,
             # because the topology in use does not name it as a primary, and the old primary must
             # soon accept writes again.
             record.warn(

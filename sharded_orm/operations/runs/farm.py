@@ -35,7 +35,8 @@ INTERVAL: Final = 0.3
 #: A process takes no more work units after this many of its own work units have failed.
 MAX_FAILURES: Final = 20
 
-#: The name of a work unit, a description of the unit for people, and its content as JSON values.
+#: A work unit (a part of a run) before it is stored: its name, a description for people, and its
+#: content as JSON values.
 PlannedUnit = tuple[str, str, Mapping[str, Any]]
 
 

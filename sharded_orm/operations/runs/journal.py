@@ -244,7 +244,8 @@ class JournalRun:
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create a step for each of ``aliases`` that has none. Return the aliases of empty ones.
+        """Create a step for each of ``aliases`` that has none. Return the aliases of the empty
+        steps.
 
         A step that continues a step of an earlier run is not empty.
         """
@@ -381,8 +382,8 @@ class Scripts:
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
         """Return the content that ``run`` has stored under ``key``; None if there is none.
 
-        :param run: the run that has stored the content, or its id. A step that continues a step of
-            an earlier run has the id of the run with the content in its position.
+        :param run: the run that has stored the content, or its id. If a step continues an earlier
+            run's step, its position contains this id.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -494,6 +495,6 @@ def one_line(exc: BaseException) -> str:
 
 
 def count_by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
-    """Return the number of steps in each state that occurs."""
+    """Return the number of steps in each state that has any, keyed by the state."""
     counts = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
     return dict(counts)

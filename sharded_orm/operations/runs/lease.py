@@ -106,7 +106,8 @@ class Lease:
         Never raises. If the database does not answer, the lease expires by itself.
         """
         self._ended.set()
-        # The wait has a limit, because the thread itself may be waiting for the database.
+        # The wait for the thread has a limit, because the thread may itself be waiting for the
+        # database.
         self._thread.join(INTERVAL)
         try:
             self.own_row().update(token="", alive_at=None)

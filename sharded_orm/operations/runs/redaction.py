@@ -56,7 +56,8 @@ def _configured_names() -> Iterator[str]:
     try:
         config = runtime.config()
     except (ShardedOrmError, ImproperlyConfigured):
-        # The settings cannot be read, so names can be replaced only in the phrases of servers.
+        # The settings cannot be read, so the names of accounts are found only in known error
+        # messages.
         return
     topology = config.topology
     entries = [

@@ -172,7 +172,7 @@ class WorkUnits:
     def take(self, worker: Worker) -> WorkUnit | None:
         """Assign to ``worker`` a work unit on which nobody works, and return the unit.
 
-        None if there is no such unit. Units are taken in the order of their names. Costs two
+        Return None if there is no such unit. Units are taken in the order of their names. Costs two
         statements, or more if other workers take units at the same time.
         """
         while candidates := self._free():

@@ -1,4 +1,6 @@
-"""What moves have left on nodes: old tables, which are kept for a while, and remains of copies."""
+"""Find and drop the tables that moves of shards have left on nodes: old tables, which are kept for
+a while, and incomplete copies.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         raise MoveFailed("the topology has no such node")
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
-        return False  # The shard has moved back to this node. That move has dropped the old tables.
+        # The shard has moved back to this node, and that move has dropped the old tables.
+        return False
     replica = old.get("replica")
     if replica is not None and replication.replicates(replica, old["node"]):
         raise MoveFailed(

@@ -1,4 +1,4 @@
-"""The plan of moves of shards, and the topology that a move publishes. Sends no query."""
+"""Plan moves of shards, and make the topology that a move publishes. This module sends no query."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def plan_shard_moves(
 
     :param numbers: numbers of the shards.
     :param replica: the node that becomes the replica of the shards. None means the replica of the
-        other ranges on ``to``, if all of them have the same one.
+        other ranges on ``to``, if all of them have the same replica.
     :param by_replication: whether ``to`` is a replica of the servers on which the shards are.
     :raises MoveRefused: the topology does not allow these moves. Every reason is listed.
     :raises UnknownShard: there is no such group.

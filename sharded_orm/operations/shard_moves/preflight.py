@@ -1,4 +1,4 @@
-"""Checks that shards can be moved. They run before a move writes anything."""
+"""Check that shards can be moved, before a move writes anything."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
 
 
 def _why(exc: Error) -> str:
-    """Return a text that names the error of a refused account, and the privileges that it needs."""
+    """Return a text with the error of a refused account, and the privileges that the account
+    needs.
+    """
     return (
         f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"
         " schemas of shards"

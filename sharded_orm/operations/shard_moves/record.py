@@ -18,8 +18,8 @@ from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_moves.plan import ShardToMove
 from sharded_orm.topology.document import Document
 
-#: The first phase of a shard's move. The shard is on the source. Its tables may have triggers, and
-#: the target may have hidden tables (tables under other names).
+#: The first phase of a shard's move. The shard is on the source, whose tables may have triggers
+#: that record changes. The target may have an incomplete copy, in hidden (renamed) tables.
 COPYING: Final = "copying"
 #: The second phase of a shard's move. The shard is on the source, but its tables there may be
 #: hidden (renamed).
@@ -88,7 +88,7 @@ class ShardMoveRecord:
     def prepare(self) -> None:
         """Make and check the topology that :meth:`publish` will publish.
 
-        This is done before statements on the shard begin to wait.
+        This is done before statements on the shard begin to wait, so that they wait less.
 
         :raises: the errors of :meth:`publish`. Nothing was published.
         """
@@ -113,8 +113,9 @@ class ShardMoveRecord:
 
         comment = f"{move} moved from {move.source} to {move.target}"
         if self._prepared is not None:
-            # A process that takes over the run publishes a new version of the topology. If that has
-            # happened since this process entered the phase, the prepared version is refused, too.
+            # The source refuses the prepared document if a newer version was published meanwhile,
+            # for example by a process that has taken over the run. Then continue below: ``edit``
+            # checks whether the run was taken over.
             with suppress(TopologyConflict):
                 topology.publish_prepared(self._prepared, comment)
                 return

@@ -80,9 +80,9 @@ class ReplicatedShardMover(ShardMover):
 
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
-            # Take the lock and release it. A mover that held this lock while it was paused has
-            # released it by now. A mover that takes the lock later notices that this process has
-            # taken over the run, and stops.
+            # Take the lock and release it, to wait for a mover that was paused while it held the
+            # lock. A mover that takes the lock later notices that this process has taken over the
+            # run, and stops.
             pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

@@ -76,10 +76,10 @@ def replicates(node: str, source: str) -> bool:
 
 
 def neighbour_problems(source: str, target: str) -> Iterator[str]:
-    """Yield a sentence if one node replicates from the other, so that rows cannot be copied.
+    """Yield a sentence if one of the two nodes replicates from the other.
 
-    Replication would repeat the statements of a move on the other server, in the schema of the same
-    name.
+    Then the rows cannot be copied, because replication would repeat the statements of the move on
+    the other server, in the schema of the same name.
     """
     if not can_be_promoted(runtime.topology().nodes[source]):
         return

@@ -1,7 +1,8 @@
 """The functions that an operator's commands call: move shards, and end moves that were broken off.
 
-One process at a time moves shards of a group, one after the other, because it holds a run in the
-journal. Another process can end a move that a killed process has begun.
+Only one process at a time can move shards of a group, because it must hold the group's run in the
+journal. It moves one shard after the other. Another process can end a move that a killed process
+has begun.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ FOLLOWERS_PATIENCE: Final = 10.0
 #: If the source of the topology does not answer whether a move is published, the query is repeated
 #: for at most this number of seconds.
 SOURCE_PATIENCE: Final = 15.0
-#: When another process ends a move, the process that began the move may be paused. It may wake up
-#: later, and create the schema on the target after all. So a later run looks for this schema after
-#: this time.
+#: While another process ends a move, the process that began the move may be paused. When this
+#: process wakes up, it may still create the schema on the target. So the first run that begins
+#: later than this time after the end of the move looks for such a schema.
 LATE_SCHEMA: Final = timedelta(hours=1)
-# Seconds between two queries of the source of the topology.
+# If the source of the topology does not answer, it is queried again after this number of seconds.
 _INTERVAL: Final = 0.5
 
 

@@ -15,8 +15,8 @@ from sharded_orm.operations.runs import lease as leases
 #: The kind under which the journal stores the runs that move shards.
 KIND: Final = "move shards"
 # A move that ended within this time may be the cause of a deadlock. A process whose write ended in
-# a deadlock checks whether a move was the cause. It may be paused before this check, but hardly for
-# longer than this time.
+# a deadlock checks whether a move was the cause. The process may be paused between the deadlock and
+# this check, but hardly for longer than this time.
 _RECENT: Final = timedelta(minutes=1)
 
 

@@ -51,8 +51,8 @@ MOST_ROUNDS: Final = 20
 ATTEMPTS: Final = 10
 #: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
-#: The largest number of seconds that one attempt to hide (rename) the tables may take. After it,
-#: the mover copies changes again before the next attempt.
+#: The largest number of seconds that one attempt to hide (rename) the tables may take. If an
+#: attempt takes longer, the mover copies changes again before the next attempt.
 HIDE_PATIENCE: Final = 0.5
 
 
@@ -126,8 +126,8 @@ class ShardMover:
 
     def _prepare(self) -> None:
         schema = self._source.schema
-        # Read the identities of the tables first. If a table is altered after this line, its
-        # identity differs at the switch.
+        # Read the identities of the tables first. If a table is altered after this line, the mover
+        # notices it, because the table's identity differs at the switch.
         self._identities = schema.identities()
         tables = schema.tables()
         self._tables = {table.name: table for table in tables}
@@ -191,8 +191,7 @@ class ShardMover:
             self._refused[name].update(dict.fromkeys(pks))
 
     def _follow(self) -> int:
-        """Copy rows that have changed since they were copied, after one read of the journal of
-        changes.
+        """Read the journal of changes once, and copy again the rows that it names.
 
         :return: the number of changes that were read, plus the number of rows that the target
             refused. It shows roughly how many rows are left.
@@ -217,7 +216,9 @@ class ShardMover:
         return refused
 
     def _copy_again(self, name: str, pks: Iterable[Row]) -> bool:
-        """Copy rows again. Return whether the target has accepted them."""
+        """Copy the rows with the primary keys ``pks`` again. Return False if the target refuses a
+        row.
+        """
         pks = list(pks)
         rows = self._source.rows.read_again(self._here[name], None, pks)
         self._comparison.note_changed(name, pks)
@@ -231,7 +232,7 @@ class ShardMover:
         return True
 
     def _catch_up(self) -> None:
-        """Copy changes of the source until few are left."""
+        """Copy changes of the source until so few are left that the switch can copy the rest."""
         least, rounds = None, 0
         while True:
             self._proceed()
@@ -251,8 +252,8 @@ class ShardMover:
 
     def _follow_to_the_end(self) -> None:
         """Copy all remaining changes of the source, whose tables are hidden (renamed) by now."""
-        # The journal gets no more entries, so it is read only once, and the entries need not be
-        # deleted.
+        # Writes no longer reach the source's tables, so the journal of changes gets no more
+        # entries. Therefore it is read only once, and its entries need not be deleted.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
             self._check()
@@ -318,8 +319,9 @@ class ShardMover:
     def _refuse_prepared(self) -> None:
         # Refuse the switch if a two-phase transaction is prepared on the shard. On MariaDB, after
         # the session of such a transaction has ended, a RENAME TABLE still gets the locks of its
-        # tables. Then it waits for the end of the transaction, and all other statements wait for
-        # it. Even if it did not wait, the target would lack the rows of the transaction.
+        # tables. Then the RENAME TABLE waits for the end of the transaction, and all other
+        # statements wait for the RENAME TABLE. Even without this wait, the target would lack the
+        # rows of the transaction.
         group = self._move.group
         refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
@@ -330,7 +332,9 @@ class ShardMover:
         return began
 
     def _copy_the_rest(self) -> None:
-        """Bring the target to the last state of the source, and check that both are equal."""
+        """Copy the last changes to the target, and check that its rows equal those of the
+        source.
+        """
         for _ in range(ATTEMPTS):
             self._follow_to_the_end()
             self._comparison.compare_all(self._silent, self._check)
@@ -383,9 +387,9 @@ class ShardMover:
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.
         """
-        # Take the lock and release it. If a mover was paused while it held this lock, it has
-        # released it by the time this process gets it. A mover that takes the lock later notices
-        # that this process has taken over the run, and stops.
+        # Take the lock and release it, to wait for a mover that was paused while it held the lock.
+        # A mover that takes the lock later notices that this process has taken over the run, and
+        # stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)
@@ -412,7 +416,8 @@ def remove_capture(sessions: SchemaSessions, number: int) -> None:
 
 
 def remove_copy(sessions: SchemaSessions) -> None:
-    """Drop hidden (renamed) tables of the shard, and its schema if the schema has nothing else.
+    """On the node of ``sessions``, drop the shard's hidden (renamed) tables. Also drop its schema
+    if the schema has nothing else.
 
     Can be repeated.
     """

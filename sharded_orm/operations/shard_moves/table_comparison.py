@@ -14,7 +14,7 @@ from typing import Final
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.row_access import Row, RowAccess
 
-#: The number of rows in a range, of which a server computes one digest.
+#: The number of rows in a range. To compare a range, each server computes one digest of its rows.
 CHUNK: Final = 5000
 #: The largest number of rows per table that a message names.
 NAMED: Final = 5
@@ -46,8 +46,8 @@ class TableComparison:
     def compare_all(self, names: Iterable[str], proceed: Callable[[], None]) -> None:
         """Compare whole tables. Rows that differ become open, to be compared again later.
 
-        Costs two statements per server and range of rows. Both servers digest a range at the same
-        time.
+        Costs two statements per server and range of rows. Both servers compute the digests of a
+        range at the same time.
 
         :param names: the names of the tables.
         :param proceed: called before each range. It may raise an error.
@@ -102,7 +102,9 @@ class TableComparison:
 
     @property
     def open_pks(self) -> dict[str, list[Row]]:
-        """Lists of the primary keys of open rows, which are to be compared again, by table name."""
+        """The primary keys of the open rows (to be compared again), in lists keyed by table
+        name.
+        """
         return {name: list(pks) for name, pks in self._open.items() if pks}
 
     def problems(self) -> list[str]:

@@ -148,9 +148,9 @@ class RelationScan:
         Cost: a sample takes one statement per relation and 256 shards. A scan of all rows takes one
         statement per relation and shard, as does any scan on SQLite. For foreign keys to global
         rows, there is one more query of the global database per 500 distinct values. A generic
-        foreign key costs the same, and one query of the shard per 500 distinct values of each
-        content type of the group. Memory: the values of one batch, and a small record for each
-        broken relation of a shard.
+        foreign key costs as much as a foreign key to global rows, plus one query of the shard per
+        500 distinct values of each content type of the group. Memory: the values of one batch, and
+        a small record for each broken relation of a shard.
 
         :param wrapper: a connection object of the node. It belongs to no shard.
         :param alive: called after each batch, to report that the node answers.
@@ -270,7 +270,8 @@ class RelationScan:
 class _BrokenGenericReferences:
     """The broken references of one generic foreign key.
 
-    The keys of both dicts are pairs: the alias of the shard, and the label of the other model.
+    The keys of both dicts are pairs: the alias of the shard with the referring rows, and the label
+    of the model to which they refer.
     """
 
     def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:
@@ -282,7 +283,7 @@ class _BrokenGenericReferences:
     def check(self, rows: Sequence[tuple[Shard, list[Any]]]) -> None:
         """Look up the rows to which ``rows`` refer, and record the references that are broken.
 
-        The other rows are in the global database, or on the same shard.
+        The looked-up rows are in the global database, or on the shard of the referring rows.
         """
         referring: dict[tuple[type[Model], Shard | None], list[Any]] = defaultdict(list)
         for shard, values in rows:

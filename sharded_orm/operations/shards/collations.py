@@ -32,7 +32,7 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """Merge the columns of single shards that were found. Return one item for each column and
+    """Merge the findings of all shards. Return one item for each combination of column and
     collation.
     """
     columns: dict[tuple[str, str, str], InexactColumn] = {}

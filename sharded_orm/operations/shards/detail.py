@@ -91,7 +91,7 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
 
 def seconds_left(within: float, began: float) -> float:
-    """Return the seconds for a second step of a task that should take ``within`` seconds in all.
+    """Return the seconds that remain for the second of two steps that may take ``within`` together.
 
     The result is at least a third of ``within``, even if the first step has used up the time.
 

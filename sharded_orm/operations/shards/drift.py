@@ -36,7 +36,9 @@ class Drift:
 
 @dataclass
 class _SchemaVariant:
-    """A schema, and the shards that have this schema, of one group and with the same migrations."""
+    """One schema, and the shards that have it. All are of one group and have the same
+    migrations.
+    """
 
     snapshot: SchemaSnapshot
     shards: list[Shard] = field(default_factory=list)

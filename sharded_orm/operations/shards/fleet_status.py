@@ -1,4 +1,6 @@
-"""The state of nodes and shards as values, and the sentences about what is wrong."""
+"""Dataclasses with the state of nodes and shards, and the sentences that describe their
+problems.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The states of the selected shards of one group whose primary is on one node."""
+    """One group on one node: the states of those selected shards whose primary is on the node."""
 
     group: str
     shards: tuple[ShardStatus, ...]

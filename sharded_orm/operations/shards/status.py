@@ -276,7 +276,7 @@ class _Unexpected:
 
 
 def _is_moved(wrapper: ShardConnectionMixin, node: str, group: ShardGroup, number: int) -> bool:
-    """Return whether a schema on ``node`` has only hidden tables, renamed by a move of a shard."""
+    """Return whether the shard's tables on ``node`` are hidden, that is, renamed by a move."""
     if number not in group:
         return False
     place = database_settings.settings_as_planned(replace(group.shard(number), node=node))

@@ -70,8 +70,9 @@ class TableRows:
         return (
             f"(SELECT {names} FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY sharded_orm_turn LIMIT {self._sample:d})",
-            # Draw a fraction below 0.99. With a fraction near 1, rounding could lead beyond the
-            # last primary key.
+            # The parameter is a random fraction: how far from the smallest to the largest primary
+            # key the sample begins. It is below 0.99, because near 1, rounding could lead beyond
+            # the last key.
             [random.random() * 0.99] * 2,
         )
 
@@ -136,7 +137,8 @@ class TableRead:
                 _note_failure(shards[0], exc, errors)
                 return []
         # If one shard cannot be read, for example because it lacks the table, the statement fails
-        # for all shards. So the two halves of the shards are read by separate statements.
+        # for all shards. To find this shard and still read the others, read each half of the shards
+        # with a statement of its own.
         middle = len(shards) // 2
         return [
             *self._read_union(wrapper, shards[:middle], errors),

@@ -1,4 +1,4 @@
-"""Find the shard of a key, with an explanation."""
+"""Find the shard of a key, and explain why the key is on this shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KeyLocation:
     yet.
 
     :param key: the key, converted by its field.
-    :param why: the explanation of the group's strategy why the key is on this shard.
+    :param why: a sentence in which the group's strategy explains why the key is on this shard.
     :param shard: the shard's number.
     :param node: the node that holds the shard's primary.
     :param replica: the node that holds the shard's replica; None without a replica.

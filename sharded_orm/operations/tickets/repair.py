@@ -114,14 +114,15 @@ def advance(
     servers: Sequence[TicketServer] | None = None,
     progress: Progress | None = None,
 ) -> list[Advanced]:
-    """Move ticket servers above every id that they are known to have handed out; never back.
+    """Move ticket servers forward, above every id that they are known to have handed out.
 
-    The target of a server is the largest of these numbers, plus ``margin``: its position (the last
-    id by its own count), its high-water mark (which the next server keeps), and the existing ids
-    above its position. A server is not moved if it does not answer, or if its mark or an existing
-    id is above both its position and ``to``. While ``check`` is True, a server is also not moved if
-    its mark is not known, because the next server does not answer or lacks the sequence. Such a
-    server gets a result with a ``problem``, and the others are moved.
+    Each server is moved to its target, which is ``margin`` above the largest of these numbers: its
+    position (the last id by its own count), its high-water mark (which the next server keeps), and
+    the existing ids in the tables. A server is not moved if it does not answer, or if its mark or
+    an existing id is above both its position and ``to``. While ``check`` is True, a server is also
+    not moved if its mark is not known, because the next server does not answer or lacks the
+    sequence. In each of these cases, the result for the server has a ``problem``, and the other
+    servers are moved.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param margin: number of ids to skip, because a server may have handed out ids that are above

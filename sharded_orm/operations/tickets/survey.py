@@ -229,7 +229,7 @@ def is_behind(position: int, high_water_mark: int | None) -> bool:
     """Return whether a server would hand out ids for a second time.
 
     This is so if the server's position (the last id that it handed out, by its own count) is below
-    its high-water mark (the highest id that it is known to have handed out). The result is False if
-    the mark is None, because it is not known.
+    its high-water mark (the highest id that it is known to have handed out). If the mark is not
+    known (None), the result is False.
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark
