@@ -57,7 +57,8 @@ class FixtureTransaction:
             self._blocks.__exit__(*exc_info)
 
     def place(self, options: ShardOptions, row: models.Model) -> str:
-        """Return the alias of the shard for ``row``, and begin the transaction of its group.
+        """Return the alias of the shard for ``row``. Begin a transaction for the group of the shard,
+        unless there is one already.
 
         If the row's key has no shard yet, a shard is chosen and recorded permanently.
 
@@ -101,7 +102,9 @@ class FixtureTransaction:
                 raise
 
     def note(self, row: models.Model, alias: str) -> None:
-        """Note that ``row`` was stored on the shard ``alias``, for :meth:`check_keys`."""
+        """Remember ``row``, which was stored on the shard ``alias``, so that :meth:`check_keys` can
+        check its key and relations.
+        """
         model: Any = row._meta.concrete_model
         options = required_options(model)
         if options.checks_keys:

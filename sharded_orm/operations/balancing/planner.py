@@ -158,7 +158,8 @@ class _BinState:
     def limit(self, excess: float) -> float:
         """Return the load at which the bin (a node or shard) exceeds its share by ``excess``.
 
-        :param excess: a fraction of :attr:`part`, such as 0.1.
+        :param excess: a fraction of :attr:`part`, which is what the bin gets in an even division;
+            such as 0.1.
         """
         return self.share + excess * self.part
 
@@ -282,8 +283,8 @@ class _Pool:
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Return whether ``item`` alone is above the goal of every bin (node or shard) in which it
-        may be.
+        """Return whether ``item`` alone would make each bin (node or shard) in which it may be
+        fuller than the goal.
         """
         limit = (1 + self._goal) * self._level
         return all(
@@ -293,8 +294,8 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items (shards or keys) out of the bins ``giving``, until these bins are at the goal
-        or no move helps.
+        """Move items (shards or keys) out of the bins ``giving``, until these bins are as full as
+        the goal allows, or no move helps.
 
         Return whether an item was moved.
         """
@@ -418,8 +419,8 @@ class _Pool:
     def may_be_better(self) -> bool:
         """Return whether another plan might be better.
 
-        This is so if a bin (a node or shard) stays too full, although no bin must keep more than an
-        even division would give it.
+        This is so if a bin (a node or shard) stays too full, and the cause is not that some bin
+        must keep more than an even division would give it.
         """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 

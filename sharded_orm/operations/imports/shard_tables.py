@@ -83,9 +83,9 @@ class ShardTable:
                 # The insertion failed. Another worker may have inserted some of these rows, so look
                 # which of them exist now.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
-                # If none of the rows is there, nobody has inserted them, and the error has another
-                # cause: for example, the shard has the key "a", and the collation of the column
-                # takes "A" for the same key.
+                # If none of the rows is on the shard, no other worker has inserted them, and the
+                # error has another cause. For example, a row to insert has the key "A", the shard
+                # has the key "a", and the column's collation takes both for equal.
                 if not any(row.pk in there for row in missing):
                     raise
                 self.store(missing, stored)

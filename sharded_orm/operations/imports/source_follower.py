@@ -1,7 +1,8 @@
-"""Following an import's source (the database with the rows): applying its later changes to the
-shards.
+"""Following an import's source: the changes that the site makes there after the copy are applied to
+the shards.
 
-At the end, the source is closed: it refuses writes, and the project writes to the shards.
+The source is the database from which the rows are imported. At the end, the source is closed: it
+refuses writes, and the site writes to the shards.
 """
 
 from __future__ import annotations

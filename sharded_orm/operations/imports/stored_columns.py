@@ -108,8 +108,8 @@ class StoredColumn:
         return "%s"
 
     def from_database(self, value: Any) -> Any:
-        """Convert a value that :meth:`expression` has read, so that equal values are equal in
-        Python.
+        """Convert a value that was read with :meth:`expression`, so that Python's ``==`` works for
+        it.
         """
         if value is not None and isinstance(self._own, BinaryField):
             return bytes(value)

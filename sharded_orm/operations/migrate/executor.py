@@ -169,7 +169,7 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """Return the number of operations of ``unit`` that ``script`` (recorded SQL) covers."""
+        """Return how many operations of ``unit`` (a migration) are done when ``script`` has run."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
@@ -383,7 +383,7 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # The stored script is executed to its end, so continue with the plan.
+            return 0, 0  # No migration of the script is left, so begin with the plan's first one.
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)

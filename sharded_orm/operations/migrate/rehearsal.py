@@ -70,10 +70,10 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after a partial segment, which may end within a
-        migration.
+        """The index of the first operation of the migration that is after this partial segment.
 
-        All operations of a partial segment are in one unit (migration).
+        A partial segment is a part of one migration: the operations between two operations without
+        recorded SQL.
         """
         unit = self.plan.units[self.unit]
         return next(
@@ -140,7 +140,8 @@ class Rehearsals:
         segment: Segment,
         snapshot: SchemaSnapshot,
     ) -> tuple[str, RecordedScript]:
-        """Return the key and the recorded SQL of ``segment``, for shards whose schema is ``snapshot``.
+        """Return the recorded SQL of ``segment`` (some operations of a plan) for shards whose schema
+        is ``snapshot``, as a pair: the key under which the SQL is stored, and the SQL.
 
         If the journal does not have the SQL yet, it is recorded now: the operations run on an empty
         copy of the schema (a rehearsal).

@@ -351,8 +351,8 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # Take the rows of these tables out of the target again, because the target may have
-            # them only while writes wait. The next attempt publishes them.
+            # Take the rows of the tables ``late`` out of the target's real tables again. They may
+            # be there only while writes wait. The next attempt publishes them again.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(

@@ -107,9 +107,12 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Remove expired old rows and fences of ``rows``, the records of moves from shards of one node.
+    """Remove from one node what finished moves have left there: old rows whose time is over, and
+    fences (triggers that refuse writes of a moved key) that are not needed any more.
 
     Return how many fences have to stay.
+
+    :param rows: the records of the moves from shards of the node.
     """
     needed: set[int] | None = None
     for shard, of_shard in groupby(rows.order_by("source", "pk"), key=attrgetter("source")):
@@ -177,9 +180,9 @@ def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
     still needed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
-    # Read the shard before the records, so that each move which has left something here has a
-    # record by now. If such a move has just begun, its record says that it is unfinished, so
-    # nothing of it is removed.
+    # Read the shard first, and the records of moves afterwards. So each move that has left
+    # something on the shard has a record by then. If a move has just begun, its record says that it
+    # is unfinished, and what it has on the shard is not removed.
     copies = copy.copies()
     is_prepared = capture.is_prepared()
     fences = set(capture.fences()) if is_prepared else set()

@@ -26,8 +26,8 @@ SWITCHING: Final = "switching"
 SWITCHED: Final = "switched"
 SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
-#: The phase of one row that records no move. Before processes announce moves, they lock this row,
-#: so that announcements come one after the other.
+#: Among the records of moves, one row has this phase and records no move. Processes lock this row
+#: before they announce moves, so that only one process announces moves at a time.
 QUEUE: Final = "queue"
 # The name of the entry in a move's JSON column ``position`` that has the number of seconds for
 # which old rows are kept.
