@@ -210,7 +210,8 @@ def _follower(request: ImportRequest, stopping: Stopping, tell: Tell) -> Iterato
 
 
 class _Follower:
-    """Follows the source of one import in this process. Used by one thread."""
+    """Copies the rows of one import, and then applies later changes of its source to the shards.
+    Used by one thread."""
 
     def __init__(
         self,
@@ -269,8 +270,8 @@ class _Follower:
         # source's journal records these.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
-            # If the shard key of a row changed after the row was copied, the copy reports a
-            # conflict. This call resolves the conflict, because it applies the recorded changes.
+            # If the shard key of a row changed after the row was copied, copy_rows() reports a
+            # conflict. follow() resolves such a conflict, because it applies the recorded changes.
             self.follow(until_current=True, few=FEW_CHANGES)
             report = copy_rows(request, threads, progress, self._stopping)
             progress.end()

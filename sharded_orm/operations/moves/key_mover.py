@@ -78,7 +78,8 @@ class KeyMover:
         self._sessions = sessions
         self._stopping = stopping
         self._check = check
-        #: The number of rows of the last move, and the seconds for which its writes waited.
+        #: The number of rows of the key that was moved last, and for how many seconds its writes
+        #: waited.
         self.rows, self.pause = 0, 0.0
         # The moment at which writes of the last move's key began to wait; None if they are not
         # waiting.
@@ -99,9 +100,9 @@ class KeyMover:
         # owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # Refuse the move if a transaction in two phases is prepared on one of the shards. On
-        # MariaDB, such a transaction does not delay the creation of a trigger if its session has
-        # ended. It wrote before the trigger existed, so the journal would miss its rows.
+        # Refuse the move if a transaction in two phases is prepared on one of the shards. MariaDB
+        # creates a trigger without waiting for such a transaction if the session that prepared it
+        # has ended. It wrote before the trigger existed, so the journal would miss its rows.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)
@@ -292,9 +293,9 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # Publish nothing early. The rows were read at different moments, so two of them may
-            # have exchanged a unique value. If another key on the target really has that value,
-            # publishing all tables fails later.
+            # The target refuses the rows now, so publish nothing early. The rows were read at
+            # different moments, so two of them may seem to have the same unique value. If another
+            # key on the target really has the value, the later attempt to publish fails, too.
             return []
         return tables
 
@@ -311,7 +312,7 @@ class KeyMover:
             if move.abort(one_line(cause)):
                 self._sessions.capture(move.source).reopen(move.number)
         except MoveFailed:
-            pass  # Another process, which has taken over the run, has already ended the move.
+            pass  # Another process has taken over the run and ended the move. Nothing is left to do.
         except Error as exc:
             logger.warning("the %s was broken off, and its fence stays closed: %s", move, exc)
 

@@ -165,8 +165,8 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
         elif row.switched_at is None or row.switched_at + FENCE_KEPT > timezone.now():
             needed.add(row.pk)
     if unknown:
-        # Send one query for the sessions of all these moves, because each query makes the server
-        # wait.
+        # Look for the sessions of all these moves in one call, because each call may take almost a
+        # second.
         counts = sessions.capture(rows[0].source).sessions_left(list(unknown.values()))
         needed |= {number for number, count in zip(unknown, counts, strict=True) if count}
     return needed

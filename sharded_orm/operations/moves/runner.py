@@ -324,8 +324,8 @@ class _Run:
             if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
                 mover.settle(move)
         except MoveFailed:
-            # The process that began the move may have been paused, and may have completed it
-            # meanwhile.
+            # Ignore the error if the move is complete now. The process that began the move may only
+            # have been paused, and may have completed it meanwhile.
             if not move.was_settled():
                 raise
         with self._lock:
