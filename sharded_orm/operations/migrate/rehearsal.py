@@ -70,10 +70,10 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation of the migration that is after this partial segment.
+        """The index, in the migration, of the first operation after this partial segment.
 
-        A partial segment is a part of one migration: the operations between two operations without
-        recorded SQL.
+        A partial segment has operations of one migration only. It ends before the migration's next
+        operation without recorded SQL.
         """
         unit = self.plan.units[self.unit]
         return next(

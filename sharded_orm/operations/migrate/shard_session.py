@@ -94,8 +94,8 @@ class ShardSession:
     def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """Return a copy of the schema ``base`` with the present definitions of ``tables``.
 
-        Only these tables are read; see ``schema_glance()`` of the connection. But if one of them
-        does not exist, the whole schema is read and returned.
+        Only these tables are read, which is faster. But if one of them does not exist, the whole
+        schema is read and returned.
         """
         try:
             return self.connection.schema_glance(base, tables)

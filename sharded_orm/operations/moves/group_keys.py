@@ -18,8 +18,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 from sharded_orm.operations.key_input import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: Keys can move only if their field has one of these types. Triggers compare the key of each written
-#: row with the moving key, and they can do this for these types.
+#: Keys can move only if their field has one of these types, because triggers must be able to compare
+#: the key of a written row with the moving key.
 COMPARABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 

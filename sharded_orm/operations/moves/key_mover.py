@@ -419,7 +419,7 @@ class KeyMover:
                 source.unwatch(move.number)
         copy = self._sessions.copy(move.target)
         published = self._tables if move.may_be_published else ()
-        # A paused mover may have an open transaction that publishes rows. This call waits until
+        # A paused mover may have an open transaction that publishes rows. withdraw() waits until
         # that transaction ends. A later transaction of the mover finds no fence, so it publishes
         # nothing.
         copy.withdraw(published, move.number, move.value, move.former_fence())

@@ -107,7 +107,7 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Remove from one node what finished moves have left there: old rows whose time is over, and
+    """Remove from one node what moves of keys have left there: old rows whose time is over, and
     fences (triggers that refuse writes of a moved key) that are not needed any more.
 
     Return how many fences have to stay.

@@ -127,8 +127,8 @@ def _with_number(move: KeyMove, number: int) -> KeyMove:
 def moves_in_flight(group: str) -> list[MoveRecord]:
     """Return the unfinished moves of ``group``. One query.
 
-    The caller must set the attribute ``value``, the key as its field sends it to the database, of
-    each move.
+    The attribute ``value`` of each returned record is None. The caller must set it to the key, in
+    the form in which the key's field sends it to the database.
     """
     return [MoveRecord(row, None) for row in in_flight(group)]
 
