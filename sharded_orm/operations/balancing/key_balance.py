@@ -148,7 +148,7 @@ def _problem(
 
 
 def _totals(group: ShardGroup, by: str) -> dict[int, float]:
-    """Return the number of keys, or of rows, on each shard."""
+    """Return the number of keys or rows on each shard, keyed by shard number."""
     if by == measure.KEYS:
         counts = measure.key_counts([group.name])
         return {shard.number: counts.get(shard.alias, 0) for shard in group.shards()}

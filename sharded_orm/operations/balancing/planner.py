@@ -182,7 +182,7 @@ _RatedMove = tuple[Item, _BinState, _BinState, float]
 
 
 class _Pool:
-    """A part of the problem: bins (nodes or shards) between which items can move."""
+    """A part of a balancing problem: bins (nodes or shards) between which items can move."""
 
     def __init__(self, bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> None:
         self._threshold = problem.threshold

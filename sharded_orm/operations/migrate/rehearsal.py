@@ -177,7 +177,7 @@ class Rehearsals:
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Remove the scripts that were loaded first from the memory. Otherwise, shards with many
+        # Forget the scripts that were loaded first. Otherwise, a run over shards with many
         # different schemas would fill the memory with scripts.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
@@ -290,7 +290,9 @@ class Rehearsals:
 
 
 def _remedy(segment: Segment, alias: str) -> str:
-    """Return what to do about foreign keys to tables that are not on shards; "" if there are none.
+    """Return advice for the operator about foreign keys to tables that are not on shards.
+
+    Return "" if the segment has no such foreign keys.
 
     A migration that was written before its table was sharded may create such a foreign key, and
     most databases refuse it.

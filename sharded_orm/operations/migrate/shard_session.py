@@ -71,8 +71,8 @@ class ShardSession:
     def lock(self) -> None:
         """Lock the shard, so that no other session migrates it.
 
-        Wait while another session holds the lock. The session of a killed process holds it until
-        the server has finished the statement of that session.
+        Wait while another session holds the lock. The session of a killed process holds the lock
+        until the server has finished the session's last statement.
 
         :raises OperationStopped: ``stopping`` said to stop during the wait.
         :raises LeaseLost: another process may have taken over the journal's run.

@@ -65,7 +65,7 @@ class GroupKeys:
         return strategy.entry(value)
 
     def stored(self, value: Any) -> Any:
-        """Convert ``value``, a result of :meth:`value`, to the form in which the shards store it."""
+        """Convert a key from the form that :meth:`value` returns to the form that the shards store."""
         connection = connections[runtime.group(self.group).shard(0).alias]
         return self._field.get_db_prep_value(value, connection, prepared=True)
 

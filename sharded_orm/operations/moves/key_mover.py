@@ -410,8 +410,8 @@ class KeyMover:
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Remove the fence of the source first, so that writes are accepted again, because the
-        # source owns the key. A paused mover that was making a fence has released the lock by now.
-        # A mover that takes the lock later notices that the move is aborted.
+        # source owns the key. exclusively() takes the lock under which movers make fences. So a
+        # paused mover has made its fence by now, or notices later that the move is aborted.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()
