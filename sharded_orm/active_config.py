@@ -149,8 +149,8 @@ class ActiveConfig:
         try:
             self._changed()
         except BaseException:
-            # Restore the old configuration. Call self._changed() again, because other threads may
-            # have used the new configuration meanwhile.
+            # self._changed() has failed, so restore the old configuration. Call self._changed()
+            # again, because other threads may have used the new configuration meanwhile.
             self.current = before
             self._changed()
             raise

@@ -60,8 +60,8 @@ class FollowReport:
     :param closed: whether the source refuses writes.
     :param seconds: for how many seconds writes were stopped, from closing the source until the
         shards had all rows; None if this process has not closed it.
-    :param tables: by label of the model, the number of rows on the source and on the shards after
-        the source was closed.
+    :param tables: for each label of a model, the number of its rows on the source, and on the
+        shards, after the source was closed.
     :param problems: sentences about what is left to do. Empty if all is well.
     :param notes: sentences about other things that were done.
     :param stopped: why this process stopped early; "" if it did not.

@@ -383,7 +383,7 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # All of the script was run. Begin with the plan, which comes after it.
+            return 0, 0  # The script ran to its end earlier, and the plan begins after it.
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)

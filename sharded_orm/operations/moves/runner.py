@@ -398,8 +398,8 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            # A broken connection may be the cause. Close all connections, so that ``on_error`` gets
-            # new ones.
+            # A broken connection may be the cause of the error. Close all connections, so that
+            # ``on_error`` works with new ones.
             sessions.close()
             connections[runtime.config().directory].close_if_unusable_or_obsolete()
             on_error(mover, move, exc)
