@@ -115,12 +115,12 @@ class FixtureTransaction:
             self._pks[alias, model].add(row.pk)
 
     def check_keys(self) -> None:
-        """Check that the rows that :meth:`note` was called for are related to rows of their own
-        shard key only, and that their shard keys refer to existing rows of the global database.
+        """Check the shard keys and the relations of the rows for which :meth:`note` was called.
 
-        All shard keys of these rows are checked, even those whose shard is already recorded. This
-        is because a rollback does not remove the recorded shard of a key, so an earlier failed load
-        of the fixture may have left the key of a row that does not exist.
+        A row may be related only to rows of its own shard key. A shard key that is a foreign key
+        must refer to an existing row of the global database. This is checked even for keys whose
+        shard is recorded: an earlier load of the fixture may have recorded the shard and then
+        failed, and a rollback does not remove the record.
 
         Other rows are not checked. Costs one query for each 500 keys, and one for each relation and
         500 rows.

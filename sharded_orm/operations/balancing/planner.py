@@ -22,9 +22,9 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: The least gain of a move whose source bin (a node or shard) stays too full. The move is made
-#: only if the fuller of its two bins is, after the move, less full than the source was before, by
-#: at least this fraction. A smaller gain is not worth the cost of a move.
+#: The least gain of a move whose source bin (a node or shard) stays too full, as a fraction. The
+#: gain says by how much less full the fuller of the two bins is after the move than the source was
+#: before. A smaller gain is not worth the cost of a move.
 _LEAST_GAIN: Final = 0.01
 #: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
 #: emptied. The planner divides by capacities.
@@ -46,12 +46,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
     A pure function; the same problem gives the same plan.
 
-    Items (shards or keys) are moved only out of bins (nodes or shards) that exceed their share by
-    more than the threshold, until these bins are at the goal (see :class:`BalanceProblem`). Each
-    single move is an improvement: afterwards, the fuller of its two bins is less full than the
-    source was before. So it is safe to stop after any move. If a bin stays too full, the plan says
-    which item prevents further moves. If the planner is called again after all moves were made, the
-    new plan has no moves.
+    Only a bin (a node or shard) that exceeds its share by more than the threshold gives away items
+    (shards or keys), until it is at the goal (see :class:`BalanceProblem`). Each single move is an
+    improvement: afterwards, the fuller of its two bins is less full than the source was before. So
+    it is safe to stop after any move. If a bin stays too full, the plan says which item prevents
+    further moves. If the planner is called again after all moves were made, the new plan has none.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -419,8 +418,8 @@ class _Pool:
     def may_be_better(self) -> bool:
         """Return whether another plan might be better.
 
-        This is so if a bin (a node or shard) stays too full, and the cause is not that some bin
-        must keep more than an even division would give it.
+        This is so if a bin (a node or shard) stays too full, unless some bin must keep more than an
+        even division would give it.
         """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 

@@ -312,10 +312,10 @@ class _Follower:
                 self._application.apply(changes, afresh=attempt > 0)
                 break
             except IntegrityError:
-                # The shard may refuse the change because two rows have exchanged unique values, or
-                # because the shard key of a row changed while the row was read. The changes of the
-                # other rows may come later in the source's journal of changes, so read more entries
-                # and try again.
+                # The shard may refuse the change for two reasons. Two rows have exchanged unique
+                # values, or the shard key of a row changed while the row was read. The changes of
+                # the other rows may come later in the source's journal of changes, so read more
+                # entries and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)

@@ -300,9 +300,9 @@ class KeyMover:
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
-        """Reopen the fence on the source, so that the source accepts writes again, after this
-        process has lost the lease (the right to move keys of the group).
+        """Reopen the fence on the source, so that the source accepts writes of the key again.
 
+        Called after this process has lost the lease, which is the right to move keys of the group.
         The move is aborted first, so that no process can switch the key to the target any more.
         Only the fence with this move's number is reopened. If another process has removed that
         fence, or a later move has taken it over, then no fence has the number, and nothing is

@@ -27,8 +27,8 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: If the database cannot list its open sessions, the fence on the old shard stays for this long
-#: after the switch, which makes another shard the owner of the key.
+#: How long the fence on the old shard stays after another shard has become the owner of the key, if
+#: the database cannot list its open sessions.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 

@@ -200,8 +200,8 @@ class MoveRecord:
     def settle(self, sessions: Any) -> None:
         """Record that the old rows are set aside, so the move is finished.
 
-        :param sessions: a value that identifies the database sessions on the source that were open
-            when the target became the owner, and may still send writes to the source. None if the
+        :param sessions: a value that identifies the database sessions that were open on the source
+            when the target became the owner. They may still send writes to the source. None if the
             database cannot list its sessions.
         """
         keep = timedelta(seconds=self.position[_KEPT_FOR])
