@@ -217,8 +217,8 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            # keys() makes DATABASES add the aliases of the groups. Its error is wanted here: an
-            # alias is wrong. Call keys() now, before the process starts threads.
+            # keys() makes DATABASES add the aliases of the groups. It raises an error if a group
+            # has the name of another entry. Call it now, before the process starts threads.
             settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems

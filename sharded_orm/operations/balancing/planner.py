@@ -447,7 +447,7 @@ class _Pool:
                 )  # fmt: skip
 
     def obstacles(self) -> Iterator[Obstacle]:
-        """Yield the reason why a bin stays too full, for each such bin (a node or shard)."""
+        """For each bin (a node or shard) that stays too full, yield the reason."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
             if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)

@@ -385,8 +385,8 @@ class KeyMover:
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # End the measured pause of writes here, too. If an error came after the commit that made
-        # the target the owner of the key, writes have waited until now.
+        # End the measured pause of writes, if it was not ended after the commit that made the
+        # target the owner of the key. After an error there, writes have waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
