@@ -122,9 +122,9 @@ class ShardRouter:
         """Return the alias for rows that are related to ``instance``, an instance of another model.
 
         The rows belong to the sharded model of ``options``, and ``instance`` is not on any shard of
-        that model's group. Django does not pass the relation that it follows to the router. So the
-        values of ``instance`` do not determine the shard. For example, ``instance`` may be the row
-        to which the shard key refers, but Django may follow another relation. The library's own
+        that model's group. The router does not learn which relation Django follows, so the values
+        of ``instance`` do not determine the shard. For example, ``instance`` may be the row to
+        which the shard key refers, but Django may follow another relation. The library's own
         descriptors know the relation, and do not call the router.
 
         The result may be the alias of the whole group. The shard is then determined when a row is
