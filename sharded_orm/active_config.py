@@ -149,8 +149,8 @@ class ActiveConfig:
         try:
             self._changed()
         except BaseException:
-            # Restore the old configuration. Call self._changed() again, because other threads may
-            # have used the new configuration meanwhile.
+            # self._changed() has failed, so restore the old configuration. Call self._changed()
+            # again, because other threads may have used the new configuration meanwhile.
             self.current = before
             self._changed()
             raise
@@ -220,8 +220,8 @@ class ActiveConfig:
             if document is None or watcher is not self._watcher:
                 return
             if watcher.document is not before and watcher.status.version >= document.version:
-                # The thread of the topology source was faster: this document or a newer one is in
-                # use already.
+                # While this thread loaded the document, the thread of the topology source received
+                # it, too. So this document or a newer one is in use already.
                 return
             if not at_least or watcher.status.version < at_least:
                 self._consider(watcher, document)

@@ -54,7 +54,7 @@
     ├── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
     └── TimestampedIDMismatch      (IntegrityError)        a database made an id with another shard's number
 
-Errors that only one room raises stand beside it: those of ticket servers in
+Errors that only one part of the library raises are defined in that part: those of ticket servers in
 :mod:`sharded_orm.ids.tickets.exceptions`, those of operators' actions in
 :mod:`sharded_orm.operations.exceptions`, those of the admin in :mod:`sharded_orm.admin.exceptions`, those
 of an app in the module ``exceptions`` of the app.

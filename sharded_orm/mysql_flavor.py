@@ -75,7 +75,7 @@ class MySQLFlavor:
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
         """Return the flavor of a server, judged by the names of its variables.
 
-        :param names: the variables of the server, in lower case, as far as they are in the
+        :param names: the names, in lower case, of those variables of the server that are in the
             :attr:`identity` of MariaDB's or MySQL's flavor.
         """
         return MYSQL if names >= set(MYSQL.identity) else MARIADB

@@ -189,8 +189,8 @@ class _ShardDeletion:
         # Collector.delete() calls this method with the alias of the global rows, which is not used.
         _, counts = self._rows.delete()
         own = counts.pop(self.model._meta.label, 0)
-        # Django adds up the counts of all items while it iterates over this list. So append items
-        # for the rows of other models.
+        # Rows of other models were deleted, too. Append an item for each such model to this list:
+        # Django iterates over the list now, and adds up the counts of its items.
         fast_deletes: Any = self._collector.fast_deletes
         fast_deletes += [_Deleted(label, count) for label, count in counts.items()]
         return own

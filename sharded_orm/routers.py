@@ -87,8 +87,8 @@ class ShardRouter:
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             if has_copies(model):
-                # Return the database of the original rows, even if ``instance`` was read from a
-                # copy on a shard.
+                # The original rows of ``model`` are in the global database, and shards have copies.
+                # Return the global database, even if ``instance`` was read from a copy.
                 return DEFAULT_DB_ALIAS
             if model._meta.app_label == APP_LABEL and (instance is None or not instance._state.db):
                 return _alias_of_library_table(model)
@@ -122,9 +122,9 @@ class ShardRouter:
         """Return the alias for rows that are related to ``instance``, an instance of another model.
 
         The rows belong to the sharded model of ``options``, and ``instance`` is not on any shard of
-        that model's group. Django does not pass the relation that it follows to the router. So the
-        values of ``instance`` do not determine the shard. For example, ``instance`` may be the row
-        to which the shard key refers, but Django may follow another relation. The library's own
+        that model's group. The router does not learn which relation Django follows, so the values
+        of ``instance`` do not determine the shard. For example, ``instance`` may be the row to
+        which the shard key refers, but Django may follow another relation. The library's own
         descriptors know the relation, and do not call the router.
 
         The result may be the alias of the whole group. The shard is then determined when a row is
@@ -174,8 +174,8 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # A row whose options have no shard key is a row of an automatic many-to-many table.
-                # The keys of other rows were compared before this method was called.
+                # One of the rows is of an automatic many-to-many table, which has no shard key. If
+                # both rows have a shard key, the keys were compared before this call.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"

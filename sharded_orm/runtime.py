@@ -217,8 +217,8 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            # Call keys() here, before threads are started: it makes DATABASES add the aliases of
-            # groups.
+            # keys() makes DATABASES add the aliases of the groups. It raises an error if a group
+            # has the name of another entry. Call it now, before the process starts threads.
             settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems

@@ -57,11 +57,11 @@ def atomic(
     :raises KeyMoved: the key has moved to another shard while the block began. Raised when the
         block is entered.
 
-    A block with ``two_phase`` raises :exc:`TwoPhaseUnavailable` when it is entered, if the shards
-    cannot commit in this way, and :exc:`TwoPhaseMisused` if an ordinary transaction of the group is
-    open. When the block is left, it raises :exc:`CommitOutcomeUnknown` if the connection was lost
-    during the commit on the deciding shard (the one whose commit decides for all). Any other error
-    means that nothing is committed.
+    A block with ``two_phase`` may raise errors of its own. When it is entered, it raises
+    :exc:`TwoPhaseUnavailable` if the shards cannot commit in two phases, and :exc:`TwoPhaseMisused`
+    if an ordinary transaction of the group is open. When it is left, it raises
+    :exc:`CommitOutcomeUnknown` if the connection was lost during the commit that decides for all
+    shards. Any other error means that nothing is committed.
     """
     if two_phase:
         return _two_phase_block(rows, key, savepoint, durable)

@@ -57,7 +57,8 @@ class FixtureTransaction:
             self._blocks.__exit__(*exc_info)
 
     def place(self, options: ShardOptions, row: models.Model) -> str:
-        """Return the alias of the shard for ``row``, and begin the transaction of its group.
+        """Return the alias of the shard for ``row``. Begin a transaction for the group of the shard,
+        unless there is one already.
 
         If the row's key has no shard yet, a shard is chosen and recorded permanently.
 
@@ -101,7 +102,9 @@ class FixtureTransaction:
                 raise
 
     def note(self, row: models.Model, alias: str) -> None:
-        """Note that ``row`` was stored on the shard ``alias``, for :meth:`check_keys`."""
+        """Remember ``row``, which was stored on the shard ``alias``, so that :meth:`check_keys` can
+        check its key and relations.
+        """
         model: Any = row._meta.concrete_model
         options = required_options(model)
         if options.checks_keys:
@@ -112,12 +115,12 @@ class FixtureTransaction:
             self._pks[alias, model].add(row.pk)
 
     def check_keys(self) -> None:
-        """Check that the rows that :meth:`note` was called for are related to rows of their own
-        shard key only, and that their shard keys refer to existing rows of the global database.
+        """Check the shard keys and the relations of the rows for which :meth:`note` was called.
 
-        All shard keys of these rows are checked, even those whose shard is already recorded. This
-        is because a rollback does not remove the recorded shard of a key, so an earlier failed load
-        of the fixture may have left the key of a row that does not exist.
+        A row may be related only to rows of its own shard key. A shard key that is a foreign key
+        must refer to an existing row of the global database. This is checked even for keys whose
+        shard is recorded: an earlier load of the fixture may have recorded the shard and then
+        failed, and a rollback does not remove the record.
 
         Other rows are not checked. Costs one query for each 500 keys, and one for each relation and
         500 rows.

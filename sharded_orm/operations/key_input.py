@@ -14,7 +14,7 @@ def typed_key(field: Any, text: str, alias: str) -> Any:
     """Convert ``text`` to a value of ``field``, and check that a row on ``alias`` can have the value.
 
     Queries no database. The check is needed because a group's strategy computes a shard for any
-    value, even for a number that no column can hold or a text that is too long.
+    value, even if no column can hold the value.
 
     :param alias: the database whose range of integers is checked. Django's own validators know only
         the range of the default database.

@@ -48,8 +48,8 @@ class NoAnswer(OperationalError):
 
 
 def ignore_answer() -> None:
-    """Do nothing. Pass this function in place of ``alive`` if an answer of the node must not extend
-    the time limit.
+    """Do nothing. Code that queries a node calls a function ``alive`` after each answer, which
+    extends the time limit. Pass this function instead if the limit must not be extended.
     """
 
 

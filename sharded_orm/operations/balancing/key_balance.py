@@ -148,7 +148,7 @@ def _problem(
 
 
 def _totals(group: ShardGroup, by: str) -> dict[int, float]:
-    """Return the number of keys, or of rows, on each shard."""
+    """Return the number of keys or rows on each shard, keyed by shard number."""
     if by == measure.KEYS:
         counts = measure.key_counts([group.name])
         return {shard.number: counts.get(shard.alias, 0) for shard in group.shards()}
@@ -233,7 +233,7 @@ def _largest(sizes: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
-    """Return the loads of keys that the operator's file names, by shard number and then by key."""
+    """Return the loads of the keys in the operator's file, keyed by shard number, then by key."""
     loads = measure.read_load(options.load or "")
     try:
         values = {name: keys.value(name) for name in loads}

@@ -116,8 +116,8 @@ def shard_loads(topology: Topology, path: str) -> dict[str, float]:
 
 
 def read_load(path: str) -> dict[str, float]:
-    """Return the loads from the JSON file ``path``, an object of names of shards or keys and their
-    loads.
+    """Return the loads from the JSON file ``path``. Its object maps the names of shards or keys to
+    their loads.
 
     :raises BalanceRefused: the file cannot be read, or has other content.
     """

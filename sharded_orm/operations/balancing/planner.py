@@ -22,9 +22,9 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: The least gain of a move whose source bin (a node or shard) stays too full. The move is made
-#: only if the fuller of its two bins is, after the move, less full than the source was before, by
-#: at least this fraction. A smaller gain is not worth the cost of a move.
+#: The least gain of a move whose source bin (a node or shard) stays too full, as a fraction. The
+#: gain says by how much less full the fuller of the two bins is after the move than the source was
+#: before. A smaller gain is not worth the cost of a move.
 _LEAST_GAIN: Final = 0.01
 #: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
 #: emptied. The planner divides by capacities.
@@ -46,12 +46,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
     A pure function; the same problem gives the same plan.
 
-    Items (shards or keys) are moved only out of bins (nodes or shards) that exceed their share by
-    more than the threshold, until these bins are at the goal (see :class:`BalanceProblem`). Each
-    single move is an improvement: afterwards, the fuller of its two bins is less full than the
-    source was before. So it is safe to stop after any move. If a bin stays too full, the plan says
-    which item prevents further moves. If the planner is called again after all moves were made, the
-    new plan has no moves.
+    Only a bin (a node or shard) that exceeds its share by more than the threshold gives away items
+    (shards or keys), until it is at the goal (see :class:`BalanceProblem`). Each single move is an
+    improvement: afterwards, the fuller of its two bins is less full than the source was before. So
+    it is safe to stop after any move. If a bin stays too full, the plan says which item prevents
+    further moves. If the planner is called again after all moves were made, the new plan has none.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -158,7 +157,8 @@ class _BinState:
     def limit(self, excess: float) -> float:
         """Return the load at which the bin (a node or shard) exceeds its share by ``excess``.
 
-        :param excess: a fraction of :attr:`part`, such as 0.1.
+        :param excess: a fraction of :attr:`part`, which is what the bin gets in an even division;
+            such as 0.1.
         """
         return self.share + excess * self.part
 
@@ -181,7 +181,7 @@ _RatedMove = tuple[Item, _BinState, _BinState, float]
 
 
 class _Pool:
-    """A part of the problem: bins (nodes or shards) between which items can move."""
+    """A part of a balancing problem: bins (nodes or shards) between which items can move."""
 
     def __init__(self, bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> None:
         self._threshold = problem.threshold
@@ -282,8 +282,8 @@ class _Pool:
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Return whether ``item`` alone is above the goal of every bin (node or shard) in which it
-        may be.
+        """Return whether ``item`` alone would make each bin (node or shard) in which it may be
+        fuller than the goal.
         """
         limit = (1 + self._goal) * self._level
         return all(
@@ -293,8 +293,8 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items (shards or keys) out of the bins ``giving``, until these bins are at the goal
-        or no move helps.
+        """Move items (shards or keys) out of the bins ``giving``, until these bins are as full as
+        the goal allows, or no move helps.
 
         Return whether an item was moved.
         """
@@ -418,7 +418,7 @@ class _Pool:
     def may_be_better(self) -> bool:
         """Return whether another plan might be better.
 
-        This is so if a bin (a node or shard) stays too full, although no bin must keep more than an
+        This is so if a bin (a node or shard) stays too full, unless some bin must keep more than an
         even division would give it.
         """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
@@ -447,7 +447,7 @@ class _Pool:
                 )  # fmt: skip
 
     def obstacles(self) -> Iterator[Obstacle]:
-        """Yield the reason why a bin stays too full, for each such bin (a node or shard)."""
+        """For each bin (a node or shard) that stays too full, yield the reason."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
             if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)

@@ -16,7 +16,7 @@ from sharded_orm.topology.sources.base import Revision
 #: The number of entries that are read first from the history of the topology. If they do not
 #: reach back far enough, more are read.
 _FIRST = 100
-#: The first version of a topology. The history begins with it.
+#: The number of a topology's first version. The stored history of versions begins with it.
 _FIRST_VERSION = 1
 
 _Nodes = tuple[Any, Any]

@@ -167,7 +167,7 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the anchors that rows no longer have, keyed by the primary key of the row.
+    """Return the anchors that rows had before and do not have now, keyed by primary key.
 
     The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key to
     the parent row with the key.

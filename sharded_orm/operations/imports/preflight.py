@@ -146,7 +146,7 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
     for field in table.pk_fields:
         # Refuse a primary key whose field class changes the values that it reads (in
         # ``from_db_value()``). Rows are copied with the stored form of the primary key, but looked
-        # up by the form that the field returns to Python, and the two may differ.
+        # up by the changed form. The two forms may differ.
         if hasattr(target_field(field), "from_db_value"):
             yield (
                 f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"

@@ -131,6 +131,6 @@ class ImportReport:
 
 
 def add_counts(total: dict[str, int], counts: Iterable[tuple[str, int]]) -> None:
-    """Add each number of ``counts`` to the number of the same name in ``total``."""
+    """Add ``counts``, pairs of a name and a number, to the numbers of the same names in ``total``."""
     for name, number in counts:
         total[name] = total.get(name, 0) + number

@@ -232,8 +232,8 @@ class _RowComparison:
 def _plain_json(text: str) -> str:
     """Return the JSON ``text`` in a form that is the same for equal values.
 
-    The caller compares texts, because Python takes ``True`` and ``1`` for equal, but in JSON they
-    differ.
+    Compare these texts and not the parsed values: Python takes ``True`` and ``1`` for equal, but
+    in JSON they differ.
     """
     return json.dumps(json.loads(text), sort_keys=True)
 

@@ -25,8 +25,7 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# The numbers of rows that show whether a round has made progress. A round has made progress if one
-# of these numbers in its report is above 0.
+# A round has made progress if its report has a number above 0 under one of these names.
 _NEWS = ("copied", "updated")
 
 

@@ -83,9 +83,9 @@ class ShardTable:
                 # The insertion failed. Another worker may have inserted some of these rows, so look
                 # which of them exist now.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
-                # If none of the rows is there, nobody has inserted them, and the error has another
-                # cause: for example, the shard has the key "a", and the collation of the column
-                # takes "A" for the same key.
+                # If none of the rows is on the shard, no other worker has inserted them, and the
+                # error has another cause. For example, a row to insert has the key "A", the shard
+                # has the key "a", and the column's collation takes both for equal.
                 if not any(row.pk in there for row in missing):
                     raise
                 self.store(missing, stored)
@@ -125,9 +125,9 @@ class ShardTable:
         rows.
         """
         table = self._table
-        # The two rows are different if their shard keys differ. A row of an automatic many-to-many
-        # table has no shard key of its own, so two such rows are different if they connect
-        # different rows.
+        # ``row`` and the shard's row are different rows if their shard keys differ. A row of an
+        # automatic many-to-many table has no shard key of its own. Two such rows are different if
+        # they connect different rows.
         own = [table.key_field.attname] if table.owner is None else names
         for name, before, there in zip(
             [column.name for column in table.columns], row.values, values, strict=True
@@ -206,8 +206,8 @@ class ShardTable:
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
         """A context manager for a transaction that does not check foreign keys. Yields a cursor."""
-        # Switch off the check before the transaction begins, because SQLite cannot switch it off
-        # inside a transaction.
+        # Switch off the check of foreign keys before the transaction begins, because SQLite cannot
+        # switch it off inside a transaction.
         with self._connection.constraint_checks_disabled():
             with transaction.atomic(using=self._alias), self._connection.cursor() as cursor:
                 if statement := features_of(self._connection).foreign_keys_off:

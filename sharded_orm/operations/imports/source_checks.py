@@ -170,7 +170,7 @@ def _cross_key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _exact(path: str, key: Any) -> Any:
-    """Return an expression with which the import's source compares shard keys.
+    """Return an expression by which the import's source compares shard keys exactly.
 
     Texts are compared character by character. The source may treat "Ada" and "ada" as equal, but on
     the shards they are two different keys.

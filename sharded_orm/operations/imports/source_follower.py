@@ -1,7 +1,8 @@
-"""Following an import's source (the database with the rows): applying its later changes to the
-shards.
+"""Following an import's source: the changes that the site makes there after the copy are applied to
+the shards.
 
-At the end, the source is closed: it refuses writes, and the project writes to the shards.
+The source is the database from which the rows are imported. At the end, the source is closed: it
+refuses writes, and the site writes to the shards.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class FollowReport:
     :param closed: whether the source refuses writes.
     :param seconds: for how many seconds writes were stopped, from closing the source until the
         shards had all rows; None if this process has not closed it.
-    :param tables: by label of the model, the number of rows on the source and on the shards after
-        the source was closed.
+    :param tables: for each label of a model, the number of its rows on the source, and on the
+        shards, after the source was closed.
     :param problems: sentences about what is left to do. Empty if all is well.
     :param notes: sentences about other things that were done.
     :param stopped: why this process stopped early; "" if it did not.
@@ -209,7 +210,8 @@ def _follower(request: ImportRequest, stopping: Stopping, tell: Tell) -> Iterato
 
 
 class _Follower:
-    """Follows the source of one import in this process. Used by one thread."""
+    """Copies the rows of one import, and then applies later changes of its source to the shards.
+    Used by one thread."""
 
     def __init__(
         self,
@@ -268,8 +270,8 @@ class _Follower:
         # source's journal records these.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
-            # If the shard key of a row changed after the row was copied, the copy reports a
-            # conflict. This call resolves the conflict, because it applies the recorded changes.
+            # If the shard key of a row changed after the row was copied, copy_rows() reports a
+            # conflict. follow() resolves such a conflict, because it applies the recorded changes.
             self.follow(until_current=True, few=FEW_CHANGES)
             report = copy_rows(request, threads, progress, self._stopping)
             progress.end()
@@ -310,10 +312,10 @@ class _Follower:
                 self._application.apply(changes, afresh=attempt > 0)
                 break
             except IntegrityError:
-                # The shard may refuse the change because two rows have exchanged unique values, or
-                # because the shard key of a row changed while the row was read. The changes of the
-                # other rows may come later in the source's journal of changes, so read more entries
-                # and try again.
+                # The shard may refuse the change for two reasons. Two rows have exchanged unique
+                # values, or the shard key of a row changed while the row was read. The changes of
+                # the other rows may come later in the source's journal of changes, so read more
+                # entries and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)

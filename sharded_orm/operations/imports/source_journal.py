@@ -37,8 +37,8 @@ _CAPTURES = {
     "postgresql": "sharded_orm.backends.postgresql.change_capture.PostgreSQLChangeCapture",
     "sqlite": "sharded_orm.backends.sqlite3.change_capture.SQLiteChangeCapture",
 }
-# Field classes whose values are unchanged after a trigger has written them as text, and to_python()
-# has read the text.
+# Field classes whose values can be recorded as text by a trigger: to_python() makes the same value
+# of the text again.
 _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 

@@ -135,7 +135,7 @@ class SourceTable:
         return rows if last is None else rows.filter(pk__lte=last)
 
     def read(self, rows: QuerySet[Any]) -> list[SourceRow]:
-        """Execute ``rows``, a query set of this table, and return the rows."""
+        """Execute the query set ``rows`` of this table, and return its rows as :class:`SourceRow`."""
         expressions = [column.expression() for column in self.columns]
         convert_key = self.key_field.get_prep_value
         read = []

@@ -108,8 +108,8 @@ class StoredColumn:
         return "%s"
 
     def from_database(self, value: Any) -> Any:
-        """Convert a value that :meth:`expression` has read, so that equal values are equal in
-        Python.
+        """Convert a value that was read with :meth:`expression`, so that Python's ``==`` works for
+        it.
         """
         if value is not None and isinstance(self._own, BinaryField):
             return bytes(value)
@@ -131,8 +131,8 @@ class StoredColumn:
 def _plain_json(text: str) -> str:
     """Return the JSON ``text`` in a form that is the same for equal values.
 
-    The caller compares texts, because Python takes ``True`` and ``1`` for equal, but in JSON they
-    differ.
+    Compare these texts and not the parsed values: Python takes ``True`` and ``1`` for equal, but
+    in JSON they differ.
     """
     return json.dumps(json.loads(text), sort_keys=True)
 

@@ -169,7 +169,7 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """Return the number of operations of ``unit`` that ``script`` (recorded SQL) covers."""
+        """Return how many operations of ``unit`` (a migration) are done when ``script`` has run."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
@@ -221,8 +221,8 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # This statement records the script's last migration. Before it runs, compare the
-                # shard's schema with the schema to which the script must lead.
+                # This statement records the last migration of the script (recorded SQL). Compare
+                # the shard's schema first with the schema to which the script must lead.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -383,7 +383,7 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # The stored script is executed to its end, so continue with the plan.
+            return 0, 0  # The script ran to its end earlier, and the plan begins after it.
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)
@@ -480,8 +480,8 @@ def compare(
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. With ``before``, if
-        ``script`` only alters tables, these are read first, and the rest only if they differ.
+    :param before: the schema when ``script`` began; None if it was not read. If it is given and
+        ``script`` only alters tables, other tables are read only if the altered ones differ.
     :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
     """
     tables = script.altered_tables(before) if before is not None else None

@@ -44,7 +44,7 @@ class Records:
 
     def applied(self) -> frozenset[Key]:
         """Return the migrations that the shard has applied. One query."""
-        # Use plain SQL, because it is faster than the ORM; see _insert().
+        # Use plain SQL, because it is faster than the ORM.
         connection = connections[self._alias]
         app, name, table = map(connection.ops.quote_name, ("app", "name", TABLE))
         with connection.cursor() as cursor:

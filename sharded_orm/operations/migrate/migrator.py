@@ -84,7 +84,8 @@ class Migrator:
         session.check()
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
-            session.checkpoint = None  # No earlier step has left anything.
+            # The shard is empty, so no earlier step has left anything that must be finished.
+            session.checkpoint = None
         else:
             snapshot = session.ensure_records(snapshot)
         applied = session.records.applied() if TABLE in snapshot.definitions else frozenset()

@@ -206,7 +206,7 @@ class MigrationPlan:
     #: Squashed migrations to record as applied at the end of the plan, because all migrations that
     #: they replace are applied then.
     replacements: Sequence[Key]
-    # The project state before the plan.
+    # The project state before the plan's first migration.
     _base: ProjectState
     # All migrations, in the order in which an empty database would be migrated. The project states
     # of units that run backwards are computed from this list.

@@ -125,7 +125,8 @@ def _replacements(
 
 
 def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str, str | None]]:
-    # Apply the same rules as django.core.management.commands.migrate.Command.handle().
+    # Choose and check the targets by the same rules as
+    # django.core.management.commands.migrate.Command.handle().
     conflicts = loader.detect_conflicts()
     if conflicts:
         raise InvalidMigrationTarget(

@@ -110,7 +110,8 @@ class RecoveryCheck:
         if is_marked and checkpoint.reverts:
             return True
         if checkpoint.raised:
-            # The step failed with an error and was not interrupted. Run it again, as Django would.
+            # The step failed with an error and was not interrupted. Let it run again, as a second
+            # call of Django's ``migrate`` would.
             return False
         if checkpoint.marker and checkpoint.reverts:
             return False  # No marker proves the commit, so the transaction was rolled back.

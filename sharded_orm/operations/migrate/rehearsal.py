@@ -70,10 +70,10 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after a partial segment, which may end within a
-        migration.
+        """The index, in the migration, of the first operation after this partial segment.
 
-        All operations of a partial segment are in one unit (migration).
+        A partial segment has operations of one migration only. It ends before the migration's next
+        operation without recorded SQL.
         """
         unit = self.plan.units[self.unit]
         return next(
@@ -140,7 +140,8 @@ class Rehearsals:
         segment: Segment,
         snapshot: SchemaSnapshot,
     ) -> tuple[str, RecordedScript]:
-        """Return the key and the recorded SQL of ``segment``, for shards whose schema is ``snapshot``.
+        """Return the recorded SQL of ``segment`` (some operations of a plan) for shards whose schema
+        is ``snapshot``, as a pair: the key under which the SQL is stored, and the SQL.
 
         If the journal does not have the SQL yet, it is recorded now: the operations run on an empty
         copy of the schema (a rehearsal).
@@ -176,7 +177,7 @@ class Rehearsals:
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Remove the scripts that were loaded first from the memory. Otherwise, shards with many
+        # Forget the scripts that were loaded first. Otherwise, a run over shards with many
         # different schemas would fill the memory with scripts.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
@@ -289,7 +290,9 @@ class Rehearsals:
 
 
 def _remedy(segment: Segment, alias: str) -> str:
-    """Return what to do about foreign keys to tables that are not on shards; "" if there are none.
+    """Return advice for the operator about foreign keys to tables that are not on shards.
+
+    Return "" if the segment has no such foreign keys.
 
     A migration that was written before its table was sharded may create such a foreign key, and
     most databases refuse it.

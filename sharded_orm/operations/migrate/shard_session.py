@@ -71,8 +71,8 @@ class ShardSession:
     def lock(self) -> None:
         """Lock the shard, so that no other session migrates it.
 
-        Wait while another session holds the lock. The session of a killed process holds it until
-        the server has finished the statement of that session.
+        Wait while another session holds the lock. The session of a killed process holds the lock
+        until the server has finished the session's last statement.
 
         :raises OperationStopped: ``stopping`` said to stop during the wait.
         :raises LeaseLost: another process may have taken over the journal's run.
@@ -94,8 +94,8 @@ class ShardSession:
     def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
         """Return a copy of the schema ``base`` with the present definitions of ``tables``.
 
-        Only these tables are read; see ``schema_glance()`` of the connection. But if one of them
-        does not exist, the whole schema is read and returned.
+        Only these tables are read, which is faster. But if one of them does not exist, the whole
+        schema is read and returned.
         """
         try:
             return self.connection.schema_glance(base, tables)

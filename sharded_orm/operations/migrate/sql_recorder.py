@@ -18,8 +18,8 @@ class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
     A recorder observes the connection and not the schema editor, because an editor also runs
-    statements on cursors that it opens itself. Statements that only read are not recorded: the
-    connection is to an empty copy of a shard, which answers like any shard with the same schema.
+    statements on cursors that it opens itself. Statements that only read are not recorded. They
+    are sent to an empty copy of a shard, and each shard with the same schema would answer alike.
     """
 
     def __init__(self, connection: Any) -> None:

@@ -18,13 +18,13 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 from sharded_orm.operations.key_input import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: Keys can move only if their field has one of these types, because triggers compare the stored
-#: keys.
+#: Keys can move only if their field has one of these types. Triggers must be able to compare the key
+#: of a written row with the moving key.
 COMPARABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 
 class GroupKeys:
-    """The shard keys of ``group``, which has a directory.
+    """The shard keys of ``group``, which has a directory (a table of the shard of each key).
 
     :raises LookupError: no model belongs to the group.
     """
@@ -65,7 +65,7 @@ class GroupKeys:
         return strategy.entry(value)
 
     def stored(self, value: Any) -> Any:
-        """Convert ``value``, a result of :meth:`value`, to the form in which the shards store it."""
+        """Convert a key from the form that :meth:`value` returns to the form that the shards store."""
         connection = connections[runtime.group(self.group).shard(0).alias]
         return self._field.get_db_prep_value(value, connection, prepared=True)
 

@@ -78,7 +78,8 @@ class KeyMover:
         self._sessions = sessions
         self._stopping = stopping
         self._check = check
-        #: The number of rows of the last move, and the seconds for which its writes waited.
+        #: The number of rows of the key that was moved last, and for how many seconds its writes
+        #: waited.
         self.rows, self.pause = 0, 0.0
         # The moment at which writes of the last move's key began to wait; None if they are not
         # waiting.
@@ -99,9 +100,9 @@ class KeyMover:
         # owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # Refuse the move if a transaction in two phases is prepared on one of the shards. On
-        # MariaDB, such a transaction does not delay the creation of a trigger if its session has
-        # ended. It wrote before the trigger existed, so the journal would miss its rows.
+        # Refuse the move if a transaction in two phases is prepared on one of the shards. MariaDB
+        # creates a trigger without waiting for such a transaction if the session that prepared it
+        # has ended. It wrote before the trigger existed, so the journal would miss its rows.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)
@@ -292,16 +293,16 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # Publish nothing early. The rows were read at different moments, so two of them may
-            # have exchanged a unique value. If another key on the target really has that value,
-            # publishing all tables fails later.
+            # The target refuses the rows now, so publish nothing early. The rows were read at
+            # different moments, so two of them may seem to have the same unique value. If another
+            # key on the target really has the value, the later attempt to publish fails, too.
             return []
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
-        """Reopen the fence on the source, so that the source accepts writes again, after this
-        process has lost the lease (the right to move keys of the group).
+        """Reopen the fence on the source, so that the source accepts writes of the key again.
 
+        Called after this process has lost the lease, which is the right to move keys of the group.
         The move is aborted first, so that no process can switch the key to the target any more.
         Only the fence with this move's number is reopened. If another process has removed that
         fence, or a later move has taken it over, then no fence has the number, and nothing is
@@ -311,7 +312,7 @@ class KeyMover:
             if move.abort(one_line(cause)):
                 self._sessions.capture(move.source).reopen(move.number)
         except MoveFailed:
-            pass  # Another process, which has taken over the run, has already ended the move.
+            pass  # Another process has taken over the run and ended the move. Nothing is left to do.
         except Error as exc:
             logger.warning("the %s was broken off, and its fence stays closed: %s", move, exc)
 
@@ -351,8 +352,8 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # Take the rows of these tables out of the target again, because the target may have
-            # them only while writes wait. The next attempt publishes them.
+            # Take the rows of the tables ``late`` out of the target's real tables again. They may
+            # be there only while writes wait. The next attempt publishes them again.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(
@@ -384,8 +385,8 @@ class KeyMover:
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # End the measured pause of writes here, too. If an error came after the commit that made
-        # the target the owner of the key, writes have waited until now.
+        # End the measured pause of writes, if it was not ended after the commit that made the
+        # target the owner of the key. After an error there, writes have waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
@@ -409,8 +410,8 @@ class KeyMover:
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Remove the fence of the source first, so that writes are accepted again, because the
-        # source owns the key. A paused mover that was making a fence has released the lock by now.
-        # A mover that takes the lock later notices that the move is aborted.
+        # source owns the key. exclusively() takes the lock under which movers make fences. So a
+        # paused mover has made its fence by now, or notices later that the move is aborted.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()
@@ -418,7 +419,7 @@ class KeyMover:
                 source.unwatch(move.number)
         copy = self._sessions.copy(move.target)
         published = self._tables if move.may_be_published else ()
-        # A paused mover may have an open transaction that publishes rows. This call waits until
+        # A paused mover may have an open transaction that publishes rows. withdraw() waits until
         # that transaction ends. A later transaction of the mover finds no fence, so it publishes
         # nothing.
         copy.withdraw(published, move.number, move.value, move.former_fence())

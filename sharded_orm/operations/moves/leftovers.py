@@ -27,8 +27,8 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: If the database cannot list its open sessions, the fence on the old shard stays for this long
-#: after the switch, which makes another shard the owner of the key.
+#: How long the fence on the old shard stays after another shard has become the owner of the key, if
+#: the database cannot list its open sessions.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
@@ -107,9 +107,12 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Remove expired old rows and fences of ``rows``, the records of moves from shards of one node.
+    """Remove from one node what moves of keys have left there: old rows whose time is over, and
+    fences (triggers that refuse writes of a moved key) that are not needed any more.
 
     Return how many fences have to stay.
+
+    :param rows: the records of the moves from shards of the node.
     """
     needed: set[int] | None = None
     for shard, of_shard in groupby(rows.order_by("source", "pk"), key=attrgetter("source")):
@@ -162,8 +165,8 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
         elif row.switched_at is None or row.switched_at + FENCE_KEPT > timezone.now():
             needed.add(row.pk)
     if unknown:
-        # Send one query for the sessions of all these moves, because each query makes the server
-        # wait.
+        # Look for the sessions of all these moves in one call, because each call may take almost a
+        # second.
         counts = sessions.capture(rows[0].source).sessions_left(list(unknown.values()))
         needed |= {number for number, count in zip(unknown, counts, strict=True) if count}
     return needed
@@ -177,9 +180,9 @@ def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
     still needed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
-    # Read the shard before the records, so that each move which has left something here has a
-    # record by now. If such a move has just begun, its record says that it is unfinished, so
-    # nothing of it is removed.
+    # Read the shard first, and the records of moves afterwards. So each move that has left
+    # something on the shard has a record by then. If a move has just begun, its record says that it
+    # is unfinished, and what it has on the shard is not removed.
     copies = copy.copies()
     is_prepared = capture.is_prepared()
     fences = set(capture.fences()) if is_prepared else set()

@@ -26,8 +26,8 @@ SWITCHING: Final = "switching"
 SWITCHED: Final = "switched"
 SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
-#: The phase of one row that records no move. Before processes announce moves, they lock this row,
-#: so that announcements come one after the other.
+#: Among the records of moves, one row has this phase and records no move. Processes lock this row
+#: before they announce moves, so that only one process announces moves at a time.
 QUEUE: Final = "queue"
 # The name of the entry in a move's JSON column ``position`` that has the number of seconds for
 # which old rows are kept.
@@ -127,8 +127,8 @@ def _with_number(move: KeyMove, number: int) -> KeyMove:
 def moves_in_flight(group: str) -> list[MoveRecord]:
     """Return the unfinished moves of ``group``. One query.
 
-    The caller must set the attribute ``value``, the key as its field sends it to the database, of
-    each move.
+    The attribute ``value`` of each returned record is None. The caller must set it to the key, in
+    the form in which the key's field sends it to the database.
     """
     return [MoveRecord(row, None) for row in in_flight(group)]
 
@@ -200,8 +200,8 @@ class MoveRecord:
     def settle(self, sessions: Any) -> None:
         """Record that the old rows are set aside, so the move is finished.
 
-        :param sessions: a value that identifies the database sessions on the source that were open
-            when the target became the owner, and may still send writes to the source. None if the
+        :param sessions: a value that identifies the database sessions that were open on the source
+            when the target became the owner. They may still send writes to the source. None if the
             database cannot list its sessions.
         """
         keep = timedelta(seconds=self.position[_KEPT_FOR])

@@ -43,8 +43,8 @@ from sharded_orm.routing.placement_lease import now
 logger = logging.getLogger("sharded_orm.operations")
 
 KIND: Final = "move keys"
-#: The number of seconds by which a move of keys waits longer than the lease, the time for which
-#: other processes may remember the old shard of a key. The margin is needed because the clocks of
+#: During the lease, other processes may remember the old shard of a key. A move of keys waits until
+#: the lease ends, and for this number of seconds more. The margin is needed because the clocks of
 #: two machines run at slightly different speeds.
 MARGIN: Final = 1.0
 #: A move waits until no process may remember the old shards of the keys (the end of the lease).
@@ -102,8 +102,8 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
     :param key: the shard key, as a value, as text, or as the model instance to which it belongs.
     :raises MoveFailed: the key was not moved. The message says why.
 
-    If the key was moved, but old rows or fences (triggers that refuse writes of the key on its old
-    shard) could not be removed, a warning is logged.
+    A warning is logged if the key was moved, but something on its old shard could not be removed:
+    old rows, or fences (triggers that refuse writes of the key).
     """
     name = str(preflight.check_group(group).value(key))
     report = move_keys(group, [name], to, options=options)
@@ -324,8 +324,8 @@ class _Run:
             if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
                 mover.settle(move)
         except MoveFailed:
-            # The process that began the move may have been paused, and may have completed it
-            # meanwhile.
+            # Ignore the error if the move is complete now. The process that began the move may only
+            # have been paused, and may have completed it meanwhile.
             if not move.was_settled():
                 raise
         with self._lock:
@@ -398,8 +398,8 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            # A broken connection may be the cause. Close all connections, so that ``on_error`` gets
-            # new ones.
+            # A broken connection may be the cause of the error. Close all connections, so that
+            # ``on_error`` works with new ones.
             sessions.close()
             connections[runtime.config().directory].close_if_unusable_or_obsolete()
             on_error(mover, move, exc)

@@ -26,8 +26,8 @@ class ShardSessions:
         self._copies: dict[int, RowCopy] = {}
 
     def capture(self, shard: int) -> ChangeCapture:
-        """Return the session for the journal of changes on a shard, its triggers, and the fence,
-        which refuses writes.
+        """Return the session that manages three things on a shard: the journal of changes, the
+        triggers that write it, and the fences, which refuse writes.
         """
         if shard not in self._captures:
             wrapper, account = self._open(shard)

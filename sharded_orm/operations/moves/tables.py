@@ -46,7 +46,9 @@ def _link(reference: Any) -> KeyLink:
 
 
 def _gets_fresh_ids(model: type[Model]) -> bool:
-    """Return whether the rows get new ids on each shard, and no other row refers to these ids."""
+    """Return whether rows of ``model`` that move get new ids on the target. This is so if the ids are
+    automatic and no other row refers to them.
+    """
     is_referred_to = any(
         field.auto_created and not field.concrete
         for field in model._meta.get_fields(include_hidden=True)
