@@ -249,6 +249,7 @@ class ChangeCapture(OwnSession, ABC):
     def sessions(self) -> dict[str, Any] | None:
         """Return a marker: JSON values that identify all sessions which are open on the server now.
 
+        Pass the marker to :meth:`sessions_left`, to learn how many of these sessions are left.
         Return None for SQLite, which has no list of open sessions.
         """
         return None

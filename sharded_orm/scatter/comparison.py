@@ -280,7 +280,10 @@ class Comparison:
         target[column] = source[column]
 
     def copy(self, row: list[Any], source: int, target: int) -> None:
-        """Copy a value and its sort weights within ``row``, from one column number to another."""
+        """Overwrite the value in column ``target`` of ``row`` with the value in column ``source``.
+
+        The sort weights of the value are copied, too. Both columns are given by their numbers.
+        """
         row[target] = row[source]
 
     def add(self, column: int, source: Row, target: list[Any]) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
-# The number of rows of each stream whose values a server ranks at a time.
+# How many rows are read from each shard before a server ranks their values, all at once.
 ROUND = 5000
 
 

@@ -303,8 +303,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         return session
 
     def unpin(self, reason: str) -> None:
-        """Undo :meth:`pin`. Called if the statement that was to leave state in the session has
-        failed.
+        """Undo :meth:`pin`, which has reserved a session for this connection until close().
+
+        Called if the statement that was to leave state in the session has failed.
 
         :param reason: the reason that was passed to :meth:`pin`.
         """

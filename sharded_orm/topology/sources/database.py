@@ -303,7 +303,8 @@ class DatabaseSource(TopologySource):
                     self._connection = self._new_connection()
                 self._step(self._connection, on_change)
             except Exception as exc:
-                # Catch every exception, because no other thread watches the document.
+                # Catch every exception, so that this thread does not end. No other thread watches
+                # the topology document.
                 if not isinstance(exc, Error):
                     pause = _RECOVER_AFTER
                 self._note_loss(exc)

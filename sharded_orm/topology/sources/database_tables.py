@@ -37,7 +37,7 @@ _COLUMNS: Mapping[str, Mapping[str, models.Field[Any, Any]]] = {
         "pid": models.BigIntegerField(),
         "version": models.BigIntegerField(),
         "since": models.CharField(max_length=40),
-        # The time of the last sign of life, by the clock of the database.
+        # When the process last reported that it is alive, by the clock of the database.
         "seen": models.DateTimeField(),
     },
 }
