@@ -53,7 +53,7 @@ def _merged_by_ranks(
     columns: Sequence[int],
     ranking: Ranking,
 ) -> Iterator[Row]:
-    """Merge sorted streams of rows if only a server can compare the values.
+    """Merge sorted streams of rows whose values only a server can compare.
 
     Works in rounds. Each round reads the next rows of every stream, and a server ranks their
     values. Then the round yields rows until the rows of one stream are used up.

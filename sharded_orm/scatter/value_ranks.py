@@ -107,9 +107,10 @@ class Ranking:
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether ranks, numbers from a server, are needed to find equal values of ``columns``.
+        """Whether a server must rank the values of ``columns``, so that equal values can be found.
 
-        May query each node for the types of the columns.
+        The ranks are numbers: equal values have the same rank. The call may query each node for the
+        types of the columns.
         """
         comparison = self._plan.comparison
         ranked = comparison.ranked.intersection(columns)

@@ -148,9 +148,9 @@ class TopologyWatcher(Generic[T]):
         was in use already.
 
         :param document: the delivered document, or the error that was raised when it was read.
-        :param use: a function that is called with the document's value (see :meth:`check`) and
-            makes the process use it. If the function raises an exception, it must not have changed
-            anything.
+        :param use: a function that makes the process use the document. Its argument is what
+        :meth:`check` returned for the document. If the function raises an exception, it must not
+        have changed anything.
         :raises TopologyError: the document is refused, or ``document`` is an error. The reason is
             logged, unless the last refusal was the same.
         """

@@ -278,7 +278,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         if self.connection.mode is not SessionMode.FREE:
             return None
         with self._one_session():
-            # Return None behind a proxy, because sessions have no identity there.
+            # Sessions have no identity if clients reach the server through a proxy. Return None
+            # then.
             is_known = bool(self.session_id().connection)
         return self._one_session() if is_known else None
 

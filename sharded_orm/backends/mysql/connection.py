@@ -129,9 +129,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             return
         if on and (self.transaction.is_open or self.waiting):
             if self.transaction.plain_only:
-                # The block with two_phase=True was interrupted. Its transaction is a part of a
-                # larger one, and only the object that coordinates the two-phase commit may commit
-                # that.
+                # The block with two_phase=True was interrupted. Do not commit here: this
+                # transaction is a part of a two-phase transaction, which only its coordinator may
+                # commit.
                 self.leave_branch()
             else:
                 self._end(COMMIT)

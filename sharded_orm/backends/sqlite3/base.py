@@ -190,8 +190,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             copy.build_schema(definitions)
             yield copy
         finally:
-            # Call the base class, because the close() of Django's SQLite backend does not close a
-            # database in memory.
+            # Call close() of the base class. The close() of Django's SQLite backend leaves a
+            # database in memory open.
             BaseDatabaseWrapper.close(copy)
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> SQLiteChangeCapture:
