@@ -187,7 +187,8 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """Yield a statement for each node, with one of its branches that has not failed.
+        """For each node, yield one of its statements and one branch of that statement that has not
+        failed.
 
         A branch is the SELECT for one shard.
         """

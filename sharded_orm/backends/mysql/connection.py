@@ -44,8 +44,8 @@ class OpenCursor(Protocol):
     """A cursor that still has results to read."""
 
     def abandon(self) -> None:
-        """Close the session of the unread results. Called when the connection is about to be
-        closed.
+        """Close the session that holds this cursor's unread results. Called when the connection is
+        about to be closed.
         """
 
 
@@ -405,8 +405,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Context manager that yields the held session. If an error leaves the block, discard the
-        session.
+        """Context manager that yields the held session. If the block finds the session lost,
+        discard it.
         """
         session = self._require_session()
         try:

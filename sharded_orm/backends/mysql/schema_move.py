@@ -154,8 +154,9 @@ class MySQLSchemaMove(SchemaMove):
             self._rows(f"ALTER DATABASE {definition.defaults}")
             self._note_names(definition.statements, tag)
             for name, (statement,) in definition.statements.items():
-                # A foreign key may refer to a table that is still hidden under another name. The server
-                # does not check this now, and finds the table when it has its real name again.
+                # A foreign key may refer to a table that is still hidden under another name. The
+                # server accepts this, because foreign key checks are off in this session. The
+                # foreign key works when the table has its real name again.
                 head = f"CREATE TABLE {self._quote(name)} ("
                 if not statement.startswith(head):
                     raise MoveFailed(

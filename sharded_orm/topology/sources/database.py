@@ -369,9 +369,9 @@ class DatabaseSource(TopologySource):
                 self._remove_ended(connection)
                 insert(connection, PROCESSES, values, seen=clock)
         except Error as exc:
-            # Continue after this error, because the process can use the topology all the same. The
-            # account may not be allowed to write, or another process may have locked the row or the
-            # file.
+            # Continue if this process cannot store its version in the database, because it can use
+            # the topology all the same. The account may not be allowed to write, or another process
+            # may have locked the row or the file.
             if announced is not None or self._announced[1] == 0.0:
                 logger.info("This process cannot tell %s its version: %s", self.describe(), exc)
             self._announced = None, next_sign
