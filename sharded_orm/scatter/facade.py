@@ -116,7 +116,7 @@ class CheckedSQL(SQLCompiler):
 
 
 class Qualified(SQLCompiler):
-    """A compiler mixin that puts the schema's placeholder before the name of every table."""
+    """A compiler mixin that puts a placeholder for the schema before the name of every table."""
 
     def compile(self, node: Any) -> Any:
         sql, params = super().compile(node)

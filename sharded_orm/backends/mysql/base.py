@@ -259,8 +259,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             # hand, because the next statement is then not the COMMIT.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
-            # If several shards commit, send all statements before. A statement that the server refuses
-            # must fail before the first shard commits.
+            # If several shards commit one after the other, do not delay the statements until the
+            # COMMIT. A statement that the server refuses must fail before the first shard commits.
             or self.commits_with_others
         ):
             yield

@@ -43,8 +43,8 @@ _COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+(?= )")
 
 
 class MySQLSchemaMove(SchemaMove):
-    """Moves a schema on MariaDB or MySQL. One RENAME TABLE hides all tables, because the server
-    executes the statement as a whole.
+    """Moves a schema on MariaDB or MySQL. To hide its tables from other processes, one RENAME TABLE
+    gives new names to all of them. The server renames either all tables or none.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class MySQLSchemaMove(SchemaMove):
         self._flavor = MySQLFlavor.of(connection)
         self._rows("SET NAMES utf8mb4")
         # The server shows the default of a TIMESTAMP column in the time zone of the session. So all
-        # sessions use the same time zone.
+        # sessions use the same time zone, and equal columns have equal definitions.
         self._rows(
             "SET SESSION foreign_key_checks = 0, sql_mode = 'NO_ENGINE_SUBSTITUTION',"
             f" time_zone = '+00:00', lock_wait_timeout = {_PATIENCE:.0f}"
