@@ -149,9 +149,10 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield each ``unknown`` whose shard number is in ``spans`` and in ``window``.
+        """Yield the values of ``unknown`` for which the shard number is in ``spans`` and has the
+        digits of ``window``.
 
-        The values are yielded as spans, too. A span is (first, last), both included.
+        The values are yielded as spans. A span is (first, last), both included.
         """
         for first, last in spans:
             low = max(first, window.least)

@@ -75,7 +75,7 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """The result of the class argument ``check`` for the document in use.
+        """What the function ``check``, an argument of this class, returned for the document in use.
 
         None before :meth:`begin`.
         """

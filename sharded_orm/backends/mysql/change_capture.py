@@ -39,8 +39,8 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 # Seconds to wait before reading the server's list of transactions again. InnoDB answers from a copy
 # of the list, and renews the copy only if nobody has read it for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-# How often the list of transactions is read at most. If other sessions read the list all the time,
-# its copy stays old.
+# How many times the list of transactions is read at most. While other sessions read the list all
+# the time, the server does not renew its copy, so further reads would not help.
 _READS = 6
 # Seconds to wait for a session that holds a lock on a table for a long time, as a backup does.
 _PATIENCE = 30

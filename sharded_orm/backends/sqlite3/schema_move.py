@@ -25,7 +25,8 @@ _QUOTED = re.compile(r'"(\w+)"')
 
 
 class SQLiteSchemaMove(SchemaMove):
-    """Moves a shard's SQLite file. All tables are hidden, under other names, in one transaction."""
+    """Moves a shard's SQLite file. To hide its tables, one transaction gives all of them other names.
+    """
 
     # False, because REPLACE removes rows without calling triggers.
     triggers_see_all = False
@@ -95,8 +96,9 @@ class SQLiteSchemaMove(SchemaMove):
         }
 
     def identities(self) -> frozenset[str]:
-        # Identify a table by its definition. That is enough, because SQLite has no TRUNCATE: no
-        # statement can empty a table without calling its triggers.
+        # The returned value of a table must change if a statement empties the table without calling
+        # its triggers, as TRUNCATE does. SQLite has no such statement, so the table's definition is
+        # enough.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####
