@@ -222,7 +222,7 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement. Yield None when the server has executed it, then its rows."""
+        """Execute the statement. Yield None when the server has executed it, and then the rows."""
         sql, params = statement.sql()
         started = False
         try:

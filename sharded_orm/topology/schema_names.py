@@ -203,9 +203,10 @@ class _CommonNames:
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether two windows have the same text at all positions where both have text and no digits.
+    """Whether two windows have the same text at all positions where neither has a digit.
 
-    Both windows must have the same length.
+    A window is a set of schema names of one length, which differ only in the shard's number. Both
+    windows must have the same length.
     """
     head = min(len(one.before), len(other.before))
     tail = max(one.end, other.end)

@@ -71,9 +71,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
-        """Return a virtual connection, which leases sessions when there is work, after a check that
-        the node answers.
+        """Check that the node answers, and return a virtual connection.
 
+        The virtual connection leases a session from the node's pool only when a statement must run.
         The check does not show whether the schema exists.
         """
         pool = self._node_pool = self._pool_for(conn_params)

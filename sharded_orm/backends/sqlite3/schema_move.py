@@ -25,8 +25,7 @@ _QUOTED = re.compile(r'"(\w+)"')
 
 
 class SQLiteSchemaMove(SchemaMove):
-    """Moves a shard's SQLite file. To hide its tables, one transaction gives all of them other names.
-    """
+    """Moves a shard's SQLite file. To hide its tables, one transaction renames all of them."""
 
     # False, because REPLACE removes rows without calling triggers.
     triggers_see_all = False
@@ -129,8 +128,8 @@ class SQLiteSchemaMove(SchemaMove):
     def discard(self) -> None:
         with self._exclusively(_PATIENCE):
             self._discard()
-            # Create the table with the names of hidden tables, even if it is empty. The table shows
-            # that the shard is not in this file.
+            # Create the table with the names of hidden tables, even if no table is hidden. Its
+            # existence shows that the shard is not in this file.
             self._hide([], "")
 
     def _hide(self, names: Sequence[str], tag: str) -> None:
