@@ -82,8 +82,8 @@ class RankedComparison(Comparison):
         #: The ranks (numbers for values, as a server compares them) that determine which values of
         #: a column are equal. Keyed by the column's position.
         self.equality_ranks: dict[int, Ranks] = {}
-        #: The ranks (numbers for values, as a server sorts them) that determine the order of a
-        #: column's values. Keyed by the column's position.
+        #: The ranks that determine the order of a column's values, keyed by the column's position.
+        #: A rank is the place of a value in the order of a server.
         self.order_ranks: dict[int, Ranks] = {}
         weights: list[str] = []
         self._durations: dict[int, int] = {}

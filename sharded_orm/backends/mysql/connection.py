@@ -212,7 +212,10 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
     # --- Methods that LeasedCursor calls for a statement ------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``. Cursors call this before a statement that may commit implicitly."""
+        """Call ``before_commit``, the function that announces the writes of the transaction.
+
+        Cursors call this method before a statement that may commit implicitly.
+        """
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()

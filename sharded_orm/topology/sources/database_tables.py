@@ -120,10 +120,10 @@ def current_version(connection: BaseDatabaseWrapper) -> tuple[int, str, str] | N
 
 
 def read_processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
-    """Return a tuple for each process.
+    """Return a tuple for each process that uses the topology source.
 
-    It consists of the name, the host, the pid, the version, the start time, and the time since the
-    last sign of life.
+    The tuple has the process's name, host, pid, topology version and start time, and the time since
+    it last reported that it is alive.
     """
     columns = "name, host, pid, version, since"
     sql = f"SELECT {columns}, seen, {clock_sql(connection)} FROM {PROCESSES} ORDER BY host, pid"
