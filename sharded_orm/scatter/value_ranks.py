@@ -103,7 +103,8 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether ranks, numbers from a server, are needed to sort rows by ``columns``."""
+        """Whether a server must rank the values of ``columns``, so that rows can be sorted by them.
+        """
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:

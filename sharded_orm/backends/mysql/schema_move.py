@@ -261,7 +261,8 @@ class MySQLSchemaMove(SchemaMove):
         return {names.get(str(name), str(name)): int(number) for name, number in rows}
 
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        # Check first whether any counter must change, because other statements are waiting.
+        # Change tables only if a counter differs. Other statements wait for the end of the move, so
+        # it must not take longer than needed.
         present = self.counters()
         if all(present.get(name) == number for name, number in counters.items()):
             return

@@ -146,7 +146,8 @@ class DatabaseSource(TopologySource):
         self._ended = threading.Event()
         self._wake = threading.Event()
         self._lost = False
-        #: The row of the document that was last passed to on_change(); None before the first call.
+        #: The id and the publication time of the document that was last passed to on_change(); None
+        #: before the first call.
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
