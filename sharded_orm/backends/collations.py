@@ -117,8 +117,8 @@ class MySQLCollations(Collations):
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact. PostgreSQL permits only a deterministic
-    collation there, which treats texts as equal only if their bytes are equal.
+    The default collation of a database is always exact. As a default, PostgreSQL permits only a
+    deterministic collation, which treats texts as equal only if their bytes are equal.
     """
 
     def equality(self, collation: str | None) -> TextEquality:

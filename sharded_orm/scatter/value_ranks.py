@@ -103,8 +103,7 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether a server must rank the values of ``columns``, so that rows can be sorted by them.
-        """
+        """Whether a server must rank the values of ``columns`` before rows are sorted by them."""
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
