@@ -59,7 +59,7 @@ def _node_wrapper(shard: Shard) -> Any:
         return wrapper
     # The thread's connection object is connected to another node than the plan's: either a
     # transaction keeps it on the former node, or the shard has moved since the plan was made. So
-    # use a copy of it that connects to the plan's node.
+    # use a copy of the connection object, which connects to the plan's node.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 

@@ -147,8 +147,8 @@ def may_be_the_query(error: BaseException) -> bool:
 def is_node_gone(error: BaseException) -> bool:
     state = _sqlstate(error)
     if state is not None:
-        # An empty code means that the client library has raised the error. It reports a connection
-        # that it has lost or could not make in this way.
+        # The client library raises an error without a code if it has lost a connection or could not
+        # make one.
         lost = state == "" and isinstance(error, OperationalError)
         return lost or state.startswith(_PG_NODE_GONE)
     code = _code(error)

@@ -1,7 +1,7 @@
 """The work on one server while a schema moves to another node of MariaDB or MySQL.
 
-On each server, the tables of the schema can be hidden under other names, created, and given their
-real names again.
+On each server, the tables of the schema can be created, hidden (renamed, so that other processes do
+not find them), and given their real names again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The work on one shard's SQLite file while the shard moves to another folder.
 
-In each file, the tables of the shard can be hidden under other names, created, and given their real
-names again.
+In each file, the tables of the shard can be created, hidden (renamed, so that other processes do
+not find them), and given their real names again.
 """
 
 from __future__ import annotations
