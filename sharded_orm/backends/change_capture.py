@@ -326,7 +326,7 @@ class ChangeCapture(OwnSession, ABC):
         """Create the missing triggers, and wait for the transactions that began without them.
 
         Afterwards, every change of a row of a watched key is recorded in the journal, or was
-        committed before the call. Can be repeated.
+        committed before the call. May be called again.
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
             statements of other sessions do not queue behind it.

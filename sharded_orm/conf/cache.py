@@ -105,9 +105,9 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
     if ttl > MAX_TTL or ttl < 1:
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
-        # A guard (see CacheOptions) lives for twice the TTL. No entry is stored under the guard
-        # before the guard is as old as QUARANTINE. With too short a TTL, the guard could expire
-        # before it reaches that age.
+        # A guard (see CacheOptions) lives for twice the TTL. Entries are stored under the guard
+        # only when it is older than QUARANTINE. With too short a TTL, the guard could expire before
+        # it reaches that age.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:
         problems.append(

@@ -98,9 +98,10 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
 
 
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
-    """Return an iterator over all ``rows``, after the first of them was read.
+    """Read the first row, and return an iterator over all ``rows``.
 
-    So each node has answered or failed when this function returns.
+    Statements for many shards (unions) are executed on every node before the first row is returned.
+    If ``rows`` are from unions, each node has answered or failed when this function returns.
     """
     iterator = iter(rows)
     first = list(islice(iterator, 1))

@@ -354,9 +354,9 @@ class MySQLChangeCapture(ChangeCapture):
             f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
-        # The aggregate function makes the trigger's query return a row even if the key has no
-        # fence. LOCK IN SHARE MODE reads the row of the fence as it is committed now, even in a
-        # transaction whose snapshot is older than the fence.
+        # COUNT and MAX make the trigger's query return a row even if the key has no fence. LOCK IN
+        # SHARE MODE reads the row of the fence as it is committed now, even in a transaction whose
+        # snapshot is older than the fence.
         refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"
