@@ -255,13 +255,14 @@ class ChangeCapture(OwnSession, ABC):
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return how many sessions may still send an old statement, one number for each marker in
-        ``markers``. A marker lists the sessions that were open at one moment.
+        """Return, for each marker in ``markers``, how many of its sessions may still send an old
+        statement.
 
-        A statement is old if a process may have built it before the marker was made. A session no
-        longer counts when it has ended a later statement, and all transactions from before the marker.
-        In doubt, a session counts. If any session of a marker is open, the call takes 0.1 to 0.8
-        seconds for all markers together.
+        A marker lists the sessions that were open at one moment. A statement is old if a process
+        may have built it before that moment. A session no longer counts when it has ended a
+        statement that began after that moment, and all its transactions from before. In doubt, a
+        session counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for
+        all markers together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.

@@ -36,7 +36,7 @@ class Collations:
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
-        """Return which texts ``collation`` treats as equal.
+        """Return whether ``collation`` compares texts exactly, and whether it ignores trailing spaces.
 
         :param collation: name of the collation; None for the database's default collation.
         """

@@ -86,8 +86,9 @@ class Executor:
         # _doubt is an exception that a wrong query may have caused; None without such an exception.
         # _answered says whether a shard has answered. _unsettled is the number of statements that
         # have neither been answered nor failed. If _doubt is set and all statements have failed,
-        # ScatterError must be raised before the caller receives a row or the end of the rows. The
-        # threads that query the nodes may set _doubt and _answered, but not _unsettled.
+        # the query itself may be wrong. Then ScatterError must be raised before the caller receives
+        # a row or the end of the rows. The threads that query the nodes may set _doubt and
+        # _answered, but not _unsettled.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)

@@ -133,7 +133,8 @@ class TopologyWatcher(Generic[T]):
     def check(self, document: Document) -> T:
         """Check that ``document`` may replace the document in use.
 
-        Return the *value* of the document: the result of the class argument ``check``.
+        Return the *value* of the document: what the function ``check``, an argument of this class,
+        returns.
 
         :raises InvalidTopology: the document must not be used; the message lists every reason.
         """

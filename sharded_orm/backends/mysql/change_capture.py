@@ -298,8 +298,8 @@ class MySQLChangeCapture(ChangeCapture):
         )
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Send statements to the server in one request. So a lock that they take is released even
-        if this process is paused.
+        """Send statements to the server in one request. If one of them takes a lock and a later one
+        releases the lock, the server releases it even if this process is paused.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:
