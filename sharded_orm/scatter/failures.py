@@ -210,8 +210,8 @@ def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
 
     Return None if ``error`` is an error of this package or wraps no error of the SQLite driver.
     """
-    # An error of this package, such as ShardDatabaseMissing, is more precise than the driver's
-    # error that caused it.
+    # Do not return the driver's error if it has caused an error of this package, such as
+    # ShardDatabaseMissing. The package's error is more precise.
     if isinstance(error, ShardedOrmError):
         return None
     return error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else None

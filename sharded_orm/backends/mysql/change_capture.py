@@ -298,8 +298,10 @@ class MySQLChangeCapture(ChangeCapture):
         )
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Send statements to the server in one request. If one of them takes a lock and a later one
-        releases the lock, the server releases it even if this process is paused.
+        """Send statements to the server in one request, or one by one if multi-statements are off.
+
+        If one statement takes a lock and a later one releases it, one request has an advantage: the
+        server releases the lock even if this process is paused.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:

@@ -84,7 +84,7 @@ _UNTIL_READY = 0.02
 # anyway.
 _END_WITHIN = 3.0
 # For each alias, the entry of DATABASES when the first source for the alias was created. A test run
-# sets another database for the alias, but the topology must stay in the first one, also in
+# sets another database for the alias. But the topology must stay in the first database, also in
 # processes that the run starts.
 _first_entries: dict[str, dict[str, Any]] = {}
 
