@@ -83,8 +83,8 @@ def create_tables(connection: BaseDatabaseWrapper) -> None:
         try:
             execute(connection, f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)})", [])
         except (IntegrityError, ProgrammingError):
-            # PostgreSQL raises such an error if another process creates the table at the same time.
-            # Then the table exists, and the error can be ignored.
+            # PostgreSQL also raises an error if another process creates the same table at the same
+            # time. Then the table exists, and the error can be ignored.
             if table in _missing_tables(connection):
                 raise
 
