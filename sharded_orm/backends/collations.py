@@ -92,8 +92,8 @@ class MySQLCollations(Collations):
     )
 
     def equality(self, collation: str | None) -> TextEquality:
-        # If no collation is named, the table's default collation applies. It is unknown here and seldom
-        # exact, so it counts as inexact.
+        # Without the name of a collation, the default collation of the table applies. It is unknown
+        # here and seldom exact, so it counts as inexact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)

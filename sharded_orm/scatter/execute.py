@@ -302,8 +302,8 @@ class Executor:
             place = wait.next_place(place)
             if place is None:
                 raise error
-            # The same SQL can be used on the new node, because the schema in it has the same name
-            # on every node.
+            # The same SQL can be used on the new node. It contains the name of the schema, which is
+            # the same on every node.
             sql, params = statement.sql([branch])
             copy = relocation.separate_copy(wrapper, place)
             try:
