@@ -100,8 +100,8 @@ class MySQLCollations(Collations):
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # Return False for a foreign key to a field that is not migrated on the shards. The collation
-        # of that field does not prove an inexact comparison: a migration of the key's own app may have
+        # If the key is a foreign key, its field may not be migrated on the shards. Then the
+        # collation of that field proves nothing, because a migration of the key's own app may have
         # given the key's column an exact collation.
         return is_colocated_with_target and not is_exact_collation(collation)
 
