@@ -100,9 +100,9 @@ class MySQLCollations(Collations):
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # If the key is a foreign key, its field may not be migrated on the shards. Then the
-        # collation of that field proves nothing, because a migration of the key's own app may have
-        # given the key's column an exact collation.
+        # If the key is a foreign key, the field to which it refers may not be migrated on the
+        # shards. Then the collation of that field proves nothing, because a migration of the key's
+        # own app may have given the key's column an exact collation.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:

@@ -149,10 +149,10 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the values of ``unknown`` for which the shard number is in ``spans`` and has the
-        digits of ``window``.
+        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``.
 
-        The values are yielded as spans. A span is (first, last), both included.
+        A number fits if it has as many digits as the numbers in ``window``. The values are yielded
+        as spans. A span is (first, last), both included.
         """
         for first, last in spans:
             low = max(first, window.least)
