@@ -212,8 +212,8 @@ def _duration(parts: Sequence[int]) -> datetime.timedelta:
 
 
 def _refuse_months(months: int) -> None:
-    # The driver converts a month to 30 days, but 12 months to 365 days. So the sum of two converted
-    # intervals may differ from the converted sum.
+    # Refuse such a sum. The driver converts a month to 30 days, but 12 months to 365 days. So the
+    # sum of two converted intervals may differ from the converted sum.
     if months:
         raise refuse("a sum of intervals with months or years", "sum numbers of days")
 
