@@ -65,7 +65,7 @@ class Collations:
         """Return the SQL statement with which an operator gives a column an exact collation.
 
         :param definition: the column's type and ``NULL`` or ``NOT NULL``, in SQL.
-        :param collation: the collation that :meth:`exact_collation` returns, or "".
+        :param collation: the collation that :meth:`exact_collation` returns; "" if it returns None.
         """
         raise NotImplementedError
 
