@@ -249,18 +249,20 @@ class ChangeCapture(OwnSession, ABC):
     def sessions(self) -> dict[str, Any] | None:
         """Return a marker: JSON values that identify all sessions which are open on the server now.
 
+        Pass the marker to :meth:`sessions_left`, to learn how many of these sessions are left.
         Return None for SQLite, which has no list of open sessions.
         """
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return how many sessions may still send an old statement, one number for each marker in
-        ``markers``. A marker lists the sessions that were open at one moment.
+        """Return, for each marker in ``markers``, how many of its sessions may still send an old
+        statement.
 
-        A statement is old if a process may have built it before the marker was made. A session no
-        longer counts when it has ended a later statement, and all transactions from before the marker.
-        In doubt, a session counts. If any session of a marker is open, the call takes 0.1 to 0.8
-        seconds for all markers together.
+        A marker lists the sessions that were open at one moment. A statement is old if a process
+        may have built it before that moment. A session no longer counts when it has ended a
+        statement that began after that moment, and all its transactions from before. In doubt, a
+        session counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for
+        all markers together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -325,7 +327,7 @@ class ChangeCapture(OwnSession, ABC):
         """Create the missing triggers, and wait for the transactions that began without them.
 
         Afterwards, every change of a row of a watched key is recorded in the journal, or was
-        committed before the call. Can be repeated.
+        committed before the call. May be called again.
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
             statements of other sessions do not queue behind it.

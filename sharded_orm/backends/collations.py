@@ -36,7 +36,7 @@ class Collations:
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
-        """Return which texts ``collation`` treats as equal.
+        """Return whether ``collation`` compares texts exactly, and whether it ignores trailing spaces.
 
         :param collation: name of the collation; None for the database's default collation.
         """
@@ -65,7 +65,7 @@ class Collations:
         """Return the SQL statement with which an operator gives a column an exact collation.
 
         :param definition: the column's type and ``NULL`` or ``NOT NULL``, in SQL.
-        :param collation: the collation that :meth:`exact_collation` returns, or "".
+        :param collation: the collation that :meth:`exact_collation` returns; "" if it returns None.
         """
         raise NotImplementedError
 
@@ -92,17 +92,17 @@ class MySQLCollations(Collations):
     )
 
     def equality(self, collation: str | None) -> TextEquality:
-        # If no collation is named, the table's default collation applies. It is unknown here and seldom
-        # exact, so it counts as inexact.
+        # Without the name of a collation, the default collation of the table applies. It is unknown
+        # here and seldom exact, so it counts as inexact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # Return False for a foreign key to a field that is not migrated on the shards. The collation
-        # of that field does not prove an inexact comparison: a migration of the key's own app may have
-        # given the key's column an exact collation.
+        # If the key is a foreign key, the field to which it refers may not be migrated on the
+        # shards. Then the collation of that field proves nothing, because a migration of the key's
+        # own app may have given the key's column an exact collation.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:
@@ -117,8 +117,8 @@ class MySQLCollations(Collations):
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact. PostgreSQL permits only a deterministic
-    collation there, which treats texts as equal only if their bytes are equal.
+    The default collation of a database is always exact. As a default, PostgreSQL permits only a
+    deterministic collation, which treats texts as equal only if their bytes are equal.
     """
 
     def equality(self, collation: str | None) -> TextEquality:

@@ -39,8 +39,8 @@ def is_deadlock(error: BaseException) -> bool:
     again.
 
     The two transactions have waited for each other's locks. Or, on PostgreSQL with an isolation
-    level above READ COMMITTED, the other transaction has changed a row that this one has read. An
-    example is the fence of a key, the row by which triggers decide whether to refuse writes.
+    level above READ COMMITTED, the other transaction has changed a row that this one has read. Such
+    a row may be the fence of a key: the row by which triggers decide whether to refuse writes.
     """
     return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
         DEADLOCK,

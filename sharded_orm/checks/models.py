@@ -140,8 +140,8 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
             # Give no warning: an id that contains the shard number is unique in the whole group.
             continue
         if isinstance(field, models.OneToOneField) and _is_on_one_shard(options, field):
-            # Give no warning: rows that refer to the same row are all on that row's shard, so the
-            # shard enforces that only one does.
+            # Give no warning: all rows that refer to the same row are on that row's shard. So the
+            # unique constraint on that shard is enough.
             continue
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)

@@ -108,7 +108,7 @@ def _leading_group(number: int, scale: int) -> tuple[int, int]:
     Digits are grouped by four, starting at the decimal point. The group before the point has
     position 0, and the group after it has position -1.
     """
-    # Append zeros until the digits after the decimal point fill whole groups.
+    # Append zeros until the number of digits after the decimal point is a multiple of four.
     padding = -scale % _DIGITS
     number *= 10**padding
     if number == 0:

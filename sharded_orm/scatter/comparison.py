@@ -37,8 +37,8 @@ Row = Sequence[Any]
 # 4 bytes, and its weight at least 2. So 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
-# Prefixes of names of collations whose texts have the same order as their sort weights, if the
-# collation has only one level of sort weights.
+# Text can be compared by its sort weight if its collation has only one level of sort weights, and
+# the collation's name begins with one of these names.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -280,7 +280,10 @@ class Comparison:
         target[column] = source[column]
 
     def copy(self, row: list[Any], source: int, target: int) -> None:
-        """Copy a value and its sort weights within ``row``, from one column number to another."""
+        """Overwrite the value in column ``target`` of ``row`` with the value in column ``source``.
+
+        The sort weights of the value are copied, too. Both columns are given by their numbers.
+        """
         row[target] = row[source]
 
     def add(self, column: int, source: Row, target: list[Any]) -> None:

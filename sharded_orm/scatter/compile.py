@@ -395,7 +395,7 @@ class _Root(SQLCompiler):
     def _has_pk(self, columns: Any) -> bool:
         """Whether the columns at the positions ``columns`` contain the whole primary key.
 
-        If so, two rows from different shards cannot have equal values in these columns.
+        If so, rows from different shards count as different, and DISTINCT need not compare them.
         """
         pks = {f.column for f in self.query.model._meta.pk_fields}
         selected = {

@@ -59,7 +59,7 @@ def _node_wrapper(shard: Shard) -> Any:
         return wrapper
     # The thread's connection object is connected to another node than the plan's: either a
     # transaction keeps it on the former node, or the shard has moved since the plan was made. So
-    # use a copy of it that connects to the plan's node.
+    # use a copy of the connection object, which connects to the plan's node.
     settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
@@ -86,8 +86,9 @@ class Executor:
         # _doubt is an exception that a wrong query may have caused; None without such an exception.
         # _answered says whether a shard has answered. _unsettled is the number of statements that
         # have neither been answered nor failed. If _doubt is set and all statements have failed,
-        # ScatterError must be raised before the caller receives a row or the end of the rows. The
-        # threads that query the nodes may set _doubt and _answered, but not _unsettled.
+        # the query itself may be wrong. Then ScatterError must be raised before the caller receives
+        # a row or the end of the rows. The threads that query the nodes may set _doubt and
+        # _answered, but not _unsettled.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
@@ -222,7 +223,7 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement. Yield None when the server has executed it, then its rows."""
+        """Execute the statement. Yield None when the server has executed it, and then the rows."""
         sql, params = statement.sql()
         started = False
         try:
@@ -301,8 +302,8 @@ class Executor:
             place = wait.next_place(place)
             if place is None:
                 raise error
-            # The same SQL can be used on the new node, because the schema in it has the same name
-            # on every node.
+            # The same SQL can be used on the new node. It contains the name of the schema, which is
+            # the same on every node.
             sql, params = statement.sql([branch])
             copy = relocation.separate_copy(wrapper, place)
             try:

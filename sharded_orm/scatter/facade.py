@@ -62,7 +62,7 @@ class Facade:
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # this package's compilers read it
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, CheckedSQL) if qualify else (CheckedSQL,)
-        # Compilers and expressions put this text before each table's name.
+        # Compilers and expressions put the text ``table_prefix`` before each table's name.
         self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # this package's compilers read it
         if hidden is not None:
             self._mixins = (VisibleRows, *self._mixins)
@@ -116,7 +116,7 @@ class CheckedSQL(SQLCompiler):
 
 
 class Qualified(SQLCompiler):
-    """A compiler mixin that puts the schema's placeholder before the name of every table."""
+    """A compiler mixin that puts a placeholder for the schema before the name of every table."""
 
     def compile(self, node: Any) -> Any:
         sql, params = super().compile(node)

@@ -147,8 +147,8 @@ def may_be_the_query(error: BaseException) -> bool:
 def is_node_gone(error: BaseException) -> bool:
     state = _sqlstate(error)
     if state is not None:
-        # An empty code means that the client library has raised the error. It reports a connection
-        # that it has lost or could not make in this way.
+        # The client library raises an error without a code if it has lost a connection or could not
+        # make one.
         lost = state == "" and isinstance(error, OperationalError)
         return lost or state.startswith(_PG_NODE_GONE)
     code = _code(error)
@@ -210,8 +210,8 @@ def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
 
     Return None if ``error`` is an error of this package or wraps no error of the SQLite driver.
     """
-    # An error of this package, such as ShardDatabaseMissing, is more precise than the driver's
-    # error that caused it.
+    # Do not return the driver's error if it has caused an error of this package, such as
+    # ShardDatabaseMissing. The package's error is more precise.
     if isinstance(error, ShardedOrmError):
         return None
     return error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else None

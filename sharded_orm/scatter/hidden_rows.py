@@ -30,7 +30,10 @@ class HiddenRows(Protocol):
 
 
 class VisibleRows(SQLCompiler):
-    """A compiler mixin that leaves out the hidden rows of every table."""
+    """A compiler mixin that leaves out hidden rows of every table.
+
+    A row is hidden if its key is moving and the statement reads the row from another shard.
+    """
 
     def compile(self, node: Any) -> Any:
         if not isinstance(node, BaseTable | Join):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
-# The number of rows of each stream whose values a server ranks at a time.
+# How many rows are read from each shard before a server ranks their values, all at once.
 ROUND = 5000
 
 
@@ -53,7 +53,7 @@ def _merged_by_ranks(
     columns: Sequence[int],
     ranking: Ranking,
 ) -> Iterator[Row]:
-    """Merge sorted streams of rows if only a server can compare the values.
+    """Merge sorted streams of rows whose values only a server can compare.
 
     Works in rounds. Each round reads the next rows of every stream, and a server ranks their
     values. Then the round yields rows until the rows of one stream are used up.
@@ -98,9 +98,10 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
 
 
 def _begun(rows: Iterable[Row]) -> Iterator[Row]:
-    """Return an iterator over all ``rows``, after the first of them was read.
+    """Read the first row, and return an iterator over all ``rows``.
 
-    So each node has answered or failed when this function returns.
+    Statements for many shards (unions) are executed on every node before the first row is returned.
+    If ``rows`` are from unions, each node has answered or failed when this function returns.
     """
     iterator = iter(rows)
     first = list(islice(iterator, 1))

@@ -271,8 +271,8 @@ def _outer(template: Template, comparison: Comparison, options: CompileOptions) 
     width, weights = len(template.columns), comparison.weights
     if template.merges_groups:
         return Outer(width, weights)
-    # With DISTINCT, the server must not apply the limit: it would count equal rows of two shards
-    # twice, because the duplicates are removed only later, by the merge.
+    # Do not limit the rows on the server if the query has DISTINCT: only the merge removes
+    # duplicates from different shards, so the server would count them.
     limit = None if template.distinct else options.limit
     nulls_smallest = template.compiler.connection.features.order_by_nulls_first
     return Outer(width, weights, template.order, limit, nulls_smallest)

@@ -79,11 +79,11 @@ class RankedComparison(Comparison):
         reads_utc: bool,
     ) -> None:
         super().__init__(columns, compared)
-        #: The ranks (numbers for values, as a server compares them) that determine which values of
-        #: a column are equal. Keyed by the column's position.
+        #: The ranks that determine which values of a column are equal, keyed by the column's
+        #: position. Values that the server treats as equal have the same rank.
         self.equality_ranks: dict[int, Ranks] = {}
-        #: The ranks (numbers for values, as a server sorts them) that determine the order of a
-        #: column's values. Keyed by the column's position.
+        #: The ranks that determine the order of a column's values, keyed by the column's position.
+        #: A rank is the place of a value in the order of a server.
         self.order_ranks: dict[int, Ranks] = {}
         weights: list[str] = []
         self._durations: dict[int, int] = {}
@@ -110,9 +110,9 @@ class RankedComparison(Comparison):
         self.depends_on_settings = bool(self._texts)
 
     def text(self, row: Row, column: int) -> str | None:
-        """Return the value of a column that the server ranks, as the server writes it as text.
+        """Return the server's text of a value that the server ranks; None for NULL.
 
-        Return None for NULL.
+        :param column: the position of the value in ``row``.
         """
         value = row[self._texts.get(column, column)]
         if value is not None and not isinstance(value, str):
@@ -212,8 +212,8 @@ def _duration(parts: Sequence[int]) -> datetime.timedelta:
 
 
 def _refuse_months(months: int) -> None:
-    # The driver converts a month to 30 days, but 12 months to 365 days. So the sum of two converted
-    # intervals may differ from the converted sum.
+    # Refuse such a sum. The driver converts a month to 30 days, but 12 months to 365 days. So the
+    # sum of two converted intervals may differ from the converted sum.
     if months:
         raise refuse("a sum of intervals with months or years", "sum numbers of days")
 

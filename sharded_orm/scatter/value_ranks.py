@@ -103,13 +103,14 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether ranks, numbers from a server, are needed to sort rows by ``columns``."""
+        """Whether a server must rank the values of ``columns`` before rows are sorted by them."""
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether ranks, numbers from a server, are needed to find equal values of ``columns``.
+        """Whether a server must rank the values of ``columns``, so that equal values can be found.
 
-        May query each node for the types of the columns.
+        The ranks are numbers: equal values have the same rank. The call may query each node for the
+        types of the columns.
         """
         comparison = self._plan.comparison
         ranked = comparison.ranked.intersection(columns)
@@ -186,7 +187,8 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """Yield a statement for each node, with one of its branches that has not failed.
+        """For each node, yield one of its statements and one branch of that statement that has not
+        failed.
 
         A branch is the SELECT for one shard.
         """

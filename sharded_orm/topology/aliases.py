@@ -153,7 +153,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = False
 
     def expose(self, arguments: Sequence[str]) -> None:
-        """Make iteration also yield the shards that follow ``--database`` in ``arguments``.
+        """Make iteration over this mapping also yield the shards that follow ``--database`` in
+        ``arguments``.
+
+        Django's option ``--database`` refuses an alias that iteration does not yield.
 
         :param arguments: the arguments of the command line, such as ``sys.argv[1:]``.
         """

@@ -38,7 +38,7 @@ class LastGoodCopy:
             return None
 
     def saved_at(self) -> datetime | None:
-        """Return the time at which the file was last written; None if it is unknown."""
+        """Return the time at which the copy was last saved; None if the time is unknown."""
         with contextlib.suppress(OSError):
             return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
         return None

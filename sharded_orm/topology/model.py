@@ -287,8 +287,8 @@ def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str
             f" off after {_POSTGRESQL_NAME}; give the group a shorter DATABASE_NAME"
         )
     if '"' in longest:
-        # Django's quote_name() neither quotes a name that begins and ends with a quote, nor escapes
-        # a quote inside of a name.
+        # Refuse a quote in a name: Django's quote_name() neither quotes a name that begins and ends
+        # with a quote, nor escapes a quote inside of a name.
         yield (
             f"group {group.name!r}: the schema {longest!r} has a quote in its name; leave it out of"
             " DATABASE_NAME, because names are quoted in SQL anyway"

@@ -149,9 +149,10 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield each ``unknown`` whose shard number is in ``spans`` and in ``window``.
+        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``.
 
-        The values are yielded as spans, too. A span is (first, last), both included.
+        A number fits if it has as many digits as the numbers in ``window``. The values are yielded
+        as spans. A span is (first, last), both included.
         """
         for first, last in spans:
             low = max(first, window.least)
@@ -202,9 +203,10 @@ class _CommonNames:
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether two windows have the same text at all positions where both have text and no digits.
+    """Whether two windows have the same text at all positions where neither has a digit.
 
-    Both windows must have the same length.
+    A window is a set of schema names of one length, which differ only in the shard's number. Both
+    windows must have the same length.
     """
     head = min(len(one.before), len(other.before))
     tail = max(one.end, other.end)
@@ -212,8 +214,8 @@ def _same_text(one: _Window, other: _Window) -> bool:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # If the digits of one window end before those of the other begin, both windows have text
-    # between them. Compare this text, too.
+    # If the digits of one window (a set of schema names) end before the digits of the other begin,
+    # both windows have text between their digits. Compare this text, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 

@@ -75,7 +75,7 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """The result of the class argument ``check`` for the document in use.
+        """What the function ``check``, an argument of this class, returned for the document in use.
 
         None before :meth:`begin`.
         """
@@ -133,7 +133,8 @@ class TopologyWatcher(Generic[T]):
     def check(self, document: Document) -> T:
         """Check that ``document`` may replace the document in use.
 
-        Return the *value* of the document: the result of the class argument ``check``.
+        Return the *value* of the document: what the function ``check``, an argument of this class,
+        returns.
 
         :raises InvalidTopology: the document must not be used; the message lists every reason.
         """
@@ -148,9 +149,9 @@ class TopologyWatcher(Generic[T]):
         was in use already.
 
         :param document: the delivered document, or the error that was raised when it was read.
-        :param use: a function that is called with the document's value (see :meth:`check`) and
-            makes the process use it. If the function raises an exception, it must not have changed
-            anything.
+        :param use: a function that makes the process use the document. Its argument is what
+        :meth:`check` returned for the document. If the function raises an exception, it must not
+        have changed anything.
         :raises TopologyError: the document is refused, or ``document`` is an error. The reason is
             logged, unless the last refusal was the same.
         """

@@ -57,8 +57,9 @@ class TwoPhaseAtomic(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look up the shards of the rows again, now that the transaction is open: from this look-up,
-            # the transaction remembers on which shards it uses the rows' keys.
+            # Look up the shards of the rows again, because the transaction is open only now. It
+            # remembers from this look-up on which shard it uses the key of each row. The result
+            # differs if a row has moved meanwhile.
             if self._find() != aliases:
                 refuse_repetition(self._group)
         except BaseException:

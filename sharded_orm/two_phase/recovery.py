@@ -225,9 +225,9 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
             old[shard.alias] = [str(name) for (name,) in rows]
     if not old:
         return 0
-    # Look for branches after the decisions were read. A decision is committed only after its
-    # branches were prepared. So every branch that is not ended yet is found now, even if the clocks
-    # of the hosts differ.
+    # Look for branches after the decisions were read, so that no decision is deleted that a branch
+    # still needs. A decision is committed only after its branches were prepared. So every branch
+    # that is not ended yet is found now, even if the clocks of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
     for alias, names in old.items():

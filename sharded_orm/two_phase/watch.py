@@ -59,7 +59,7 @@ class BranchWatch:
         """End branches that have been prepared for too long. Raises no database error.
 
         At most once a second, one thread sends one query to each node that this process has used;
-        other threads return at once. Must not be called in a transaction of the group.
+        other threads return at once. Must not be called in a transaction of a shard group.
         """
         if self._process != identity():
             self.__init__()  # type: ignore[misc]  # Start anew in a forked child, because a thread of the parent may have held the lock.

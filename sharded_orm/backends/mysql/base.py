@@ -71,9 +71,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
-        """Return a virtual connection, which leases sessions when there is work, after a check that
-        the node answers.
+        """Check that the node answers, and return a virtual connection.
 
+        The virtual connection leases a session from the node's pool only when a statement must run.
         The check does not show whether the schema exists.
         """
         pool = self._node_pool = self._pool_for(conn_params)
@@ -259,8 +259,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             # hand, because the next statement is then not the COMMIT.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
-            # If several shards commit, send all statements before. A statement that the server refuses
-            # must fail before the first shard commits.
+            # If several shards commit one after the other, do not delay the statements until the
+            # COMMIT. A statement that the server refuses must fail before the first shard commits.
             or self.commits_with_others
         ):
             yield
@@ -278,7 +278,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         if self.connection.mode is not SessionMode.FREE:
             return None
         with self._one_session():
-            # Return None behind a proxy, because sessions have no identity there.
+            # Sessions have no identity if clients reach the server through a proxy. Return None
+            # then.
             is_known = bool(self.session_id().connection)
         return self._one_session() if is_known else None
 

@@ -39,8 +39,8 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 # Seconds to wait before reading the server's list of transactions again. InnoDB answers from a copy
 # of the list, and renews the copy only if nobody has read it for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-# How often the list of transactions is read at most. If other sessions read the list all the time,
-# its copy stays old.
+# How many times the list of transactions is read at most. While other sessions read the list all
+# the time, the server does not renew its copy, so further reads would not help.
 _READS = 6
 # Seconds to wait for a session that holds a lock on a table for a long time, as a backup does.
 _PATIENCE = 30
@@ -298,8 +298,10 @@ class MySQLChangeCapture(ChangeCapture):
         )
 
     def _together(self, statements: Sequence[str]) -> None:
-        """Send statements to the server in one request. So a lock that they take is released even
-        if this process is paused.
+        """Send statements to the server in one request, or one by one if multi-statements are off.
+
+        If one statement takes a lock and a later one releases it, one request has an advantage: the
+        server releases the lock even if this process is paused.
         """
         if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
             for statement in statements:
@@ -354,9 +356,9 @@ class MySQLChangeCapture(ChangeCapture):
             f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
-        # The aggregate function makes the trigger's query return a row even if the key has no
-        # fence. LOCK IN SHARE MODE reads the row of the fence as it is committed now, even in a
-        # transaction whose snapshot is older than the fence.
+        # COUNT and MAX make the trigger's query return a row even if the key has no fence. LOCK IN
+        # SHARE MODE reads the row of the fence as it is committed now, even in a transaction whose
+        # snapshot is older than the fence.
         refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"

@@ -76,7 +76,8 @@ class CommitPacket:
             self.collects = False
 
     def wait_for_commit(self, cursor: Any, query: Any, args: Any) -> bytes:
-        """Keep a statement of ``cursor`` until the COMMIT, which sets ``lastrowid`` of the cursor.
+        """Keep a statement of ``cursor`` until the COMMIT. The COMMIT then sets ``lastrowid`` of
+        the cursor.
 
         Return the statement as it will be sent.
         """

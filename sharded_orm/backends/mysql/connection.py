@@ -44,8 +44,8 @@ class OpenCursor(Protocol):
     """A cursor that still has results to read."""
 
     def abandon(self) -> None:
-        """Close the session of the unread results. Called when the connection is about to be
-        closed.
+        """Close the session that holds this cursor's unread results. Called when the connection is
+        about to be closed.
         """
 
 
@@ -129,9 +129,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             return
         if on and (self.transaction.is_open or self.waiting):
             if self.transaction.plain_only:
-                # The block with two_phase=True was interrupted. Its transaction is a part of a
-                # larger one, and only the object that coordinates the two-phase commit may commit
-                # that.
+                # The block with two_phase=True was interrupted. Do not commit here: this
+                # transaction is a part of a two-phase transaction, which only its coordinator may
+                # commit.
                 self.leave_branch()
             else:
                 self._end(COMMIT)
@@ -212,7 +212,10 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
     # --- Methods that LeasedCursor calls for a statement ------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``. Cursors call this before a statement that may commit implicitly."""
+        """Call ``before_commit``, the function that announces the writes of the transaction.
+
+        Cursors call this method before a statement that may commit implicitly.
+        """
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
@@ -303,8 +306,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         return session
 
     def unpin(self, reason: str) -> None:
-        """Undo :meth:`pin`. Called if the statement that was to leave state in the session has
-        failed.
+        """Undo :meth:`pin`, which has reserved a session for this connection until close().
+
+        Called if the statement that was to leave state in the session has failed.
 
         :param reason: the reason that was passed to :meth:`pin`.
         """
@@ -404,8 +408,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Context manager that yields the held session. If an error leaves the block, discard the
-        session.
+        """Context manager that yields the held session. If the block finds the session lost,
+        discard it.
         """
         session = self._require_session()
         try:

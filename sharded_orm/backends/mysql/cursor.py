@@ -236,9 +236,9 @@ class LeaseMixin(BaseCursor):
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
             if mode is _TRANSACTION and (
-                # In a two-phase commit, a transaction that only reads commits before the decision
-                # to commit is stored. So a call of a stored function, which might write, counts as
-                # a write.
+                # In a two-phase commit, a shard whose transaction only reads is committed early:
+                # before the decision to commit is stored. A stored function might write, so a query
+                # that calls one does not count as a read.
                 kind or (connection.transaction.plain_only and calls_stored_function(query))
             ):
                 connection.transaction.only_reads = False

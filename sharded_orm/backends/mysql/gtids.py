@@ -16,9 +16,11 @@ def positions(text: str) -> dict[int, tuple[int, int]]:
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return those GTIDs of the position ``wanted`` that lie beyond the position ``have``.
+    """Return those GTIDs of the position ``wanted`` that a server at the position ``have`` has not
+    reached.
 
-    The result is a text like ``wanted``. It is "" if no GTID of ``wanted`` lies beyond ``have``.
+    A position is where a server is in the replication stream. The result is a text like ``wanted``;
+    "" if the server has reached all of them.
     """
     reached = positions(have)
     return ",".join(

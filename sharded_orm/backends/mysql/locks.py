@@ -11,9 +11,10 @@ _MAX_LENGTH = 64
 
 
 def take(session: NodeSession, schema: str, seconds: float) -> bool:
-    """Take the lock on ``schema``, and make ``schema`` the current schema of ``session``.
+    """Take the server's named lock for ``schema``, and make ``schema`` the current schema of
+    ``session``.
 
-    Return False if the lock was not free within ``seconds``.
+    Return False if another session still holds the lock after ``seconds``.
     """
     ((is_taken,),) = session.rows_in(schema, f"SELECT GET_LOCK({_name(schema)}, {seconds:f})")[0]
     return bool(int(is_taken or 0))

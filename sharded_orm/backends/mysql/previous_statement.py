@@ -26,12 +26,13 @@ def is_show(query: Any) -> bool:
 
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
-    """Lease the session with the state that ``query`` reads.
+    """Lease the session on which ``query`` must run, because it reads what an earlier statement has
+    left there.
 
     If ``query`` reads the id of an insert, that is the session on which ``connection`` ran its last
     insert. Otherwise it is the session on which ``connection`` ran its last statement. If
-    ``connection`` has run no such statement, lease any session, and make it forget the id of its last
-    insert.
+    ``connection`` has run no such statement, lease any session, and make it forget the id of its
+    last insert.
 
     :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """
@@ -47,7 +48,8 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check both before and after taking the session, because another thread may use it in between.
+    # Check twice that this connection was the last user of the session: before and after taking the
+    # session. Another thread may use it in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier

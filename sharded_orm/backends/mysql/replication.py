@@ -1,7 +1,7 @@
 """Query and change the replication of MariaDB servers, for a promotion (a replica replaces its
 primary).
 
-The fence, which makes a whole server refuse writes, is ``read_only``.
+The setting ``read_only`` is the fence: it makes a whole server refuse writes.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ class MySQLReplicationServer(ReplicationServer):
     def replicates_from(self, source: Self) -> bool:
         """Whether the server has a replication connection to the server of ``source``.
 
-        :raises django.db.OperationalError: the server replicates, and the account lacks ``SLAVE
-            MONITOR``, so it cannot see from which server.
+        :raises django.db.OperationalError: the server is a replica, but the account cannot see of
+            which server, because it lacks the privilege ``SLAVE MONITOR``.
         """
         try:
             return self.link_from(source) is not None

@@ -1,7 +1,7 @@
 """The work on one server while a schema moves to another node of MariaDB or MySQL.
 
-On each server, the tables of the schema can be hidden under other names, created, and given their
-real names again.
+On each server, the tables of the schema can be created, hidden (renamed, so that other processes do
+not find them), and given their real names again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+(?= )")
 
 
 class MySQLSchemaMove(SchemaMove):
-    """Moves a schema on MariaDB or MySQL. One RENAME TABLE hides all tables, because the server
-    executes the statement as a whole.
+    """Moves a schema on MariaDB or MySQL. To hide its tables from other processes, one RENAME TABLE
+    gives new names to all of them. The server renames either all tables or none.
     """
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class MySQLSchemaMove(SchemaMove):
         self._flavor = MySQLFlavor.of(connection)
         self._rows("SET NAMES utf8mb4")
         # The server shows the default of a TIMESTAMP column in the time zone of the session. So all
-        # sessions use the same time zone.
+        # sessions use the same time zone, and equal columns have equal definitions.
         self._rows(
             "SET SESSION foreign_key_checks = 0, sql_mode = 'NO_ENGINE_SUBSTITUTION',"
             f" time_zone = '+00:00', lock_wait_timeout = {_PATIENCE:.0f}"
@@ -154,8 +154,9 @@ class MySQLSchemaMove(SchemaMove):
             self._rows(f"ALTER DATABASE {definition.defaults}")
             self._note_names(definition.statements, tag)
             for name, (statement,) in definition.statements.items():
-                # A foreign key may refer to a table that is still hidden under another name. The server
-                # does not check this now, and finds the table when it has its real name again.
+                # A foreign key may refer to a table that is still hidden under another name. The
+                # server accepts this, because foreign key checks are off in this session. The
+                # foreign key works when the table has its real name again.
                 head = f"CREATE TABLE {self._quote(name)} ("
                 if not statement.startswith(head):
                     raise MoveFailed(
@@ -260,7 +261,8 @@ class MySQLSchemaMove(SchemaMove):
         return {names.get(str(name), str(name)): int(number) for name, number in rows}
 
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        # Check first whether any counter must change, because other statements are waiting.
+        # Change tables only if a counter differs. Other statements wait for the end of the move, so
+        # it must not take longer than needed.
         present = self.counters()
         if all(present.get(name) == number for name, number in counters.items()):
             return

@@ -56,10 +56,10 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is set to
-        #: None before a packet is sent, and to the name after the whole packet has succeeded. If the
-        #: schema was dropped and created again, the name does not show it, and the session still uses
-        #: the old character set for new tables.
+        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is
+        #: set to None before a packet is sent, and to the name after the whole packet has
+        #: succeeded. The name stays the same if another session drops the schema and creates it
+        #: again. This session then still uses the old character set for new tables.
         self.schema: str | None = None
         #: Whether to send each statement in a separate packet, because multi-statements are switched
         #: off.

@@ -213,7 +213,8 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # Compare the table's name with a constant, so that the server need not open any table.
+    # Compare ``table_name`` with a constant. The server can then answer this query without opening
+    # any table.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )

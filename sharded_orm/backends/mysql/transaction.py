@@ -78,12 +78,13 @@ class ServerTransaction:
         """Return the statements to send before the next one: BEGIN and savepoints, if needed.
 
         If ``plain`` is False, or if the transaction may have ended unnoticed, the result has ``SET
-        autocommit=0`` in place of BEGIN, once per transaction.
+        autocommit=0`` in place of BEGIN, once per transaction. Even if the server has ended the
+        transaction, the next statement then begins a new one.
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True.
-        :raises TwoPhaseMisused: ``plain`` is False, and the transaction is part of a two-phase commit,
-            which takes plain statements only.
+        :raises TwoPhaseMisused: ``plain`` is False, and the transaction is part of a two-phase
+            commit, which takes plain statements only.
         """
         if self.plain_only and not plain:
             raise TwoPhaseMisused(

@@ -191,8 +191,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             copy.build_schema(definitions)
             yield copy
         finally:
-            # Call the base class, because the close() of Django's SQLite backend does not close a
-            # database in memory.
+            # Call close() of the base class. The close() of Django's SQLite backend leaves a
+            # database in memory open.
             BaseDatabaseWrapper.close(copy)
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> SQLiteChangeCapture:
@@ -212,10 +212,10 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return base.DatabaseWrapper(deepcopy(settings), self.alias)
 
     def is_idle(self) -> bool:
-        # A cursor with unread rows adds a reference to the driver's connection object. So the
-        # connection is idle if it has at most _references references. When _references was read, a
-        # local variable referred to the object. Now self.connection does so instead, so the two
-        # numbers can be compared.
+        # Each cursor with unread rows holds a reference to the driver's connection object. So the
+        # connection is idle if it has no more references than _references, their number without
+        # cursors. One reference of that number came from a local variable; now self.connection
+        # takes its place, so the numbers can be compared.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:

@@ -89,7 +89,8 @@ class SQLiteChangeCapture(ChangeCapture):
         self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
 
     def _table_statements(self) -> Iterator[str]:
-        # The column ``value`` has no type, so SQLite compares by the type of the shard key's column.
+        # Declare no type for the column ``value``. When SQLite compares it with the shard key, the
+        # type of the shard key's column then decides how.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._quote(FENCES)}"
             " (id INTEGER PRIMARY KEY, value NOT NULL, state TEXT NOT NULL)"

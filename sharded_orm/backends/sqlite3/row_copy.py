@@ -52,8 +52,8 @@ class SQLiteRowCopy(RowCopy):
         return self._count_changed(f"DELETE FROM {side} WHERE rowid IN ({rows})", number)
 
     def _side_statements(self, table: CapturedTable) -> Iterator[str]:
-        # Use CREATE TABLE … AS SELECT, because the new columns then get the type affinities of the
-        # selected columns.
+        # Use CREATE TABLE … AS SELECT: the new columns then get the type affinities of the selected
+        # columns, so copied values keep their types.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._side(table)} AS SELECT CAST(0 AS INTEGER)"
             f" {self._quote(COPY)}, {self._names(self.columns(table))} FROM {self._quote(table.name)} WHERE 0"

@@ -1,7 +1,7 @@
 """The work on one shard's SQLite file while the shard moves to another folder.
 
-In each file, the tables of the shard can be hidden under other names, created, and given their real
-names again.
+In each file, the tables of the shard can be created, hidden (renamed, so that other processes do
+not find them), and given their real names again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QUOTED = re.compile(r'"(\w+)"')
 
 
 class SQLiteSchemaMove(SchemaMove):
-    """Moves a shard's SQLite file. All tables are hidden, under other names, in one transaction."""
+    """Moves a shard's SQLite file. To hide its tables, one transaction renames all of them."""
 
     # False, because REPLACE removes rows without calling triggers.
     triggers_see_all = False
@@ -95,8 +95,9 @@ class SQLiteSchemaMove(SchemaMove):
         }
 
     def identities(self) -> frozenset[str]:
-        # Identify a table by its definition. That is enough, because SQLite has no TRUNCATE: no
-        # statement can empty a table without calling its triggers.
+        # The returned value of a table must change if a statement empties the table without calling
+        # its triggers, as TRUNCATE does. SQLite has no such statement, so the table's definition is
+        # enough.
         return frozenset(map(repr, self.layout().items()))
 
     # ##### Hiding #####
@@ -127,8 +128,8 @@ class SQLiteSchemaMove(SchemaMove):
     def discard(self) -> None:
         with self._exclusively(_PATIENCE):
             self._discard()
-            # Create the table with the names of hidden tables, even if it is empty. The table shows
-            # that the shard is not in this file.
+            # Create the table with the names of hidden tables, even if no table is hidden. Its
+            # existence shows that the shard is not in this file.
             self._hide([], "")
 
     def _hide(self, names: Sequence[str], tag: str) -> None:

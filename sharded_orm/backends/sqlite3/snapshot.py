@@ -134,5 +134,6 @@ def _table_size(connection: sqlite3.Connection, name: str) -> TableSize:
 
 
 def _rank(definition: str) -> int:
-    # Create virtual tables first, because each of them creates its shadow tables by itself.
+    # Create virtual tables before other tables. Each virtual table creates its own shadow tables,
+    # which must not exist yet.
     return _ORDER.index(kind_of(definition)) - bool(_VIRTUAL.match(definition))

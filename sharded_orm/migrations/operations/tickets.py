@@ -61,7 +61,7 @@ class CreateSequence(Operation):
             _refuse_locked_file(connection)
             if is_test_database(server.alias):
                 # Do not call create(), which looks for existing ids in other databases. The test
-                # run may not have created these yet, and test databases have no ids.
+                # run may not have created those databases yet, and they would contain no ids.
                 begin(server, [self.name], after=(self.start or 1) - 1, form=self.form)
             else:
                 create([self.name], start=self.start, form=self.form, only=server.alias)

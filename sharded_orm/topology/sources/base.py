@@ -108,7 +108,7 @@ def version_of(text: str | bytes) -> int | None:
 def positive(name: str, value: Any, problems: list[str]) -> float:
     """Return ``value``, the option ``name``, as a float.
 
-    If the value is not a valid number of seconds, add a sentence to ``problems``.
+    If the value is not a valid number of seconds, add a sentence to ``problems`` and return 1.0.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= threading.TIMEOUT_MAX:

@@ -84,7 +84,7 @@ _UNTIL_READY = 0.02
 # anyway.
 _END_WITHIN = 3.0
 # For each alias, the entry of DATABASES when the first source for the alias was created. A test run
-# sets another database for the alias, but the topology must stay in the first one, also in
+# sets another database for the alias. But the topology must stay in the first database, also in
 # processes that the run starts.
 _first_entries: dict[str, dict[str, Any]] = {}
 
@@ -146,7 +146,8 @@ class DatabaseSource(TopologySource):
         self._ended = threading.Event()
         self._wake = threading.Event()
         self._lost = False
-        #: The row of the document that was last passed to on_change(); None before the first call.
+        #: The id and the publication time of the document that was last passed to on_change(); None
+        #: before the first call.
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
@@ -303,7 +304,8 @@ class DatabaseSource(TopologySource):
                     self._connection = self._new_connection()
                 self._step(self._connection, on_change)
             except Exception as exc:
-                # Catch every exception, because no other thread watches the document.
+                # Catch every exception, so that this thread does not end. No other thread watches
+                # the topology document.
                 if not isinstance(exc, Error):
                     pause = _RECOVER_AFTER
                 self._note_loss(exc)
@@ -368,9 +370,9 @@ class DatabaseSource(TopologySource):
                 self._remove_ended(connection)
                 insert(connection, PROCESSES, values, seen=clock)
         except Error as exc:
-            # Continue after this error, because the process can use the topology all the same. The
-            # account may not be allowed to write, or another process may have locked the row or the
-            # file.
+            # Continue if this process cannot store its version in the database, because it can use
+            # the topology all the same. The account may not be allowed to write, or another process
+            # may have locked the row or the file.
             if announced is not None or self._announced[1] == 0.0:
                 logger.info("This process cannot tell %s its version: %s", self.describe(), exc)
             self._announced = None, next_sign

@@ -37,7 +37,7 @@ _COLUMNS: Mapping[str, Mapping[str, models.Field[Any, Any]]] = {
         "pid": models.BigIntegerField(),
         "version": models.BigIntegerField(),
         "since": models.CharField(max_length=40),
-        # The time of the last sign of life, by the clock of the database.
+        # When the process last reported that it is alive, by the clock of the database.
         "seen": models.DateTimeField(),
     },
 }
@@ -83,8 +83,8 @@ def create_tables(connection: BaseDatabaseWrapper) -> None:
         try:
             execute(connection, f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)})", [])
         except (IntegrityError, ProgrammingError):
-            # PostgreSQL raises such an error if another process creates the table at the same time.
-            # Then the table exists, and the error can be ignored.
+            # PostgreSQL also raises an error if another process creates the same table at the same
+            # time. Then the table exists, and the error can be ignored.
             if table in _missing_tables(connection):
                 raise
 
@@ -120,10 +120,10 @@ def current_version(connection: BaseDatabaseWrapper) -> tuple[int, str, str] | N
 
 
 def read_processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
-    """Return a tuple for each process.
+    """Return a tuple for each process that uses the topology source.
 
-    It consists of the name, the host, the pid, the version, the start time, and the time since the
-    last sign of life.
+    The tuple has the process's name, host, pid, topology version and start time, and the time since
+    it last reported that it is alive.
     """
     columns = "name, host, pid, version, since"
     sql = f"SELECT {columns}, seen, {clock_sql(connection)} FROM {PROCESSES} ORDER BY host, pid"

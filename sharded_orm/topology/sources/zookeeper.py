@@ -351,7 +351,8 @@ class ZooKeeperSource(TopologySource):
                 logger.debug("reading from %s: %r", self.describe(), exc)
                 pause = _REPEAT_AFTER
             except Exception:
-                # Catch every exception, because no other thread watches the document.
+                # Catch every exception, so that this thread does not end. No other thread watches
+                # the topology document.
                 logger.exception("Following %s failed, and goes on.", self.describe())
                 pause = _RECOVER_AFTER
             self._wake.wait(pause)
@@ -374,7 +375,8 @@ class ZooKeeperSource(TopologySource):
         return _RENEW_AFTER
 
     def _look(self, client: KazooClient) -> None:
-        """Read the document from ZooKeeper and report it if it is new.
+        """Read the topology document from ZooKeeper. If it is new, pass it to the callback of the
+        watcher.
 
         Then write to ZooKeeper which version of the document this process uses.
         """
