@@ -113,7 +113,7 @@ def arguments(connection: Any) -> dict[str, Any]:
         "connection": connection, "expression": Value(1), "sub_expressions": ["1", "2"],
         "connector": "+", "compiler_name": "SQLCompiler", "internal_type": "IntegerField",
         "lookup_type": "year", "tzname": "Europe/Berlin", "on_conflict": None, "encoder": None,
-        "confirm": lambda: None, "field_type": "int", "db_type": "int", "data_type": 3, "sql": sql, "sql_list": [sql],
+        "confirm": lambda: None, "error": DatabaseError(), "field_type": "int", "db_type": "int", "data_type": 3, "sql": sql, "sql_list": [sql],
         "style": no_style(), "high_mark": 5, "func": print, "_worker_id": 1, "writer": writer,
         "writers": [writer], "wrapper": lambda execute, *args: execute(*args),
         "constraint": models.CheckConstraint(condition=Q(number=1), name="one"),
