@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import secrets
 import threading
@@ -144,6 +145,7 @@ def left(capture: ChangeCapture, marker: dict[str, Any]) -> int:
 
 def taken(capture: ChangeCapture) -> tuple[Any, int]:
     """A marker as the journal keeps it, and how many sessions are left of it at once."""
+    gc.collect()  # Sessions of connection objects that nobody uses would end at any time.
     marker = json.loads(json.dumps(capture.sessions()))
     return marker, left(capture, marker)
 

@@ -9,8 +9,9 @@ from tests.integration.moves.site import MOVER, Site
 from tests.integration.stopped_process import go_on, wait_until_stopped
 
 _STOPPED = """
-import os, signal
-before({owner}, {method!r}, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGSTOP))
+import signal, threading
+# Sent to this thread, because one that is sent to the process may let this thread go on for a while.
+before({owner}, {method!r}, lambda *args, **kwargs: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP))
 print(moves.move_keys("books", [3], 1).moved)
 """
 #: Another process takes over what nobody else has a right to any more.

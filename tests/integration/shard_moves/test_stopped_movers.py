@@ -9,13 +9,14 @@ from tests.integration.shard_moves.site import Site
 from tests.integration.stopped_process import go_on, wait_until_stopped
 
 _STOP = """
-import os, signal
+import signal, threading
 def stop_before(owner, name):
     method, left = getattr(owner, name), [1]
     def stopping(*args, **kwargs):
         if left:
             left.pop()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # One that is sent to the process may let this thread go on for a while.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return method(*args, **kwargs)
     setattr(owner, name, stopping)
 """
