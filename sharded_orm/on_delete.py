@@ -107,9 +107,9 @@ def SET_NULL(
 
 # Make Django pass ``sub_objs`` to these functions without evaluating it: Django would look for the
 # rows in the global database.
-CASCADE.lazy_sub_objs = True  # type: ignore[attr-defined]
-PROTECT.lazy_sub_objs = True  # type: ignore[attr-defined]
-SET_NULL.lazy_sub_objs = True  # type: ignore[attr-defined]
+CASCADE.lazy_sub_objs = True  # type: ignore[attr-defined]  # a function type has no such attribute
+PROTECT.lazy_sub_objs = True  # type: ignore[attr-defined]  # a function type has no such attribute
+SET_NULL.lazy_sub_objs = True  # type: ignore[attr-defined]  # a function type has no such attribute
 
 #: The policies (values of ``on_delete``) that query shards. They are for foreign keys from shards
 #: to the global database.

@@ -237,7 +237,7 @@ class ShardCursor(CursorWrapper):
         wait: PlaceWait | None = None
         while True:
             try:
-                return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # no stub
+                return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
             except (OperationalError, ProgrammingError) as exc:
                 if not self._may_have_moved(exc):
                     raise
@@ -259,7 +259,7 @@ class ShardCursor(CursorWrapper):
 
     def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
         try:
-            return super()._executemany(sql, param_list, *ignored)  # type: ignore[misc]  # no stub
+            return super()._executemany(sql, param_list, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
         except (OperationalError, ProgrammingError) as exc:
             if self._may_have_moved(exc):
                 in_transaction = self.db.in_atomic_block

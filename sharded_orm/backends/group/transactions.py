@@ -215,7 +215,8 @@ class GroupTransactions(BaseDatabaseWrapper):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
             except Exception as exc:
-                # Continue with the other shards. The first error is raised after the loop.
+                # Catch every error, because the other shards must be rolled back in any case. The
+                # first error is raised after the loop.
                 if first is not None:
                     logger.exception("rolling back %r after another shard", wrapper.alias)
                 first = first or exc
@@ -257,7 +258,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         try:
             self._roll_back_to(0)
         except Exception:
-            # Only log this error, because the caller receives the error of the commit.
+            # Only log this error, whatever it is, because the caller receives the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
         # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Do it here, because
         # Atomic calls rollback() only if the commit has raised a DatabaseError.
@@ -337,5 +338,6 @@ class GroupTransactions(BaseDatabaseWrapper):
                 try:
                     func()
                 except Exception:
-                    # Only log this error, because the caller receives PartialCommitError.
+                    # A hook of the project may raise any error. Only log it, because the caller
+                    # receives PartialCommitError, and the other hooks must be called, too.
                     logger.exception("calling %r, a hook of on_commit", func)

@@ -315,7 +315,7 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
     select.distinct = False
     select.select_for_update = connection.features.has_select_for_update
     select.set_limits(high=limit)
-    return select  # type: ignore[no-any-return]
+    return select  # type: ignore[no-any-return]  # typed Any, because the stubs of Query lack some attributes
 
 
 def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], Any]) -> int:

@@ -174,7 +174,7 @@ ended_changes = EndedChanges()
 def _forget_changes_of_parent() -> None:
     # A child process begins without changes, and with a new lock, because another thread of the parent
     # may have held the lock at the fork. The object itself stays, because other modules have imported it.
-    ended_changes.__init__()  # type: ignore[misc]
+    ended_changes.__init__()  # type: ignore[misc]  # a subclass could have another signature; there is none
 
 
 os.register_at_fork(after_in_child=_forget_changes_of_parent)

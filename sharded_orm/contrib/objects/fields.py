@@ -162,7 +162,7 @@ class BodyField(_FieldBase):
             ) from exc
         if isinstance(prepared, _OF_JSON):
             return prepared
-        return self.value_to_string(SimpleNamespace(**{self.attname: prepared}))  # type: ignore[arg-type]
+        return self.value_to_string(SimpleNamespace(**{self.attname: prepared}))  # type: ignore[arg-type]  # the method only reads this attribute of the row
 
     def _from_json(self, instance: Any, stored: Any) -> Any:
         if stored is None:

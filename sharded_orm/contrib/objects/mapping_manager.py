@@ -43,7 +43,7 @@ class MappingQuerySet(ShardedQuerySet[M]):
         return super().bulk_create(entries, *args, **kwargs)
 
 
-_Manager: Any = ShardedManager.from_queryset(MappingQuerySet)  # type: ignore[attr-defined]
+_Manager: Any = ShardedManager.from_queryset(MappingQuerySet)  # type: ignore[attr-defined]  # the type of ShardedManager hides that it is a class
 
 
 class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy

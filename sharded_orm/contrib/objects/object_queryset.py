@@ -40,14 +40,14 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         return count, {self.model._meta.label: count} if count else {}
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as in QuerySet
-    delete.queryset_only = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
 
     def purge(self) -> tuple[int, dict[str, int]]:
         """Delete the rows from their shards for good, shard by shard, as ``delete()`` of Django does."""
         return super().delete()
 
-    purge.alters_data = True  # type: ignore[attr-defined]
-    purge.queryset_only = True  # type: ignore[attr-defined]
+    purge.alters_data = True  # type: ignore[attr-defined]  # a function type has no such attribute
+    purge.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
 
     def take_write_lock(self) -> None:
         """Lock the rows until the end of the transaction, even if SELECT takes no locks (on SQLite)."""
@@ -85,7 +85,7 @@ class ObjectQuerySet(ShardedQuerySet[M]):
         return rows
 
 
-_Manager: Any = ShardedManager.from_queryset(ObjectQuerySet)  # type: ignore[attr-defined]
+_Manager: Any = ShardedManager.from_queryset(ObjectQuerySet)  # type: ignore[attr-defined]  # the type of ShardedManager hides that it is a class
 
 
 class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
@@ -160,7 +160,7 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
             rows = rows.filter(ts__lt=before)
         return int(rows.scatter().purge()[0])
 
-    purge.alters_data = True  # type: ignore[attr-defined]
+    purge.alters_data = True  # type: ignore[attr-defined]  # a function type has no such attribute
 
 
 def _as_id(value: Any) -> Any:
