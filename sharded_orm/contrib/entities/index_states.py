@@ -92,10 +92,10 @@ def require_served(index: Index) -> None:
 
 def set_state(index: Index, state: str) -> None:
     """Store the state of ``index``. Other processes learn of it within :data:`REMEMBERED` seconds."""
-    IndexState.objects.using(DEFAULT_DB_ALIAS).update_or_create(
-        index=index.label,
-        defaults={"state": state, "since": timezone.now(), "declaration": index.declaration},
-    )
+    # update_or_create() reads first. On SQLite, its write then fails if another connection writes.
+    IndexState(
+        index=index.label, state=state, since=timezone.now(), declaration=index.declaration
+    ).save(using=DEFAULT_DB_ALIAS)
     _remembered[index.label] = (state, time.monotonic())
 
 

@@ -78,14 +78,13 @@ def _declaration(lookup: ModelLookup) -> tuple[str, bool, str | None]:
 
 def serve(lookup: ModelLookup) -> None:
     """Record that queries may rely on ``lookup``, because all rows have their entries."""
-    LookupState.objects.using(DEFAULT_DB_ALIAS).update_or_create(
+    # update_or_create() reads first. On SQLite, its write then fails if another connection writes.
+    LookupState(
         lookup=lookup.name,
-        defaults={
-            "served_since": now(),
-            "unique": lookup.unique,
-            "table": lookup.table_name or "",
-        },
-    )
+        served_since=now(),
+        unique=lookup.unique,
+        table=lookup.table_name or "",
+    ).save(using=DEFAULT_DB_ALIAS)
 
 
 def withdraw(name: str) -> str | None:

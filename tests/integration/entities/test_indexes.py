@@ -114,3 +114,28 @@ cleaner.clean_marked(report, min_age=0)
 print(titles(by_user.get_all(user_id=1)), differences(), marks())
 """)
     assert out.splitlines() == ["['t'] ['t']", "no page", "0 1 1", "['t'] [] 0"]
+
+
+def test_a_state_is_stored_while_another_connection_writes(site: Site) -> None:
+    """On SQLite, a transaction that has read fails at once if it writes meanwhile."""
+    out = site.run("""
+import threading
+from sharded_orm.contrib.entities import index_states
+from sharded_orm.contrib.entities.models import IndexState
+other = connections.create_connection("default")
+other.inc_thread_sharing()
+other.set_autocommit(False)
+table, column = map(other.ops.quote_name, (IndexState._meta.db_table, "state"))
+other.cursor().execute(f"UPDATE {table} SET {column} = 'served'")
+def commit_later(execute, sql, *arguments):
+    if sql.startswith("UPDATE") and not waits:
+        waits.append(threading.Timer(0.3, other.commit))
+        waits[0].start()
+    return execute(sql, *arguments)
+waits = []
+with connections["default"].execute_wrapper(commit_later):
+    index_states.set_state(by_user, "written")
+waits[0].join()
+print(index_states.read_state(by_user))
+""")
+    assert out == "written"
