@@ -23,7 +23,7 @@ from sharded_orm.routing.placement_uses import PlacementUses, current_uses, reco
 
 R = TypeVar("R")
 
-# The longest pause before the next attempt to write, in seconds.
+# The longest pause before the next query or attempt to write, in seconds.
 _PAUSE = 0.02
 # A waiting writer queries again and again which keys are being moved. _LOOK is the shortest
 # interval between two of these queries, in seconds. The interval grows to the fraction _PART of the
@@ -131,18 +131,19 @@ def repeated(
             deadline = time.monotonic() + runtime.config().move_wait
         elif time.monotonic() > deadline:
             raise error
-        _wait_for_switch(attempt, deadline - runtime.config().move_wait)
+        _wait_for_switch(attempt, deadline)
 
 
-def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
-    """Wait at most :data:`_PAUSE` seconds, until no key of ``attempt`` is being switched to a new shard.
+def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
+    """Wait until no key of ``attempt`` is being switched to a new shard, or until ``deadline``.
 
-    Sends at least one query. The query renews the lease, the period for which known placements are
-    valid, so the next attempt looks its keys up again.
+    Until then, another attempt would be refused, and would take processor time from the process
+    that moves the key. Sends at least one query. The query renews the lease, the period for which
+    known placements are valid, so the next attempt looks its keys up again.
 
-    :param began: when the writer began to wait, by ``time.monotonic()``.
+    :param deadline: when the writer gives up, by ``time.monotonic()``.
     """
-    until = time.monotonic() + _PAUSE
+    began = deadline - runtime.config().move_wait
     while True:
         # No event reports that a key has been switched to its new shard, so query the moves from
         # time to time.
@@ -150,7 +151,7 @@ def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
         poll = runtime.placement_lease().renew()
         if (
             poll is None
-            or time.monotonic() > until
+            or time.monotonic() > deadline
             or not attempt.is_stopped_by(poll.moves.in_flight)
         ):
             return
