@@ -445,7 +445,7 @@ runtime.on_reset(_forget)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return a recording without calls, for a new queryset; None if the class records no calls."""
+    """Return an empty recording of calls for a new queryset; None if its class records no calls."""
     try:
         return _new_recordings[queryset_class, model]
     except KeyError:

@@ -400,7 +400,8 @@ class GenericBeside(GenericRows, NullableBeside):
 class GenericFromOutside(GenericRows, NullableFromOutside):
     """The manager of ``person.notes`` if the person is global or of another group than the notes.
 
-    Each note is on the shard of its own key. ``remove()`` deletes the notes, as Django's does.
+    Each note is on the shard of its own key. ``remove()`` deletes the notes, as the method of
+    Django's manager does.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:

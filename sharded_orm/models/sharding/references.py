@@ -1,4 +1,5 @@
-"""Checks references of new rows that no database constraint checks."""
+"""Checks the references in new rows for which no database has a constraint: generic foreign
+keys."""
 
 from __future__ import annotations
 
