@@ -1,5 +1,4 @@
-"""Checks the references in new rows for which no database has a constraint: generic foreign
-keys."""
+"""Checks the generic foreign keys of new rows, because no database has a constraint for them."""
 
 from __future__ import annotations
 
