@@ -36,7 +36,7 @@ class Drift:
 
 @dataclass
 class _SchemaVariant:
-    """One schema, and the shards that have it. All are of one group and have the same
+    """One schema, and the shards that have it. These shards are of one group and have the same
     migrations.
     """
 
