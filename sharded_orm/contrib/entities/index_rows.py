@@ -119,7 +119,7 @@ def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dic
     try:
         prepared = {key: field.get_prep_value(key) for key in keys}
         numbers = options.place_keys(dict.fromkeys(prepared.values()))
-    except Exception as exc:  # One key has the error: try them one by one.
+    except Exception as exc:  # One of the keys is the cause: try each key alone.
         if len(keys) < 2:
             return {}, dict.fromkeys(keys, exc)
         aliases: dict[Any, str] = {}

@@ -65,8 +65,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._recordings_at: dict[str, int] = {}
         # Whether the database may lack rows although their statements have succeeded.
         self._may_lack_rows = False
-        #: Whether changes may be delivered to mirrors: False unless an ended transaction was committed.
-        #: It is True before the end, because in tests the delivery runs in the open transaction.
+        #: Whether changes may be delivered to mirrors. False after a transaction that was not
+        #: committed. True before its end, because in tests the delivery runs in the open
+        #: transaction.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
