@@ -1,9 +1,9 @@
 """Hooks around COMMIT and ROLLBACK, for transactions that wrote to cached models.
 
 :class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, for shards and for
-    ordinary aliases. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
-    before COMMIT and after the end of the transaction. The mixin reports the end of the transaction to
-    the listener exactly once, however the transaction ends.
+ordinary aliases. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
+before COMMIT and after the end of the transaction. The mixin reports the end of the transaction to the
+listener exactly once, however the transaction ends.
 """
 
 from __future__ import annotations
