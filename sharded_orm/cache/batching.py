@@ -81,7 +81,7 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
 
 
 class _Packet:
-    """The queries of several reads to one server, joined into one query."""
+    """One query to a cache server, which joins the queries of several reads."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}

@@ -143,10 +143,10 @@ class CommitHookMixin(_Wrapper):
     def sent_with_commit(self) -> Iterator[None]:
         """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if possible.
 
-        The statements must be the last ones of the outermost transaction. Sent with the COMMIT, they
-        cost no round trip of their own, and ``lastrowid`` of their cursors is set at the COMMIT. If one
-        of them fails, commit() raises its error, and the COMMIT is not executed. If the statements
-        cannot be sent with the COMMIT, each is executed at once.
+        The statements must be the last ones of the outermost transaction. If they are sent with the
+        COMMIT, they cost no round trip of their own, and ``lastrowid`` of their cursors is set at the
+        COMMIT. If one of them fails, commit() raises the error, and the COMMIT is not executed. If the
+        statements cannot be sent with the COMMIT, each is executed at once.
         """
         yield
 

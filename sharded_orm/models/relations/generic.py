@@ -102,7 +102,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
         return any(group_of(model) is not None for model in (self.model, *content_models))
 
     def alias_beside(self, model: Any, instance: Any) -> str | None:
-        """Return the alias of the shard of ``instance`` and of its related rows of ``model``.
+        """Return the alias of the shard that has ``instance`` and its related rows of ``model``.
 
         Return None if the two models are not of one group.
         """
