@@ -87,7 +87,7 @@ def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, up_to: int
 
 
 def same_rows(index: Index, values: tuple[Any, ...], entity_id: UUID | None = None) -> Any:
-    """Return a query of the rows with these values, or of the row of one entity."""
+    """Return a query of the index's rows with these values; only one entity's row if its id is given."""
     condition: dict[str, Any] = dict(zip(index.names, values, strict=True))
     if entity_id is not None:
         condition["entity_id"] = entity_id
