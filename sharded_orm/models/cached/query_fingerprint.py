@@ -291,7 +291,8 @@ def _is_steady(node: Any) -> bool:
     if not kind.__module__.startswith("django.db.models.") or issubclass(kind, _UNSTEADY):
         return False
     if issubclass(kind, Func) and (kind is Func or not node.extra.keys().isdisjoint(_OWN_SQL)):
-        return False  # The project names the SQL: it may read anything.
+        # The project has chosen the function's SQL, which may read anything.
+        return False
     if isinstance(node, Lookup) and not _is_value(node.rhs) and not _is_steady(node.rhs):
         return False
     return all(

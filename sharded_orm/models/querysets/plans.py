@@ -436,7 +436,7 @@ _new_recordings: dict[tuple[Any, Any], Recording | None] = {}
 
 def _forget() -> None:
     # The settings have changed, and with them perhaps which ids determine a shard. So drop all
-    # shapes.
+    # shapes, the stored forms of queries.
     _new_recordings.clear()
     forget_shapes()
 
