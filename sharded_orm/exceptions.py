@@ -109,7 +109,7 @@ class InvalidShardKey(RoutingError, ValueError):
 class InexactShardKey(RoutingError, RuntimeError):
     """A column's collation treats different shard keys as equal, such as ``Ada`` and ``ada``.
 
-    The query was not sent. The message names the model, the column and the collation, and tells how to
+    The query was not sent. The message names the model, the column and the collation, and says how to
     change the column.
     """
 
@@ -169,7 +169,7 @@ class DeletionRefused(CrossShardRelation, ProtectedError):
 
 
 class UnknownExpression(RoutingError, NotSupportedError):
-    """The library cannot tell whether an expression in the query reads rows of other shards."""
+    """It is unknown whether an expression in the query reads rows of other shards."""
 
 
 class InvalidBoundKey(RoutingError, RuntimeError):
@@ -194,7 +194,7 @@ class KeyMoved(RoutingError, OperationalError):
     operation has read may be used. The transaction can be run again; it then uses the new shard.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
-        written to some of these shards before.
+    written to some of these shards before.
     """
 
     is_in_part = False
@@ -224,7 +224,7 @@ class ShardMoved(ShardedOrmError, OperationalError):
     transaction can be run again.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
-        written to some of these shards before.
+    written to some of these shards before.
     """
 
     is_in_part = False

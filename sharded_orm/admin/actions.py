@@ -72,8 +72,8 @@ class ActionsMixin(ShardedBase):
         object_ids = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
         if action_prefix(action_location):
             # The form on the page of one row posts only the primary key, which Django has checked.
-            # The primary key alone may not tell the shard, so take the object id from the URL of
-            # the page.
+            # The primary key alone may not determine the shard, so take the object id from the URL
+            # of the page.
             assert request.resolver_match is not None
             object_ids, select_across = [unquote(request.resolver_match.kwargs["object_id"])], False
         if not object_ids and not select_across:

@@ -48,7 +48,7 @@ def named_row(row: Any) -> Any:
 
 
 def change_url(row: Any, site: str) -> str | None:
-    """Return the URL of the change page of a row, of any model; None if ``site`` has no such page."""
+    """Return the URL of the page on which ``row``, of any model, is changed; None if ``site`` has none."""
     opts = row._meta
     try:
         return reverse(

@@ -1,6 +1,6 @@
 """The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
-Most primary keys are numbered per group or per shard, and do not tell on which shard their row is.
+Most primary keys are numbered per group or per shard, and do not show on which shard their row is.
 So an object id holds the row's shard key as well as its primary key. The row is looked up by both
 keys, on the shard to which the shard key leads at that moment. So a link stays valid when the shard
 key is moved to another shard, and a forged or outdated link finds no row. A row is *misplaced* if

@@ -157,7 +157,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
         """Whether the user may look at ``shard`` and change its rows.
 
-        By default, return the result of the same method of the model admin of the inline's model.
+        By default, the model admin for the inline's model decides, by its method of the same name.
         If the site has no model admin with this method for that model, return True.
         """
         own = self._own_admin

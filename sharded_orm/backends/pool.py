@@ -188,8 +188,8 @@ class SessionPool(Generic[S]):
         waits for the result. Any other caller gets the known error at once.
         """
         if not self.breaker.is_closed and self.breaker.claim(None):
-            # Open a new session even if the pool has idle ones, because only that proves that the node
-            # answers. If it fails, the breaker records the error.
+            # Open a new session even if the pool has idle ones, because only a new session proves that
+            # the node answers. If none can be opened, the circuit breaker records the error.
             with suppress(Exception):
                 self._close(self._open())
         return self.breaker.cause()
@@ -318,8 +318,8 @@ class BoundedPool(SessionPool[S]):
         # thread that has just leased a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
         # Guards _permits, the set of permits in use, against additions by several threads. Waiting
-        # threads are notified when a session is released. If a permit leaves the set by itself, they
-        # notice it only at their timeout.
+        # threads are notified when a session is released. If a permit leaves the set by itself, because
+        # nothing refers to it any more, they notice this only at their timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:

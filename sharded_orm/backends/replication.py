@@ -43,7 +43,7 @@ class FenceTexts:
     fences: str
     opens: str
     #: Predicates of sentences about the server: it could not be fenced (made to refuse writes), it
-    #: stays open, it was fenced before, and it was opened meanwhile.
+    #: stays open, it was fenced before, it was opened meanwhile, and it stays fenced.
     not_fenced: str
     stays_open: str
     fenced_before: str

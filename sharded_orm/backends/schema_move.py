@@ -118,9 +118,10 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def identities(self) -> frozenset[str]:
-        """Return a value for each table that changes if TRUNCATE or ALTER TABLE gives it new storage.
+        """Return a value for each table, which shows whether the table got new storage.
 
-        Hiding a table does not change the value.
+        The value changes if TRUNCATE or ALTER TABLE gives the table new storage. Hiding a table does
+        not change its value.
 
         :raises django.db.OperationalError: the account may not see these values.
         """

@@ -144,10 +144,10 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept. The server then has no session with its id
-        any more.
+        """Close the session that hold_after_commit() kept.
 
-        The session stays open if it has other state of this connection, which closing would lose.
+        The server then has no session with the closed session's id any more. The session is not
+        closed if it has other state of this connection, which would be lost.
         """
         if self.held_after_commit and self.mode <= SessionMode.HELD and not self.has_state:
             session, self.session = self.session, None

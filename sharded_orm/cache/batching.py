@@ -63,8 +63,8 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
                 query = read.send(exchange(*query))
         except (StopIteration, ServerDown):
             return
-    # Pairs of a read and its next query. No read has ended yet, because every read yields at least
-    # one query.
+    # Pairs of a read and its next query. Here, next() always returns a query, because no read ends
+    # without one.
     waiting = [(read, next(read)) for read in steps]
     while waiting:
         packets: dict[CacheServer, _Packet] = {}
@@ -81,7 +81,7 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
 
 
 class _Packet:
-    """The queries of several reads to one server, joined into one query."""
+    """One query to a cache server, which joins the queries of several reads."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}

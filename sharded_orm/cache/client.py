@@ -157,7 +157,7 @@ class CacheClient:
         return tuple(by_name.values())
 
     def type_name(self, label: str) -> str:
-        """Return the prefix of the names of all entries of a model.
+        """Return the text with which the names of all cache entries of a model begin.
 
         :param label: the model's ``app_label.ModelName``.
         """

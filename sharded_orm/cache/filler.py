@@ -64,7 +64,7 @@ class Filler:
     def lease(self, request: CacheRequest, now: float) -> None:
         """Take leases (permissions of the server) to store the missing objects of ``request``.
 
-        If a server is down, mark ``request`` so that nothing is stored for it. Do the same if a
+        If a server is down, mark ``request``, so that its result is not stored. Do the same if a
         guard (an entry that says whether other entries are valid) is younger than QUARANTINE
         seconds: its lost predecessor may have announced a write that is still under way.
 

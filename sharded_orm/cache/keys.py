@@ -216,7 +216,7 @@ class Scope:
     def list_name(self, query: str, revision: str) -> str:
         """Return the name of a list or count.
 
-        :param query: a digest of the query and of the fingerprint of the model's fields.
+        :param query: a digest of two things: the query, and the fingerprint of the model's fields.
         :param revision: the digest that the list's guards (entries that say whether others are
             valid) have now. It changes with each write to the list's rows.
         """

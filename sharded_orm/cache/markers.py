@@ -461,8 +461,7 @@ class Queue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send a cache server the queued closings of markers (announcements of writes) that are
-        over.
+        """Send to a cache server the queued lines that close markers (announcements of writes).
 
         Costs no round trip if no closing is queued for the server.
 

@@ -53,7 +53,7 @@ _MOST_DIGITS = 1000
 class Unusable(Enum):
     """The reason why an entry cannot be used."""
 
-    #: The entry is missing, was made void by a write, or was stored for other fields of the model.
+    #: The entry is missing, was made void by a write, or was stored when the model had other fields.
     MISS = "miss"
     #: The entry is damaged, or was not stored under this name by the library.
     BROKEN = "broken"

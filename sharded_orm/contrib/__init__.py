@@ -1,1 +1,1 @@
-"""Adapters for packages that only some sites have. Nothing else in this library imports them."""
+"""What only some sites need: adapters for other packages, and apps. Nothing else imports them."""

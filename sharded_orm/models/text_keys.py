@@ -234,7 +234,7 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
 
 
 def describe_inexact(key: KeyColumn, what: str) -> str:
-    """Return a sentence, without its full stop, about a key column that compares inexactly."""
+    """Return a sentence, without its full stop, which says that a key column compares inexactly."""
     return (
         f"{key.label} tells the shard, and its column {key.table}.{key.field.column} {what}, by which"
         " the database takes different keys for equal, such as 'Ada', 'ada' and 'Ada '. The router"

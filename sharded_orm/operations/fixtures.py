@@ -48,7 +48,7 @@ class FixtureTransaction:
     def __exit__(self, *exc_info: Any) -> None:
         """Commit the transactions of the groups, one after the other.
 
-        After an error, roll them back.
+        After an error, in the block or at a commit, roll back the transactions that are not committed.
         """
         # Enable the check of foreign keys again only after the transactions have ended. To enable
         # it, a statement is sent, and a shard with a failed transaction accepts no statement before

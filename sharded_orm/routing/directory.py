@@ -19,9 +19,9 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.transaction_uses import check_use
 from sharded_orm.topology.model import ShardGroup
 
-#: The pattern of the keys that the directory stores unchanged. Every other key is stored as a
-#: digest, so that no collation of the global database confuses two keys, such as "alice" and
-#: "Alice", or keys that differ by trailing spaces.
+#: The directory stores keys unchanged if they match _PLAIN, and so have at most _LONGEST_PLAIN
+#: characters. Every other key is stored as a digest. Otherwise, a collation of the global database
+#: might treat two keys as equal, such as "alice" and "Alice", or keys that differ by trailing spaces.
 _LONGEST_PLAIN = 64
 _PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 

@@ -77,7 +77,8 @@ def is_exact(
     before, known, after = (_moves(group, moves.in_flight) for moves in (start, used, end))
     ended = _moves(group, end.ended).keys()
     if ended - known.keys() - before.keys():
-        return False  # A whole move began and ended during the statement.
+        # A whole move began and ended during the statement, which may have read its key twice, or never.
+        return False
     return all(
         _stays(before.get(number), known.get(number), after.get(number), shard)
         for number in before.keys() | known.keys() | after.keys()

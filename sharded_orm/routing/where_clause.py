@@ -36,7 +36,7 @@ class ShardKey:
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# The pattern of the names of methods of lookups and expressions that generate SQL. If a class of a
+# Matches the names of the methods by which lookups and expressions generate SQL. If a class of a
 # project overrides such a method, its SQL is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"

@@ -71,7 +71,7 @@ class Executor:
     :param stream: whether to read the rows of unions on demand instead of all at once.
     :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
         allowed, the error is raised only if no shard has answered and a wrong query may be the
-        cause. Then it replaces an empty result.
+        cause. In that case, the error is raised instead of returning no rows.
     """
 
     def __init__(

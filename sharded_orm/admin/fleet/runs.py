@@ -25,7 +25,7 @@ from sharded_orm.operations.promotion.runner import KIND as PROMOTION
 from sharded_orm.operations.runs import journal, lease
 from sharded_orm.operations.runs.redaction import without_accounts
 
-#: The number of runs on a page of the list of runs, and of steps on a page of one run.
+#: How many runs one page of the list of runs shows, and how many steps one page of a run shows.
 _RUNS, _STEPS = 50, 100
 #: A page names at most this many of the shards on which a run is working now.
 _MAX_BUSY = 20

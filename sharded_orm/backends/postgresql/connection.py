@@ -66,8 +66,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     :param named_cursor_class: the class of cursors with a name.
     """
 
-    #: The driver's cursors read this attribute. None means that the connection has no pipeline, which
-    #: could not work: a cursor runs its statement on the leased session, not on this object.
+    #: The driver's cursors read this attribute. None means that the connection has no pipeline. A
+    #: pipeline could not work, because a cursor runs its statement on the leased session, not on this
+    #: object.
     _pipeline = None
 
     #: The driver's cursors lock their connection. No real lock is needed, because a session has only

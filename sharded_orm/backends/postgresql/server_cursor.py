@@ -111,8 +111,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def _check_results(self, results: list[Any]) -> None:
-        # After it has declared the cursor, the driver sends a statement to describe it. No prefix
-        # statement is sent in that packet, so call the driver's own method.
+        # The driver declares the cursor, and then sends a statement that describes it. No prefix
+        # statement is in the packet of that second statement, so call the driver's own method.
         psycopg.Cursor._check_results(self, results)
 
     def _fetch_gen(self, num: int | None) -> Any:

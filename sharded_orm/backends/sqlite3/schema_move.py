@@ -18,8 +18,8 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 # Seconds to wait for other writers of the file.
 _PATIENCE = 60.0
-# Declared types of primary keys that a trigger can write to the journal, the table of changed rows,
-# unchanged.
+# A trigger can write primary keys of these declared types to the journal, the table of changed rows,
+# without changing the values.
 _RECORDABLE = ("int", "char", "text", "clob", "date", "time")
 _QUOTED = re.compile(r'"(\w+)"')
 

@@ -1,9 +1,9 @@
 """Hooks around COMMIT and ROLLBACK, for transactions that wrote to cached models.
 
 :class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, for shards and for
-    ordinary aliases. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
-    before COMMIT and after the end of the transaction. The mixin reports the end of the transaction to
-    the listener exactly once, however the transaction ends.
+ordinary aliases. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
+before COMMIT and after the end of the transaction. The mixin reports the end of the transaction to the
+listener exactly once, however the transaction ends.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ class CommitHookMixin(_Wrapper):
     def sent_with_commit(self) -> Iterator[None]:
         """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if possible.
 
-        The statements must be the last ones of the outermost transaction. Sent with the COMMIT, they
-        cost no round trip of their own, and ``lastrowid`` of their cursors is set at the COMMIT. If one
-        of them fails, commit() raises its error, and the COMMIT is not executed. If the statements
-        cannot be sent with the COMMIT, each is executed at once.
+        The statements must be the last ones of the outermost transaction. If they are sent with the
+        COMMIT, they cost no round trip of their own, and ``lastrowid`` of their cursors is set at the
+        COMMIT. If one of them fails, commit() raises the error, and the COMMIT is not executed. If the
+        statements cannot be sent with the COMMIT, each is executed at once.
         """
         yield
 

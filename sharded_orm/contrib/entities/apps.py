@@ -1,4 +1,4 @@
-"""The app of entities."""
+"""The Django app of entities, which are sets of properties with an id."""
 
 from __future__ import annotations
 

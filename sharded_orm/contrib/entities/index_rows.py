@@ -87,7 +87,7 @@ def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, up_to: int
 
 
 def same_rows(index: Index, values: tuple[Any, ...], entity_id: UUID | None = None) -> Any:
-    """Return a query of the rows with these values, or of the row of one entity."""
+    """Return a query of the index's rows with these values; only one entity's row if its id is given."""
     condition: dict[str, Any] = dict(zip(index.names, values, strict=True))
     if entity_id is not None:
         condition["entity_id"] = entity_id
@@ -119,7 +119,7 @@ def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dic
     try:
         prepared = {key: field.get_prep_value(key) for key in keys}
         numbers = options.place_keys(dict.fromkeys(prepared.values()))
-    except Exception as exc:  # One key has the error: try them one by one.
+    except Exception as exc:  # One of the keys is the cause: try each key alone.
         if len(keys) < 2:
             return {}, dict.fromkeys(keys, exc)
         aliases: dict[Any, str] = {}

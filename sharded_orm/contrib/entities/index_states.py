@@ -117,7 +117,8 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
         # entities, no index row is missing.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
-                # Skip databases in which the migration creates no table, although their plans have it.
+                # The plan of each database has all migrations. Only on a database that the router
+                # allows does the migration create the table.
                 if index.model._meta.label_lower in created and router.allow_migrate_model(
                     using, index.model
                 ):

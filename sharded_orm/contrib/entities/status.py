@@ -1,4 +1,4 @@
-"""The current status of stores of entities, and of their indexes."""
+"""The current status of entity stores and their indexes."""
 
 from __future__ import annotations
 

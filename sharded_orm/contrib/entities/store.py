@@ -61,7 +61,8 @@ class DataStore:
     :param fields: the fields of the properties that indexes use, by name; other properties need no
         declaration. An integer, a boolean, a date, a time, a UUID or an ``ExactCharField``.
     :param shard_on: the property whose values decide on which shard an entity is; by default the id
-        does. Each entity has it, it never changes, and reads by id have to name it.
+        does. Each entity must have the property, and its value must never change. Reads by id must
+        name the value.
     :param max_body: the largest compressed body in bytes. A server has to accept a packet of twice the
         size (``max_allowed_packet``).
     :param module: the name of the module that declares the store; by default, the calling one.

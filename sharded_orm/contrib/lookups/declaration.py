@@ -114,7 +114,7 @@ class ModelLookup:
         return _text(self.key, key, f"{self.model.__name__}.{self.key.name}", MAX_KEY)
 
     def key_of_text(self, text: str) -> Any:
-        """Return the shard key that is stored as ``text``, in the form that the database has."""
+        """Return the shard key that an entry stores as ``text``, in the form in which its column stores it."""
         field = target_field(self.key)
         return field.get_prep_value(field.to_python(text))
 

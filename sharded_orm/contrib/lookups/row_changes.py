@@ -382,7 +382,7 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
             # values. This call raises LookupRefused.
             plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
-    # A row that no condition of the expression names gets its default.
+    # A row that no condition of the expression names gets the default of the expression.
     default = plain_value(field, expression.default)
     return lambda pk: by_pk.get(pk, default)
 

@@ -1,4 +1,4 @@
-"""System checks of mirrors. The ids never change. No check queries a database.
+"""System checks of mirrors. The ids of the checks never change. No check queries a database.
 
 ============================  =====================================================
 ``sharded_orm_mirrors.E001``  ``mirror_of`` names no sharded model, or the model is none itself

@@ -53,7 +53,7 @@ def compare(
 
 
 class _Sides:
-    """Reads ranges of rows of the source and of its mirror."""
+    """Reads rows in chunks: those of the source, and those of its mirror."""
 
     def __init__(self, mirror: Mirror, newest_first: bool) -> None:
         self._of, self._newest_first = mirror, newest_first

@@ -115,7 +115,8 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
         {
             name: frozenset(value_of(fields[name], text) for text in texts)
             for name, texts in keys.items()
-            # Names without a field are shard keys of mirrors that were removed from the project.
+            # Skip names without a field: they are shard keys of mirrors that were removed from the
+            # project.
             if name in fields
         },
         row.epoch,

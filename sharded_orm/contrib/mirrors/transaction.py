@@ -48,8 +48,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     """The changes of sources in one transaction: recorded before its commit, and delivered after it.
 
     The changed rows may be recorded at any time between their statement and the commit. The
-    transaction locks them until its end, so the next transaction that changes one of them gets a
-    higher outbox number for it.
+    transaction locks these rows until its end. So the next transaction that changes one of the rows
+    records the row with a higher outbox number.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -65,8 +65,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._recordings_at: dict[str, int] = {}
         # Whether the database may lack rows although their statements have succeeded.
         self._may_lack_rows = False
-        #: Whether changes may be delivered to mirrors: False unless an ended transaction was committed.
-        #: It is True before the end, because in tests the delivery runs in the open transaction.
+        #: Whether changes may be delivered to mirrors. False after a transaction that was not
+        #: committed. True before its end, because in tests the delivery runs in the open
+        #: transaction.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
@@ -137,9 +138,9 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             _Delivery(source, self._connection.alias, entries)()
 
     def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return ``entry``, without values if the database may not have stored them.
+        """Return ``entry``; without the row's values if the database may not have stored them.
 
-        A delivery without values reads the row.
+        If the entry has no values, the delivery reads them from the database.
         """
         if not self._may_lack_rows:
             return entry

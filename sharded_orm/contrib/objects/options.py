@@ -42,7 +42,7 @@ class ObjectOptions:
         :raises InvalidID: the value is no id.
         """
         if type(value) is int and value >> 63 == 0 and self._type_in(value) == self.type_id:
-            return value  # this test takes a tenth of the time of unpack()
+            return value  # Make this test first, because it takes a tenth of the time of unpack().
         parts = self.layout.unpack(value)
         if parts.type != self.type_id:
             raise WrongObjectType(

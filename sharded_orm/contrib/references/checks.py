@@ -1,4 +1,4 @@
-"""System checks of reference tables. The ids never change. No check queries a database.
+"""System checks of reference tables. The ids of the checks never change. No check queries a database.
 
 ================================  =====================================================
 ``sharded_orm_references.E001``  the global database's backend does not report commits

@@ -104,7 +104,8 @@ def bring(
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
     alias = shard.alias
-    # Compare the versions without the lock first, because the lock stops the commits of writers.
+    # First compare the versions without the lock. The lock stops the commits of writers, so it is
+    # taken only if the copies seem to be outdated.
     if not anew and not behind(alias, models, version):
         return None
     with transaction.atomic(using=DEFAULT_DB_ALIAS):

@@ -170,7 +170,7 @@ def changed_since(model: Any, version: int) -> list[Any]:
 
 
 def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
-    """Return the primary keys of copies that a shard has removed before their rows were deleted.
+    """Return the primary keys of copies that a shard has removed before their global rows were deleted.
 
     :param row: the shard's row of :class:`TableVersion` for the model.
     """

@@ -133,7 +133,7 @@ def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -
 
 
 def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
-    """Read the rows that the cache lacks from the database, and store them in the cache."""
+    """Read from the database the rows that are not in the cache, and store them in the cache."""
     reads: dict[str | None, CachedRead] = {}
     for read in missing.values():
         assert isinstance(read.request, ObjectRequest)

@@ -16,8 +16,8 @@ from sharded_orm.models.plans.instances import InstanceLoader
 class InstanceFactory(InstanceLoader):
     """Makes instances of a model from cached rows.
 
-    It also implements :class:`~sharded_orm.cache.requests.Format`, which tells the cache how rows
-    of the model are stored and decoded.
+    It also implements :class:`~sharded_orm.cache.requests.Format`, with which the cache stores and
+    decodes the rows of the model.
     """
 
     def __init__(self, plan: LookupPlan, connection: Any) -> None:

@@ -168,7 +168,8 @@ class CachedModel:
         try:
             version = strategy.version(self.key.get_prep_value(value))
         except InvalidShardKey:
-            return plain  # The key has no valid value, so no row has it and it cannot have moved.
+            # No row can have this invalid value as its key, so the key cannot have moved.
+            return plain
         return f"{plain}+{version}" if version else plain
 
     def isolate_token(self, value: Any) -> str | None:

@@ -53,7 +53,7 @@ _READ_HERE = frozenset(
         "used_aliases", "where", "annotations", "extra", "_filtered_relations", "base_table",
         "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "filter_is_sticky",
         "order_by", "default_ordering", "standard_ordering", "low_mark", "high_mark",
-        "bound_key",  # Ignored, because "where" already contains the condition on the bound key.
+        "bound_key",  # Not read: "where" already has the condition on the bound key.
     }
 )  # fmt: skip
 
@@ -175,7 +175,9 @@ class _Conditions:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if isinstance(column, OnShard) and value is True:
-                # The condition selects the shard of the query. It is not part of the SQL.
+                # This condition only selects the shard of the query, and is not part of the SQL.
+                # But rows of different shards differ, so the alias of the shard belongs into the
+                # text.
                 return ("shard", column.alias)
             return None
         if column.alias != self._base or lookup.bilateral_transforms:
@@ -289,7 +291,8 @@ def _is_steady(node: Any) -> bool:
     if not kind.__module__.startswith("django.db.models.") or issubclass(kind, _UNSTEADY):
         return False
     if issubclass(kind, Func) and (kind is Func or not node.extra.keys().isdisjoint(_OWN_SQL)):
-        return False  # The project has chosen the SQL function, which may read anything.
+        # The project has chosen the function's SQL, which may read anything.
+        return False
     if isinstance(node, Lookup) and not _is_value(node.rhs) and not _is_steady(node.rhs):
         return False
     return all(

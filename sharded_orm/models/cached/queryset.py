@@ -346,7 +346,7 @@ def fetch_together(*querysets: Any) -> None:
 
 
 def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
-    """Fill ``querysets`` with their rows from the cache; return those that were looked up there."""
+    """Fill ``querysets`` with rows from the cache; return those that could be looked up there."""
     reader = _current_reader()
     if reader is None:
         return []

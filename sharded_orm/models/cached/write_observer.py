@@ -1,4 +1,4 @@
-"""Tells the cache about writes. The database backends call this module for each write of the ORM.
+"""Reports writes to the cache. The database backends call this module for each write of the ORM.
 
 The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are put into the cache,
 which say that these rows are being written (see :mod:`sharded_orm.cache.markers`).

@@ -143,7 +143,7 @@ class TrackedWrite:
         pks: Iterable[str] | None,
         isolates: Iterable[str] | None,
     ) -> None:
-        """Record rows with one shard key as affected, in ``self._markers``.
+        """Record in ``self._markers`` that rows with one shard key are affected.
 
         A *token* represents a value in the names of cache entries.
 
@@ -163,11 +163,12 @@ class TrackedWrite:
             self._markers.touch(scope, pks, isolates=narrow)
 
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
-        """Record ``rows`` as affected, in ``self._markers``.
+        """Record in ``self._markers`` that the write affects ``rows``.
 
-        :param new_isolates: the isolate keys that the write gives to the rows, as tokens (their
-            form in names of cache entries). Empty (the default) if the write changes no isolate
-            key; None if the new isolate keys are unknown.
+        :param new_isolates: the isolate keys (values of the field that divides cached lists) that
+            the write gives to the rows, as tokens (their form in names of cache entries). Empty
+            (the default) if the write changes no isolate key; None if the new isolate keys are
+            unknown.
         """
         if rows.isolates is None or new_isolates is None:
             isolates = None
@@ -220,7 +221,7 @@ class TrackedWrite:
         return result
 
     def _touch_new(self, key: Any, isolate: Any, keys: list[Any] | None, upsert: bool) -> None:
-        """Record the rows of an INSERT as affected, in ``self._markers``.
+        """Record in ``self._markers`` that the rows of an INSERT are affected.
 
         Call this after ``pre_save()`` of the fields, which may set attributes of the instances.
 

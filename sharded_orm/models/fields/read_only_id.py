@@ -8,8 +8,8 @@ from typing import Any
 class ReadOnlyIDMixin:
     """A mixin for fields that have ``editable=False`` unless the model sets ``editable=True``.
 
-    So neither model forms nor serializers of Django REST framework ask for the id. Django's
-    AutoField needs no such mixin, because forms and serializers know this class.
+    So model forms have no field for the id, and serializers of Django REST framework do not accept
+    an id. Django's AutoField needs no such mixin, because forms and serializers know this class.
     """
 
     editable: bool

@@ -104,7 +104,8 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                # The write was not refused, so it was complete before the key moved.
+                # The key has moved meanwhile. But no statement of the write was refused, so the
+                # write was complete before the move. Return its result.
                 return result
             raise key_moved(group, "moved to another shard while it was written")
         except KeyMoved as moved:

@@ -64,8 +64,8 @@ def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str
 
     Costs one statement per node (a database server). The nodes are queried in parallel.
 
-    :param queryset: a queryset of all rows. If ``scatter()`` was called on it, receivers of the
-        signal ``scattered`` are told.
+    :param queryset: a queryset of all rows. If ``scatter()`` was called on it, the signal
+        ``scattered`` is sent.
     :raises ScatterError: a shard does not answer.
     """
     model = queryset.model

@@ -16,7 +16,7 @@ from django.db.models.signals import post_init, pre_init
 from sharded_orm import compat
 from sharded_orm.cache.values import Row
 
-#: The position of a column in a row, its converters, and the column.
+#: A column of a row: its position in the row, its converters, and the column itself.
 _Converters = tuple[int, list[Any], Any]
 
 

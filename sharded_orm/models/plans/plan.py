@@ -102,8 +102,8 @@ class Plan:
         """Send one query and return the instances of its rows.
 
         :param queryset: the queryset for which the instances are made.
-        :param limits: the number of the first row of a slice, and that of the row after its last
-            one.
+        :param limits: the slice as two row numbers, counted from 0: its first row, and the row
+            after its last row.
         """
         with connection.cursor() as cursor:
             cursor.execute(self._with_limit(limits, connection), tuple(parameters))
@@ -133,7 +133,7 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     """Return the smallest and the largest number that the column can store.
 
     Return None if the column stores no numbers. For a number out of this range, Django's lookups
-    (IntegerFieldOverflow) generate other SQL, or cause that no query is sent.
+    (IntegerFieldOverflow) generate other SQL, or no query is sent.
     """
     low, high = None, None
     if field.get_internal_type() in connection.ops.integer_field_ranges:
@@ -143,8 +143,8 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
 
 def loader_of(model: Any, connection: Any) -> InstanceLoader:
     """Return the loader, which makes instances of ``model`` from rows that ``connection`` has read."""
-    # Keep the loaders on their connection, because they use the connection. USE_TZ is part of the
-    # key, because MySQL's converters depend on it.
+    # Keep the loaders in an attribute of the connection, because each loader uses its connection.
+    # USE_TZ is part of the key of this dict, because MySQL's converters depend on USE_TZ.
     loaders = connection.__dict__.setdefault(_LOADERS, {})
     key = model, settings.USE_TZ
     loader: InstanceLoader | None = loaders.get(key)

@@ -123,8 +123,8 @@ class Recording(NamedTuple):
     :param shape: the shape of the calls.
     :param filters: the keyword arguments of each call of ``filter()``.
     :param values: the values of the shape's conditions, each prepared by its field.
-    :param limits: the number of the first row of a slice, and that of the row after the last one.
-        None if the queryset was not sliced.
+    :param limits: the slice as two row numbers, counted from 0: its first row, and the row after
+        its last row. None if the queryset was not sliced.
     """
 
     shape: Shape

@@ -436,7 +436,7 @@ _new_recordings: dict[tuple[Any, Any], Recording | None] = {}
 
 def _forget() -> None:
     # The settings have changed, and with them perhaps which ids determine a shard. So drop all
-    # shapes.
+    # shapes, the stored forms of queries.
     _new_recordings.clear()
     forget_shapes()
 
@@ -445,7 +445,7 @@ runtime.on_reset(_forget)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return a recording without calls, for a new queryset; None if the class records no calls."""
+    """Return an empty recording of calls for a new queryset; None if its class records no calls."""
     try:
         return _new_recordings[queryset_class, model]
     except KeyError:

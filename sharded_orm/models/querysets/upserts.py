@@ -103,5 +103,6 @@ def _is_of_no_row(field: Any, obj: Any) -> bool:
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:
-        return False  # Django will copy the id of the related row into this field.
+        # The field may be empty now, but Django will copy the id of the related row into it.
+        return False
     return getattr(obj, field.attname) is None and field.get_prep_value(None) is None

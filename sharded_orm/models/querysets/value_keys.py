@@ -65,7 +65,7 @@ class ValueKeys:
         return None
 
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Return the shard keys that the sources of keys know; query them only once for one value.
+        """Return the shard keys that the sources know; query the sources only once for one value.
 
         See :func:`~sharded_orm.models.sharding.key_sources.known_keys`.
         """

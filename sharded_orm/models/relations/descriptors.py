@@ -194,7 +194,7 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
-            # As None is cached, Django's method raises DoesNotExist.
+            # Call Django's method again: as None is cached now, it raises DoesNotExist.
             return super().__get__(instance, cls)
         return row
 

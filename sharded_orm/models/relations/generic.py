@@ -102,7 +102,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
         return any(group_of(model) is not None for model in (self.model, *content_models))
 
     def alias_beside(self, model: Any, instance: Any) -> str | None:
-        """Return the alias of the shard of ``instance`` and of its related rows of ``model``.
+        """Return the alias of the shard that has ``instance`` and its related rows of ``model``.
 
         Return None if the two models are not of one group.
         """
@@ -400,7 +400,8 @@ class GenericBeside(GenericRows, NullableBeside):
 class GenericFromOutside(GenericRows, NullableFromOutside):
     """The manager of ``person.notes`` if the person is global or of another group than the notes.
 
-    Each note is on the shard of its own key. ``remove()`` deletes the notes, as Django's does.
+    Each note is on the shard of its own key. ``remove()`` deletes the notes, as the method of
+    Django's manager does.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:

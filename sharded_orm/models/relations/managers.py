@@ -208,9 +208,10 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
         # error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # If a key moves, this add() may be repeated, but not a create() or get_or_create() that
-        # calls it, because they may have stored the related row already. write_in_part() prevents
-        # that. A set() that calls it has opened a transaction, which is rolled back as a whole.
+        # If a key moves, this add() may be repeated. But a create() or get_or_create() that calls
+        # add() must not be repeated, because it may have stored the related row already. So record
+        # here that a part of the write is stored. In a transaction, such as that of set(), nothing
+        # is repeated.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method

@@ -165,7 +165,10 @@ class FromOutside(RelatedRows):
         )
 
     def _relation_and_change(self) -> tuple[str, str]:
-        """Return the name of this manager, and the queryset call that removes all of its rows."""
+        """Return the name of this manager, and the queryset call that unrelates rows, as texts.
+
+        Both are for an error message.
+        """
         return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
 
 

@@ -234,7 +234,7 @@ class BoundKeyQuery(Query):
 
 
 def _taken(query: Any) -> Any:
-    """Return ``query``, or a copy in which the key that ``bound()`` has set now is stored."""
+    """Return ``query``. If ``bound()`` has set a key, return a copy that stores this key."""
     if (
         not isinstance(query, BoundKeyQuery)
         or query.model is None

@@ -52,9 +52,9 @@ class KeySource(Protocol):
         """
 
     def hint(self, model: type[Model]) -> str:
-        """Return why a query of ``model`` without a shard key is refused: a clause of an error message.
+        """Return a clause of the error message when a query of ``model`` determines no shard key.
 
-        Return "" if the source knows no reason.
+        The clause says why this source has found no shard key; "" if the source knows no reason.
         """
 
 
@@ -100,8 +100,8 @@ def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | 
 
 
 def hint(model: type[Model]) -> str:
-    """Return why a query of ``model`` without a shard key is refused, as the sources know it.
+    """Return the end of the error message when a query of ``model`` determines no shard key.
 
-    The result is the end of a sentence; "" if no source knows a reason.
+    It has a clause from each source that knows why it has found no shard key; "" if none knows.
     """
     return "".join(f", and {text}" for source in _sources if (text := source.hint(model)))

@@ -1,4 +1,4 @@
-"""Reports a wrong shard key from a visitor as an error of its form field, before anything is saved.
+"""Reports a wrong shard key from a visitor as an error of the form field, before anything is saved.
 
 The key of a stored row never changes, and inside ``bound()`` all rows have the bound key.
 ``save()`` refuses other keys with :exc:`~sharded_orm.exceptions.ShardKeyChanged` or

@@ -1,4 +1,4 @@
-"""Checks references of new rows that no database constraint checks."""
+"""Checks the generic foreign keys of new rows, because no database has a constraint for them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,12 @@ class RowsOfKeys:
         )
 
     def condition_of(self, model: type[Model], alias: str) -> Expression | None:
-        """Do the same as :meth:`condition`, for the table of ``model``."""
+        """Return a condition that is true for the rows of ``model`` that have one of the keys.
+
+        Return None if the model cannot have such rows.
+
+        :param alias: the name of the model's table in the statement.
+        """
         links, key = way_to_key(model)
         values = self.values(key)
         return (

@@ -117,8 +117,8 @@ def check_constraint(constraint: Any) -> None:
 def _reads_own_columns(query: Query, expression: Any) -> bool:
     """Whether ``expression`` consists only of columns of the updated row and of plain values.
 
-    This is a shortcut for counters, such as ``F("stars") + 1``, which need not be resolved to be
-    checked. False if in doubt, for example for a name that may be that of an annotation.
+    With this shortcut, counters such as ``F("stars") + 1`` are checked without being resolved.
+    False if in doubt, for example for a name that may be the name of an annotation.
     """
     kind = type(expression)
     if kind is F:

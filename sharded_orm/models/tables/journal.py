@@ -98,9 +98,9 @@ class OperationStep(models.Model):
 
 
 class OperationScript(models.Model):
-    """Content that many steps of one run need. A step is the work of a run on one shard.
+    """Content that many steps of one run need, such as recorded SQL.
 
-    The content is stored once per run, not once per step.
+    A step is the work of a run on one shard. The content is stored once per run, not once per step.
     """
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(

@@ -23,8 +23,8 @@ from sharded_orm.operations.balancing.problem import (
 from sharded_orm.operations.balancing.subset import least_cover
 
 #: The least gain of a move whose source bin (a node or shard) stays too full, as a fraction. The
-#: gain says by how much less full the fuller of the two bins is after the move than the source was
-#: before. A smaller gain is not worth the cost of a move.
+#: gain is how full the source is before the move, less how full the fuller of the two bins is after
+#: it. A smaller gain is not worth the cost of a move.
 _LEAST_GAIN: Final = 0.01
 #: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
 #: emptied. The planner divides by capacities.
@@ -157,8 +157,8 @@ class _BinState:
     def limit(self, excess: float) -> float:
         """Return the load at which the bin (a node or shard) exceeds its share by ``excess``.
 
-        :param excess: a fraction of :attr:`part`, which is what the bin gets in an even division;
-            such as 0.1.
+        :param excess: a fraction, such as 0.1, of :attr:`part`, the load that the bin gets in an
+            even division.
         """
         return self.share + excess * self.part
 

@@ -79,8 +79,8 @@ def keys_above(new: NewRange) -> list[str]:
     group: ShardGroup = runtime.group(new.group)
     if "BOUNDS" not in group.strategy_options or new.first == 0:
         # No key in use can belong to the new shards. Either there are no older shards, or the group
-        # has a ``SIZE`` (the number of keys of each shard) instead of bounds. A group with a
-        # ``SIZE`` has always refused keys beyond its last shard.
+        # has no bounds but a ``SIZE``, the number of keys per shard. A group with a ``SIZE`` has
+        # always refused keys beyond its last shard.
         return []
     shard = group.shard(new.first - 1)
     scan = RowScan(sample=None)

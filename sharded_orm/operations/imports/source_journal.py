@@ -127,7 +127,7 @@ class SourceJournal:
         """
         if not self._capture.is_prepared():
             return True
-        self._capture.prepare()  # Create tables of the journal that are missing.
+        self._capture.prepare()  # Creates missing tables, so that the next calls find all.
         self._capture.unwatch(self._number)
         return self._capture.uninstall(TRIGGER_PATIENCE)
 

@@ -217,8 +217,8 @@ class KeyMover:
         Call this only when no process relies on its memory of the key's shard any more.
 
         :raises MoveFailed: the copy differs, the target refuses a row, or writes would have waited
-            for too long. The source still owns the key, and its fence may be closed, so that it
-            refuses writes.
+            for too long. The source still owns the key. The key's fence may be closed, so that
+            triggers refuse its writes.
         :raises LeaseLost: another process may move keys now. The key can be written.
         """
         self.rows, self.pause = 0, 0.0

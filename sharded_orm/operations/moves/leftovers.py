@@ -1,4 +1,4 @@
-"""The removal of leftovers of moves of keys from shards.
+"""Removes from shards what moves of keys have left there.
 
 A *fence*, the triggers that refuse writes of a moved key, stays on the old shard as long as an old
 session may need it. Old rows are kept for a while. A process may also have left copies, fences and

@@ -63,8 +63,8 @@ def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
 def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
     """Drop the old tables of one shard. Return False if there are none.
 
-    :param old: the entry of the tables in the run's arguments, with their node and the number of
-        their move.
+    :param old: the entry for these tables in the run's arguments: the shard, the node, and the
+        number of the move that has left the tables.
     :raises MoveFailed: the tables cannot be dropped at this time.
     :raises django.db.Error: a server has refused to drop the tables.
     """

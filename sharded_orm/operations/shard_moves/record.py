@@ -22,7 +22,7 @@ from sharded_orm.topology.document import Document
 #: that record changes. The target may have an incomplete copy, in hidden (renamed) tables.
 COPYING: Final = "copying"
 #: The second phase of a shard's move. The shard is on the source, but its tables there may be
-#: hidden (renamed).
+#: hidden (renamed, so that no statement finds them).
 HIDING: Final = "hiding"
 #: The third phase of a shard's move. The topology is being published. If the process is killed,
 #: only the source of the topology knows whether it was published.

@@ -138,7 +138,8 @@ class ShardMover:
         with capture.exclusively(TRIGGER_PATIENCE):
             # Another process may end this move. It takes over the run first, and then takes this
             # lock to remove the triggers. If it has the run by now, confirm() raises an error.
-            # Otherwise, it gets the lock after this block.
+            # Otherwise, it gets the lock after this block, and removes the triggers that were
+            # created here.
             self._record.confirm()
             capture.prepare()
             capture.watch(self._record.number, FENCE)
