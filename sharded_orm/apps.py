@@ -32,7 +32,7 @@ class ShardedOrmConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm.backends import creation, text_keys
+        from sharded_orm.backends import creation, key_guard
         from sharded_orm.backends.group import moved_shards, transaction_memory
         from sharded_orm.backends.group.test_databases import provide_test_databases
         from sharded_orm.backends.write_hooks import observer, route_check
@@ -66,7 +66,7 @@ class ShardedOrmConfig(AppConfig):
             )
         )
         transaction_memory.provide_knowledge(poll_before_snapshot)
-        text_keys.provide_guard(guard)
+        key_guard.provide_guard(guard)
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
         provide_pool_class(_ticket_pool_class)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sharded_orm.backends.change_capture import ChangeCapture
+    from sharded_orm.backends.key_guard import ColumnTypes
     from sharded_orm.backends.row_copy import RowCopy
     from sharded_orm.backends.schema_move import SchemaMove
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
-    from sharded_orm.backends.text_keys import ColumnTypes
     from sharded_orm.backends.write_hooks.session_id import OpenSessions
     from sharded_orm.topology.model import Shard
 

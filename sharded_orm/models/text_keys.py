@@ -21,7 +21,7 @@ from sharded_orm.backends.collations import Collations
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.test_databases import prepare_shards
-from sharded_orm.backends.text_keys import ColumnType, ColumnTypes
+from sharded_orm.backends.key_guard import ColumnType, ColumnTypes
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation
 from sharded_orm.models.sharding.options import shard_options, target_field
@@ -282,7 +282,7 @@ class TextKeyGuard:
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
         """Check the text keys of ``tables`` on ``shards``, except tables that were checked before.
 
-        Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check`.
+        Implements :meth:`sharded_orm.backends.key_guard.KeyGuard.check`.
 
         :raises InexactShardKey: the database does not compare the keys of one of ``tables`` as
             exactly as the router does.
@@ -305,7 +305,7 @@ class TextKeyGuard:
     def check_rows(self, shard: Shard, query: Any) -> None:
         """Check that the text keys of the rows that ``query`` inserts fit into their columns.
 
-        Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
+        Implements :meth:`sharded_orm.backends.key_guard.KeyGuard.check_rows`.
 
         :raises InvalidShardKey: a key is too long. The database would store only a part of it,
             which is another key.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
 
-from sharded_orm.backends import text_keys
+from sharded_orm.backends import key_guard
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.comparison import (
     Comparison,
@@ -304,7 +304,7 @@ def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     tables = frozenset().union(*(branch.template.tables for branch in branches))
     shards = [branch.shard for branch in branches]
     try:
-        text_keys.check(connections[shards[0].alias], shards, tables)
+        key_guard.check(connections[shards[0].alias], shards, tables)
     except DatabaseError as error:
         if not is_failure(error):
             raise

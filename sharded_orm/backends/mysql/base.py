@@ -15,6 +15,7 @@ from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
+from sharded_orm.backends.key_guard import BATCH, ColumnTypes
 from sharded_orm.backends.mysql import branches, collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
@@ -33,7 +34,6 @@ from sharded_orm.backends.server_connection import ServerConnectionMixin
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
-from sharded_orm.backends.text_keys import BATCH, ColumnTypes
 from sharded_orm.backends.two_phase.branch import Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.mysql_flavor import MySQLFlavor

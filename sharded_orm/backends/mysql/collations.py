@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sharded_orm.backends.collations import is_exact_collation
-from sharded_orm.backends.text_keys import ColumnType
+from sharded_orm.backends.key_guard import ColumnType
 
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 

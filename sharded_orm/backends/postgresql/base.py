@@ -19,6 +19,7 @@ from django.utils.functional import cached_property
 from psycopg import IsolationLevel
 from psycopg.pq import Format
 
+from sharded_orm.backends.key_guard import BATCH, ColumnTypes
 from sharded_orm.backends.postgresql import branches, collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
@@ -42,7 +43,6 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
-from sharded_orm.backends.text_keys import BATCH, ColumnTypes
 from sharded_orm.backends.two_phase.branch import Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 

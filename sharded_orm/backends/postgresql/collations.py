@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sharded_orm.backends.text_keys import ColumnType
+from sharded_orm.backends.key_guard import ColumnType
 
 # The query for the types of columns. A column whose type is a domain gets the domain's base type.
 # Values of bpchar, the type of CHAR(n), are equal if they differ only in trailing spaces. Types of

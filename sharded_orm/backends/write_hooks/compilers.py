@@ -21,7 +21,7 @@ from django.db.models.sql.compiler import (
 from django.db.models.sql.constants import ROW_COUNT
 from django.db.models.sql.subqueries import InsertQuery
 
-from sharded_orm.backends import text_keys
+from sharded_orm.backends import key_guard
 from sharded_orm.backends.write_hooks import observer
 from sharded_orm.backends.write_hooks.followers import (
     StatementFollower,
@@ -49,7 +49,7 @@ class ReadMixin(SQLCompiler):
             if (tables_read := getattr(connection, "tables_read", None)) is not None:
                 tables_read.update(tables)
             else:
-                text_keys.check(connection, (shard,), tables)
+                key_guard.check(connection, (shard,), tables)
         return clause
 
 
@@ -99,13 +99,13 @@ class WriteMixin(ReadMixin):
             # Check that the database compares text shard keys as the router does. Do so now,
             # because the cache, which is notified of the write, may send queries before it runs the
             # statement.
-            text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
+            key_guard.check(connection, (shard,), (self.query.get_meta().db_table,))
             if connection.features.shards_are_files:
                 # Check here that the keys are still on this shard. The other backends check this when
                 # they have leased a session, but an SQLite file has no sessions.
                 check_route()
             if isinstance(self.query, InsertQuery):
-                text_keys.check_rows(shard, self.query)
+                key_guard.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)
         run = execute
         followers = [

@@ -19,7 +19,7 @@ from django.db import connections
 from django.db.models.query import MAX_GET_RESULTS, ModelIterable, QuerySet
 
 from sharded_orm import runtime
-from sharded_orm.backends import text_keys
+from sharded_orm.backends import key_guard
 from sharded_orm.models.cached.cached_model import declares_cache
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS, Plan, compile_plan
@@ -388,7 +388,7 @@ class _PlanRead:
             return _UNKNOWN
         # Check the collation of text shard keys, as the compiler does for each statement (ReadMixin).
         if (own := getattr(connection, "shard", None)) is not None:
-            text_keys.check(connection, (own,), plan.tables)
+            key_guard.check(connection, (own,), plan.tables)
         if kind in (ROWS, GET):
             return plan.rows(parameters, connection, self._queryset, self._limits)
         return plan.scalar(parameters, connection, self._limits)

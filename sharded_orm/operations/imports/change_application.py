@@ -14,7 +14,7 @@ from sharded_orm import runtime
 from sharded_orm.backends.change_capture import Change
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.invalidation import void_shards
-from sharded_orm.operations.imports.placement import rows_by_alias
+from sharded_orm.operations.imports.row_shards import rows_by_alias
 from sharded_orm.operations.imports.shard_tables import ShardTable, Stored
 from sharded_orm.operations.imports.source_journal import SourceJournal
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable

@@ -13,10 +13,10 @@ from django.db import connections
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.invalidation import void_shards
 from sharded_orm.operations.exceptions import ImportConflict, OperationStopped
-from sharded_orm.operations.imports.placement import rows_by_alias
 from sharded_orm.operations.imports.preflight import check_import
 from sharded_orm.operations.imports.ranges import range_units, report_of
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest, add_counts
+from sharded_orm.operations.imports.row_shards import rows_by_alias
 from sharded_orm.operations.imports.shard_tables import EXAMPLES, ShardTable, Stored
 from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 from sharded_orm.operations.imports.ticket_ids import advance_tickets
