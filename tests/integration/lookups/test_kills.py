@@ -1,4 +1,7 @@
-"""Writers of rows with lookups, and repairs, die at any time. No row loses its entries, and no value its freedom."""
+"""Writers of rows with lookups, and repairs, die at any time.
+
+Each row has its entries, no two rows have the same unique value, and a value that no row has is free.
+"""
 
 from __future__ import annotations
 

@@ -179,15 +179,16 @@ _MANY = (
     ("keys", "books", "3", "0"),
     ("shards", "accounts", "2", "db1"),
     ("keys", "books", "1", "0"),
+    # A shard does not move while the fences of keys that have left it may be needed.
     ("shards", "books", "0", "db2"),
-    ("keys", "books", "4", "1"),
     ("shards", "accounts", "0", "db1"),
+    ("shards", "books", "0", "db1"),
+    ("keys", "books", "4", "1"),
     ("keys", "books", "2", "2"),
     ("keys", "books", "1", "1"),
-    ("shards", "books", "0", "db1"),
     ("shards", "accounts", "2", "db2"),
     ("keys", "books", "3", "3"),
-    ("shards", "books", "3", "db2"),
+    ("shards", "accounts", "3", "db1"),
 )
 
 
