@@ -421,7 +421,7 @@ class _Root(SQLCompiler):
         local = self.options.local_columns
         return bool(local) and local <= self._own_columns(expressions)
 
-    def _own_columns(self, expressions: Iterable[Any]) -> set[str]:
+    def _own_columns(self, expressions: Iterable[Any]) -> set[str | None]:
         """Return the names of the columns of the query's own table among ``expressions``."""
         return {
             expression.target.column
