@@ -47,10 +47,12 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.models.cached.write_observer import CacheObserver
         from sharded_orm.models.moves.repetition import refuse_former_route
         from sharded_orm.models.moves.transactions import check_use, poll_before_snapshot
+        from sharded_orm.models.sharding.counted_ids import counts_per_shard
         from sharded_orm.models.tables.placement import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.routing import transaction_uses
+        from sharded_orm.scatter import counted_ids
         from sharded_orm.topology.aliases import ShardedDatabases
 
         for module in ("cache", "commands", "databases", "files", "models"):
@@ -67,6 +69,7 @@ class ShardedOrmConfig(AppConfig):
         )
         transaction_memory.provide_knowledge(poll_before_snapshot)
         key_guard.provide_guard(guard)
+        counted_ids.provide(counts_per_shard)
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
         provide_pool_class(_ticket_pool_class)

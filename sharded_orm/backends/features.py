@@ -56,6 +56,8 @@ class ShardFeatures:
     #: The value of ``OPTIONS["isolation_level"]`` for READ COMMITTED, as hints in error messages
     #: name it.
     read_committed: ClassVar[str] = ""
+    #: Whether READ UNCOMMITTED is a level of its own, at which rows are read that may be rolled back.
+    has_read_uncommitted: ClassVar[bool] = False
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
     #: A statement that switches foreign key checks off until the transaction ends. "" if Django's
@@ -93,14 +95,15 @@ class MySQLFeatures(ShardFeatures):
     exact_averages = "fixed"
     averages_durations_to_integers = True
     has_lastrowid = True
+    has_read_uncommitted = True
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         level = options.get("isolation_level", "read committed")
-        # If the option is None, the server's default applies, which is taken to be REPEATABLE READ.
-        return level.lower() if isinstance(level, str) else "repeatable read"
+        # If the option is None, sessions have the level that is the server's default when they begin.
+        return level.lower() if isinstance(level, str) else "unknown"
 
 
 class SQLiteFeatures(ShardFeatures):

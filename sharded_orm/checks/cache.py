@@ -320,9 +320,11 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
                 id="sharded_orm.W036",
             )
         elif level == "unknown":
+            # A level at which uncommitted rows are read excludes the cache everywhere.
+            where = "" if features.has_read_uncommitted else "inside a transaction "
             yield checks.Warning(
                 f"The isolation level of {place} is not in its OPTIONS, so only the server knows it:"
-                " inside a transaction nothing is read from the cache there.",
+                f" {where}nothing is read from the cache there.",
                 hint=f"Set OPTIONS['isolation_level'] to {features.read_committed}; or silence this.",
                 id="sharded_orm.W036",
             )

@@ -35,12 +35,13 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import models
 
 from sharded_orm import runtime
-from sharded_orm.checks.relations import check_relations, counts_per_shard, group_of_model
+from sharded_orm.checks.relations import check_relations, group_of_model
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.counted_ids import counts_per_shard
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
@@ -161,7 +162,7 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
                 obj=model,
                 id="sharded_orm.E009",
             )
-    elif counts_per_shard(options) and not model.ids_are_internal:
+    elif not pk.is_relation and counts_per_shard(pk) and not model.ids_are_internal:
         yield checks.Warning(
             f"The primary key {pk.name!r} counts on each shard by itself: rows of two shards can"
             " have the same one.",

@@ -22,8 +22,8 @@ from django.db import models
 
 from sharded_orm import on_delete
 from sharded_orm.models.base import ShardedModel
-from sharded_orm.models.fields import PackedIDField
 from sharded_orm.models.sharding.copies import has_copies
+from sharded_orm.models.sharding.counted_ids import counts_per_shard
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 
@@ -100,7 +100,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
 
 def _generic_relations(model: Any) -> Iterator[checks.CheckMessage]:
     options = shard_options(model) if group_of_model(model) is not None else None
-    if options is None or not counts_per_shard(options):
+    if options is None or not counts_per_shard(options.model._meta.pk):
         return
     for field in model._meta.private_fields:
         # A GenericForeignKey has no related model; such a field is skipped.
@@ -143,14 +143,6 @@ def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:
         " BigIntegerField.",
         obj=field,
         id="sharded_orm.W020",
-    )
-
-
-def counts_per_shard(options: ShardOptions) -> bool:
-    """Whether each shard generates primary keys by itself, so that two shards may generate the same key."""
-    pk = options.model._meta.pk
-    return isinstance(pk, models.AutoField) and not (
-        pk is options.key or isinstance(pk, PackedIDField)
     )
 
 

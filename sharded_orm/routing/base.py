@@ -148,8 +148,9 @@ class Strategy(ABC):
     def has_moved_keys(self) -> bool:
         """Whether any key may ever have moved to another shard.
 
-        In an event loop, where Django refuses queries, the answer relies on what this process
-        remembers. It is False if the process may not rely on that any more.
+        False in an event loop, where Django refuses queries, so that the caller does not look for
+        the key of a row there. Querysets that are built there are evaluated in another thread, which
+        asks again.
         """
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 import uuid
 from collections import OrderedDict
@@ -148,14 +149,14 @@ class DirectoryStrategy(Strategy):
         return 0 if known is None else known.version
 
     def has_moved_keys(self) -> bool:
-        poll = self.lease.valid() if _in_event_loop() else self.lease.current()
-        if poll is None:
-            return not (self.lease.is_suspended or _in_event_loop())
-        return poll.moves.last > 0
+        if _refuses_queries():
+            return False
+        poll = self.lease.current()
+        return not self.lease.is_suspended if poll is None else poll.moves.last > 0
 
     def _moved(self, key: Any) -> KnownPlacement | None:
         text = self.entry(key)
-        if _in_event_loop():
+        if _refuses_queries():
             # A queryset is being built in an event loop, where no query may be sent. So use only
             # what this process remembers. The shard is looked up again when another thread
             # evaluates the queryset.
@@ -303,10 +304,13 @@ def is_digest(entry: str) -> bool:
     return entry.startswith("#")
 
 
-def _in_event_loop() -> bool:
-    """Whether an event loop runs in this thread. In an event loop, Django refuses queries."""
+def _refuses_queries() -> bool:
+    """Whether Django refuses queries in this thread, because an event loop runs in it.
+
+    The environment variable that permits queries there is that of Django's ``async_unsafe()``.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return False
-    return True
+    return not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")

@@ -13,16 +13,14 @@ keys, the second reads the chosen rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import EmptyResultSet, FullResultSet
-from django.db.models.aggregates import Aggregate
 from django.db.models.expressions import (
     Col,
     ColPairs,
-    ExpressionWrapper,
     OrderBy,
     Ref,
     Value,
@@ -33,9 +31,10 @@ from django.db.models.sql.where import WhereNode
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.comparison import Column, OrderKey, column_of
+from sharded_orm.scatter.counted_ids import refuse_comparison
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.partial_aggregates import Partial, partial_of
-from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.refusals import parts_of, refuse, refuse_time_and_chance
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -232,15 +231,17 @@ class _Root(SQLCompiler):
             raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
         is_distinct = self.query.distinct and not self.query.distinct_fields
         if is_distinct and not self._has_pk(range(len(self.columns))):
-            for expression, _, _ in self.select:
-                _refuse_time_and_chance(expression)
+            expressions = [expression for expression, _, _ in self.select]
+            for expression in expressions:
+                refuse_time_and_chance(expression)
+            self._refuse_ids_of_shards(expressions)
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
             # mypy does not know that Django has resolved each entry of ORDER BY to an OrderBy. So
             # ignore the type.
             self._add_order_key(resolved, sql)  # type: ignore[arg-type] # it is an expression
         if self.query.distinct_fields and not self.options.existence:
-            self._set_up_distinct_on()
+            self._set_up_distinct_on([order.expression for order, _ in ordered])
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
         # Drop the ORDER BY where it is not needed. If SELECTs are joined by UNION ALL, an outer
@@ -336,9 +337,9 @@ class _Root(SQLCompiler):
         expression = order.expression
         while isinstance(expression, Ref):
             expression = expression.get_source_expressions()[0]
-        if any(isinstance(part, compat.RANDOM_FUNCTIONS) for part in _parts(expression)):
+        if any(isinstance(part, compat.RANDOM_FUNCTIONS) for part in parts_of(expression)):
             raise refuse("random order", "choose random rows in Python, or ask one shard")
-        if any(isinstance(part, compat.TIME_FUNCTIONS) for part in _parts(expression)):
+        if any(isinstance(part, compat.TIME_FUNCTIONS) for part in parts_of(expression)):
             raise refuse(
                 "an order that depends on Now()", "pass the time as a value (timezone.now())"
             )
@@ -364,7 +365,7 @@ class _Root(SQLCompiler):
                 )
             )
 
-    def _set_up_distinct_on(self) -> None:
+    def _set_up_distinct_on(self, ordered_by: Sequence[Any]) -> None:
         """Set the columns of DISTINCT ON.
 
         Among rows that are equal in these columns, the database keeps the first row. The query's
@@ -385,6 +386,7 @@ class _Root(SQLCompiler):
                 "let order_by() begin with these fields",
             )
         self.distinct_columns = [key.column for key in self.order_keys[:fields]]
+        self._refuse_ids_of_shards(ordered_by[:fields])
 
     # -- Groups
 
@@ -411,13 +413,26 @@ class _Root(SQLCompiler):
         This is true if GROUP BY contains the primary key or the shard key.
         """
         pks = {f.column for f in self.query.model._meta.pk_fields}
-        names = {
+        expressions = self._group_expressions
+        return pks <= self._own_columns(expressions) or self._have_shard_key(expressions)
+
+    def _have_shard_key(self, expressions: Iterable[Any]) -> bool:
+        """Whether rows that are equal in all ``expressions`` are on one shard."""
+        local = self.options.local_columns
+        return bool(local) and local <= self._own_columns(expressions)
+
+    def _own_columns(self, expressions: Iterable[Any]) -> set[str | None]:
+        """Return the names of the columns of the query's own table among ``expressions``."""
+        return {
             expression.target.column
-            for expression in self._group_expressions
+            for expression in expressions
             if isinstance(expression, Col) and expression.alias == self._base_alias
         }
-        local = self.options.local_columns
-        return pks <= names or bool(local and local <= names)
+
+    def _refuse_ids_of_shards(self, expressions: Sequence[Any]) -> None:
+        """Refuse to compare rows of several shards in ids that each shard counts by itself."""
+        if not self._have_shard_key(expressions):
+            refuse_comparison(part for whole in expressions for part in parts_of(whole))
 
     def _refuse_having(self) -> Exception:
         return refuse(
@@ -431,15 +446,16 @@ class _Root(SQLCompiler):
         if self.having:
             raise self._refuse_having()
         self.merges_groups = True
+        self._refuse_ids_of_shards(self._group_expressions)
         for expression in self._group_expressions:
-            _refuse_time_and_chance(expression)
+            refuse_time_and_chance(expression)
             column = self._column(expression)
             if column not in self.group_columns:
                 self.group_columns.append(column)
         for index, (expression, _, _) in enumerate(self.select):
             if getattr(expression, "contains_aggregate", False):
                 self._add_partial(index, expression)
-            elif any(getattr(part, "subquery", False) for part in _parts(expression)):
+            elif any(getattr(part, "subquery", False) for part in parts_of(expression)):
                 raise refuse("a subquery selected with groups", "group by plain columns")
 
     def _add_partial(self, index: int, expression: Any) -> None:
@@ -457,36 +473,6 @@ class _Root(SQLCompiler):
             "groups ordered by an expression that is neither a group's column nor an aggregate",
             "annotate the expression and group by it",
         )
-
-
-def _refuse_time_and_chance(expression: Any) -> None:
-    """Refuse ``Now()``, ``Random()`` and random UUIDs in GROUP BY and DISTINCT.
-
-    Each statement computes other values for them, so rows of two statements cannot be compared.
-    """
-    if any(
-        isinstance(part, (*compat.TIME_FUNCTIONS, *compat.RANDOM_FUNCTIONS))
-        for part in _parts(expression)
-    ):
-        raise refuse(
-            "groups or distinct rows that depend on Now() or Random()",
-            "pass the time as a value (timezone.now())",
-        )
-
-
-def _parts(expression: Any) -> list[Any]:
-    """Return ``expression`` and all expressions in it, except those inside subqueries."""
-    parts, pending = [], [expression]
-    while pending:
-        part = pending.pop()
-        if part is None:
-            continue
-        parts.append(part)
-        if getattr(part, "subquery", False) and not isinstance(part, Aggregate):
-            continue
-        if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
-            pending += part.get_source_expressions()
-    return parts
 
 
 def _hashable(sql: Any) -> tuple[str, tuple[Any, ...]]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from django.db.models.aggregates import Aggregate
+from django.db.models.expressions import ExpressionWrapper
+
+from sharded_orm import compat
 from sharded_orm.exceptions import ScatterNotSupported
 
 if TYPE_CHECKING:
@@ -42,3 +46,33 @@ def check(query: Query) -> None:
         )
     if query.extra or query.extra_order_by or query.extra_tables:
         raise refuse("extra()", "write it with expressions, or ask one shard")
+
+
+def refuse_time_and_chance(expression: Any) -> None:
+    """Refuse ``Now()``, ``Random()`` and random UUIDs in GROUP BY and DISTINCT.
+
+    Each statement computes other values for them, so rows of two statements cannot be compared.
+    """
+    if any(
+        isinstance(part, (*compat.TIME_FUNCTIONS, *compat.RANDOM_FUNCTIONS))
+        for part in parts_of(expression)
+    ):
+        raise refuse(
+            "groups or distinct rows that depend on Now() or Random()",
+            "pass the time as a value (timezone.now())",
+        )
+
+
+def parts_of(expression: Any) -> list[Any]:
+    """Return ``expression`` and all expressions in it, except those inside subqueries."""
+    parts, pending = [], [expression]
+    while pending:
+        part = pending.pop()
+        if part is None:
+            continue
+        parts.append(part)
+        if getattr(part, "subquery", False) and not isinstance(part, Aggregate):
+            continue
+        if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
+            pending += part.get_source_expressions()
+    return parts

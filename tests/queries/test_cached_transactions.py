@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from threading import Event
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
 
 from tests.cached.models import CachedPhoto
+from tests.patience import PATIENCE
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, cache, queries
 
@@ -200,9 +202,54 @@ def test_isolation_levels_that_see_something_else(photos, level):
     try:
         with transaction.atomic(using=ALIAS):
             assert queries(lambda: CachedPhoto.objects.get(user_id=ONE, pk=pk)) == 1
-        expected = 1 if level == "read uncommitted" else 0
+        # Without a level, MariaDB and MySQL use the server's default, which may be READ UNCOMMITTED.
+        may_be_uncommitted = connection.vendor == "mysql" and level in ("read uncommitted", None)
+        expected = 1 if may_be_uncommitted else 0
         assert queries(lambda: CachedPhoto.objects.get(user_id=ONE, pk=pk)) == expected
     finally:
         connection.close()
         connection.settings_dict["OPTIONS"] = kept
         connection.__dict__.pop("_for_cache", None)
+
+
+@pytest.mark.mysql_settings
+def test_rows_that_are_rolled_back_on_a_server_whose_default_is_read_uncommitted(photos):
+    connection = connections[ALIAS]
+    kept = connection.settings_dict["OPTIONS"]
+
+    def title() -> str:
+        return CachedPhoto.objects.get(user_id=ONE, pk=photos[0].pk).title
+
+    def set_default(level: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {level}")
+
+    def rename_in_vain() -> None:
+        with transaction.atomic(using=ALIAS):
+            CachedPhoto.objects.filter(user_id=ONE).update(title="never")
+            is_renamed.set()
+            assert has_read.wait(PATIENCE)
+            transaction.set_rollback(True, using=ALIAS)
+        connections.close_all()
+
+    is_renamed, has_read = Event(), Event()
+    set_default("READ UNCOMMITTED")
+    connection.close()
+    connection.settings_dict["OPTIONS"] = {**kept, "isolation_level": None}
+    connection.__dict__.pop("_for_cache", None)
+    try:
+        with ThreadPoolExecutor() as pool:
+            writer = pool.submit(rename_in_vain)
+            assert is_renamed.wait(PATIENCE)
+            try:
+                assert title() == "never"  # what this level promises
+            finally:
+                has_read.set()
+            writer.result()
+        assert title() == "p0"
+    finally:
+        set_default("REPEATABLE READ")
+        connection.close()
+        connection.settings_dict["OPTIONS"] = kept
+        connection.__dict__.pop("_for_cache", None)
+    assert title() == "p0"

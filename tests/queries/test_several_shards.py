@@ -183,3 +183,76 @@ async def _async_over_shards() -> None:
 
 def test_async_over_shards(rows: list[Photo]) -> None:
     _async_over_shards()
+
+
+@pytest.fixture
+def tagged(rows: list[Photo]) -> list[Tag]:
+    """A tag of ONE and one of TWO, which have the same id: each shard counts the ids of tags by itself."""
+    tags = [Tag.objects.create(id=9, user_id=key, name=f"of {key}") for key in (ONE, TWO)]
+    for photo, tag in ((rows[0], 0), (rows[3], 0), (rows[1], 1)):
+        photo.tags.add(tags[tag])
+    return tags
+
+
+REFUSED_IDS: dict[str, Any] = {
+    "groups": lambda: list(everywhere().values("tags").annotate(n=Count("pk"))),
+    "groups in order": lambda: list(
+        everywhere().values("tags").annotate(n=Count("pk")).order_by("tags")[:3]
+    ),
+    "groups of the many-to-many table": lambda: list(
+        Photo.tags.through.objects.scatter().values("tag").annotate(n=Count("photo"))
+    ),
+    "number of groups": lambda: everywhere().values("tags").annotate(n=Count("pk")).count(),
+    "distinct": lambda: list(everywhere().values_list("tags").distinct()),
+    "number of distinct": lambda: everywhere().values_list("tags").distinct().count(),
+    "distinct aggregate": lambda: everywhere().aggregate(n=Count("tags", distinct=True)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_IDS)
+def test_equal_ids_that_each_shard_counts_by_itself_are_not_taken_for_one_row(
+    tagged: list[Tag], name: str
+) -> None:
+    with pytest.raises(ScatterNotSupported, match="ids each shard counts by itself"):
+        REFUSED_IDS[name]()
+
+
+def test_ids_that_each_shard_counts_by_itself(tagged: list[Tag], rows: list[Photo]) -> None:
+    tags = Tag.objects.scatter()
+    # Each row counts as itself, as if its id was unique.
+    assert sorted(tags.values_list("pk", flat=True).distinct()) == [9, 9]
+    assert tags.values("pk").distinct().count() == 2
+    assert tags.aggregate(n=Count("pk", distinct=True)) == {"n": 2}
+    assert sorted(tags.values_list("pk").annotate(n=Count("photos"))) == [(9, 1), (9, 2)]
+    assert sorted(tag.n for tag in tags.annotate(n=Count("photos"))) == [1, 2]
+    assert len(tags.filter(photos__isnull=False).distinct()) == 2
+    # The shard key distinguishes them as well.
+    of_keys = everywhere().filter(tags__isnull=False).values_list("user_id", "tags")
+    assert sorted(of_keys.distinct()) == [(ONE, 9), (TWO, 9)]
+    assert sorted(of_keys.annotate(n=Count("pk"))) == [(ONE, 9, 2), (TWO, 9, 1)]
+    # The names of tags are the same on all shards.
+    assert sorted(
+        everywhere().filter(tags__isnull=False).values_list("tags__name").annotate(n=Count("pk"))
+    ) == [(f"of {ONE}", 2), (f"of {TWO}", 1)]
+
+
+def test_in_bulk_of_equal_ids(tagged: list[Tag], rows: list[Photo]) -> None:
+    for ids in (None, [9]):
+        with pytest.raises(ScatterNotSupported, match=r"have the same value 9.*or list\(\) them"):
+            Tag.objects.scatter().in_bulk(ids)
+    assert Tag.objects.filter(user_id=TWO).in_bulk() == {9: tagged[1]}
+    assert everywhere().filter(tags__isnull=False).in_bulk() == {
+        rows[number].pk: rows[number] for number in (0, 1, 3)
+    }
+    with pytest.raises(ValueError, match="must be a unique field"):
+        everywhere().in_bulk(field_name="title")
+    with pytest.raises(TypeError, match="values"):
+        everywhere().values().in_bulk()
+
+
+def test_distinct_on_equal_ids(tagged: list[Tag]) -> None:
+    if not connections["photos"].features.can_distinct_on_fields:
+        pytest.skip("no DISTINCT ON")
+    for field in ("pk", "photos__tags"):
+        with pytest.raises(ScatterNotSupported, match="ids each shard counts by itself"):
+            list(Tag.objects.scatter().order_by(field).distinct(field))

@@ -260,6 +260,19 @@ def remove(table: EntryTable, tokens: Sequence[str]) -> None:
         _run(table, _statements(table).remove(len(some)), some)
 
 
+def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> None:
+    """Remove the entries of ``table`` with these identities, if they were last written with ``token``.
+
+    One statement per lookup and :data:`BATCH` entries.
+    """
+    by_lookup: defaultdict[str, list[str]] = defaultdict(list)
+    for place in places:
+        by_lookup[place.lookup] += (place.value, place.slot)
+    for lookup, values in by_lookup.items():
+        for some in _batches(values, 2 * BATCH):
+            _run(table, _statements(table).remove_places(len(some) // 2), (token, lookup, *some))
+
+
 def close(table: EntryTable, tokens: Sequence[str]) -> None:
     """Record in the entries of some changes that their transactions have ended.
 

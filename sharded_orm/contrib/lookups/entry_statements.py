@@ -58,10 +58,11 @@ class EntryStatements:
 
     def mark(self, count: int) -> str:
         written = self._written("token", "is_open", "writer", "written_at")
-        pair = f"({self._quoted['value']} = %s AND {self._quoted['slot']} = %s)"
-        pairs = " OR ".join([pair] * count)
-        lookup = self._quoted["lookup"]
-        return f"UPDATE {self._table} SET {written} WHERE {lookup} = %s AND ({pairs})"
+        return f"UPDATE {self._table} SET {written} WHERE {self._places(count)}"
+
+    def remove_places(self, count: int) -> str:
+        token = self._quoted["token"]
+        return f"DELETE FROM {self._table} WHERE {token} = %s AND {self._places(count)}"
 
     def remove(self, count: int) -> str:
         return f"DELETE FROM {self._table} WHERE {self._quoted['token']} IN {_list(count)}"
@@ -110,6 +111,10 @@ class EntryStatements:
 
     def _of_values(self, count: int) -> str:
         return f"{self._quoted['lookup']} = %s AND {self._quoted['value']} IN {_list(count)}"
+
+    def _places(self, count: int) -> str:
+        pair = f"({self._quoted['value']} = %s AND {self._quoted['slot']} = %s)"
+        return f"{self._quoted['lookup']} = %s AND ({' OR '.join([pair] * count)})"
 
     def _written(self, *names: str) -> str:
         return ", ".join(f"{self._quoted[name]} = %s" for name in names)

@@ -59,6 +59,7 @@ def reserve(
     places = sorted(rows)
     change.note_tables(places)
     change.has_fresh, change.places = True, places
+    change.tokens_by_place.update(dict.fromkeys(places, change.fresh))
     keys = [rows[place][1] for place in places]
     for number in entries.add(places, keys, change.fresh, watcher.writer):
         place = places[number]
@@ -133,6 +134,7 @@ def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: s
     # row, which had the value before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
+            change.tokens_by_place[place] = change.taken
             return
         if not entries.add([place], [key], change.fresh, watcher.writer):
             return
@@ -176,6 +178,7 @@ def _take_unique(
                     lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
                 )
         if entries.take(place, key, change.taken, watcher.writer, entry):
+            change.tokens_by_place[place] = change.taken
             return
     raise _contended(place)
 

@@ -345,6 +345,7 @@ def _mark(watcher: TransactionEntries, change: EntryChange, old: Sequence[Place]
     if old:
         change.note_tables(old)
         change.has_old = True
+        change.tokens_by_place.update(dict.fromkeys(old, change.old))
         entries.mark(old, change.old, watcher.writer)
 
 

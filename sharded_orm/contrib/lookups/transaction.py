@@ -192,6 +192,8 @@ class EntryChange(StatementChange):
         self.has_fresh = self.has_taken = self.has_old = False
         #: The identities of the entries for the values that the statement writes.
         self.places: Collection[Place] = ()
+        #: The identities of all entries that the change has written, and the tokens that it gave to them.
+        self.tokens_by_place: dict[Place, str] = {}
         #: Whether the statement was sent. Set only for a statement that is sent after its entries.
         self.is_sent = False
         #: The tables in which the change has written entries.
@@ -367,6 +369,13 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))
         left = in_each_table(entries.remove, surplus)
+        needless = _needless(ends)
+
+        def remove_needless(table: EntryTable, tokens: Sequence[str]) -> None:
+            for token in tokens:
+                entries.remove_places(table, needless[table, token], token)
+
+        in_each_table(remove_needless, needless)
         # Entries of a transaction that was rolled back are closed at once, and not later, because others may
         # wait for their values.
         undone = (change for change, stands in ends if not stands)
@@ -376,3 +385,33 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         ended_changes.add(
             chain(left, (p for change in done for p in change.in_tables(change.rest(True))))
         )
+
+
+def _needless(
+    ends: Sequence[tuple[EntryChange, bool]],
+) -> Mapping[tuple[EntryTable, str], list[Place]]:
+    """Return entries that no row needs, and that are not removed by the token of their last change.
+
+    A transaction has written such an entry several times. For example, it has inserted a row, deleted
+    the row again, and was rolled back.
+
+    :param ends: all changes of the transaction in their order, and whether each is committed.
+    :returns: the identities of these entries, by their table and by the token that they have.
+    """
+    writes: defaultdict[Place, list[tuple[EntryChange, bool, str]]] = defaultdict(list)
+    needless: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
+    if len(ends) < 2:
+        return needless
+    for change, stands in ends:
+        for place, token in change.tokens_by_place.items():
+            writes[place].append((change, stands, token))
+    for place, of_place in writes.items():
+        change, stands, token = of_place[0]
+        # If the first change did not make the entry, a row may have had it before the transaction.
+        is_needed = token != change.fresh
+        for change, stands, token in of_place:
+            if stands:
+                is_needed = token != change.old
+        if not is_needed and token not in change.surplus(stands):
+            needless[entries.table_of(place.lookup, place.value), token].append(place)
+    return needless

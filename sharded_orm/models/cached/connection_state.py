@@ -28,7 +28,11 @@ class ConnectionState:
         options = connection.settings_dict.get("OPTIONS") or {}
         # The isolation level of transactions; None on SQLite, whose transactions are always
         # serializable.
-        self._isolation = features_of(connection).isolation_level(options)
+        features = features_of(connection)
+        self._isolation = features.isolation_level(options)
+        self._may_read_uncommitted = self._isolation == "read uncommitted" or (
+            self._isolation == "unknown" and features.has_read_uncommitted
+        )
 
     def may_fill(self) -> bool | None:
         """Return how the connection may use the cache at this moment.
@@ -37,7 +41,7 @@ class ConnectionState:
             the database; False if it may only read from the cache; None if it must not use the
             cache.
         """
-        if self._isolation == "read uncommitted":
+        if self._may_read_uncommitted:
             return None  # The connection may read rows that are rolled back later.
         connection = self._connection
         group = connection.group_wrapper

@@ -26,6 +26,7 @@ from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.scatter import Target
+from sharded_orm.scatter.refusals import refuse
 
 # The number of rows that an iterator reads at a time by default, as in QuerySet.iterator().
 CHUNK_SIZE = 2000
@@ -211,15 +212,38 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         # If possible, filter by the ids before calling Django's in_bulk(), because the ids may
         # determine the shards. Django's in_bulk() reads the database's alias before it filters by
         # the ids.
-        if id_list is None or self._is_pinned() or self.query.is_sliced:
+        if self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
+        if id_list is None:
+            return self._rows_by_value(field_name)
         ids = list(id_list)
         if field_name == "pk" and self._options.key is self.model._meta.pk and not self._partial:
             rows = confirmed(self._options.group, lambda: self._rows_by_pk(ids))
             if rows is not None:
                 return rows
         matching = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
-        return super(ReadingQuerySet, matching).in_bulk(field_name=field_name)
+        return matching._rows_by_value(field_name)
+
+    def _rows_by_value(self, field_name: str) -> dict[Any, M]:
+        """Return the rows, keyed by a unique field. Refuse rows of two shards with the same value.
+
+        On each shard, the field is unique. If it is not the shard key, two shards may have rows with
+        the same value, as Django's ``in_bulk()`` does not expect.
+        """
+        # Without rows, Django's method only checks the arguments.
+        super(ReadingQuerySet, self.none()).in_bulk(field_name=field_name)
+        rows: dict[Any, M] = {}
+        for row in self._chain():
+            value = getattr(row, field_name)
+            other = rows.setdefault(value, row)
+            if other._state.db != row._state.db:
+                raise refuse(
+                    f"in_bulk() by {field_name!r}, because rows on {other._state.db!r} and"
+                    f" {row._state.db!r} have the same value {value!r}",
+                    "read the rows with a condition on the shard key, or list() them",
+                )
+            rows[value] = row
+        return rows
 
     def contains(self, obj: Any) -> bool:
         # Overrides QuerySet.contains(), which compares primary keys only. Compare the shards too,

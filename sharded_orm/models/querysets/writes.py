@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -61,8 +62,11 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
         def write() -> tuple[M, bool]:
             values = dict(kwargs)
-            on_shard = self._on_shard_of_near(values)._on_shard_of_lookup(values, defaults)
-            return super(WritingQuerySet, on_shard).get_or_create(defaults, **values)
+            return self._on_shard_of_near(values)._found_or_created(
+                values,
+                defaults,
+                lambda rows: super(WritingQuerySet, rows).get_or_create(defaults, **values),  # noqa: UP008  # not of self
+            )
 
         return repeated(
             self._options.group,
@@ -81,9 +85,12 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
         def write() -> tuple[M, bool]:
             values = dict(kwargs)
-            on_shard = self._on_shard_of_near(values)._on_shard_of_lookup(values, new_row)
-            return super(WritingQuerySet, on_shard).update_or_create(
-                defaults, create_defaults, **values
+            return self._on_shard_of_near(values)._found_or_created(
+                values,
+                new_row,
+                lambda rows: super(WritingQuerySet, rows).update_or_create(  # noqa: UP008  # not of self
+                    defaults, create_defaults, **values
+                ),
             )
 
         return repeated(
@@ -119,6 +126,27 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 f" {self._db!r}. Leave out using(), or near=."
             )
         return self.using(alias)
+
+    def _found_or_created(
+        self,
+        values: dict[str, Any],
+        new: dict[str, Any] | None,
+        run: Callable[[Self], tuple[M, bool]],
+    ) -> tuple[M, bool]:
+        """Call ``run`` with this queryset, limited to the shard of the row to be found or created.
+
+        For ``values`` and ``new``, see :meth:`_on_shard_of_lookup`.
+        """
+        on_shard = self._on_shard_of_lookup(values, new)
+        try:
+            return run(on_shard)
+        except CrossShardRelation:
+            # A row on that shard had the values, but was gone when it was to be read. Another key
+            # may be that of the new row, which was refused before it was written.
+            again = self._on_shard_of_lookup(values, new)
+            if again._db == on_shard._db:
+                raise
+            return run(again)
 
     def _on_shard_of_lookup(self, values: dict[str, Any], new: dict[str, Any] | None) -> Self:
         """Return this queryset limited to the shard of the row that is to be found or created.

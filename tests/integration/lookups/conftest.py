@@ -11,7 +11,11 @@ from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.contrib.lookups import maintenance
 from sharded_orm.contrib.lookups.models import LookupEntry
 from tests.finders.models import Account
+from tests.integration.imports.site import site_fixture
+from tests.integration.lookups.site import Site
 from tests.queries.conftest import ONE, SHARD, TWO
+
+site = site_fixture(Site)
 
 
 @pytest.fixture

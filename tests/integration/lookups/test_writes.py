@@ -262,6 +262,29 @@ def test_an_entry_without_a_row_does_no_harm(accounts: Any) -> None:
     assert differences() == {}
 
 
+@pytest.mark.parametrize("method", ["get_or_create", "update_or_create"])
+def test_a_row_that_is_deleted_before_it_is_got_or_created(accounts: Any, method: str) -> None:
+    """The row was on the shard of another key than that of the new row."""
+    is_gone = False
+
+    def delete_after_look(execute: Any, sql: str, *args: Any) -> Any:
+        nonlocal is_gone
+        result = execute(sql, *args)
+        if not is_gone and sql.startswith("SELECT"):
+            is_gone = True
+            with connections[SHARD[TWO]].cursor() as cursor:
+                cursor.execute("DELETE FROM finders_account WHERE id = 2")
+        return result
+
+    defaults = {"id": 3, "user_id": ONE} if method == "get_or_create" else {"note": "n"}
+    more = {} if method == "get_or_create" else {"create_defaults": {"id": 3, "user_id": ONE}}
+    with connections[SHARD[TWO]].execute_wrapper(delete_after_look):
+        row, created = getattr(Account.objects, method)(email="bob@x", defaults=defaults, **more)
+    assert is_gone and created
+    assert Account.objects.get(email="bob@x") == row
+    assert (row.id, row.user_id) == (3, ONE)
+
+
 def test_raw_sql_is_found_by_the_command(accounts: Any, capsys: Any) -> None:
     with connections[SHARD[ONE]].cursor() as cursor:
         cursor.execute("UPDATE finders_account SET email = 'raw@x' WHERE id = 1")

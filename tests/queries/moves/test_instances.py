@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 import sharded_orm
 from sharded_orm import runtime
 from sharded_orm.exceptions import KeyMoved, ShardKeyChanged
+from sharded_orm.routing import placement_lease
 from tests.photos.models import Album, Comment, Photo, Tag
 from tests.queries.conftest import DATABASES
 from tests.queries.moves.conftest import KEY
@@ -202,3 +206,81 @@ def test_a_row_of_an_automatic_many_to_many_table(move: HandMove) -> None:
     again: Any = Photo.tags.through.objects.get(photo__user_id=KEY)
     again.refresh_from_db()
     assert again.delete()[0] == 1
+
+
+def end_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the clock of the lease go on, until what this process knows of moved keys is too old."""
+    clock = placement_lease.now
+    monkeypatch.setattr(placement_lease, "now", lambda: clock() + 1000)
+
+
+@async_to_sync
+async def _read_in_event_loop(photo: Photo, comments: Any) -> list[Any]:
+    """Querysets are built in the event loop, before and now, and evaluated in another thread."""
+    texts = [[row.text async for row in rows] for rows in (comments, photo.comments.all())]
+    counts = [
+        await photo.tags.acount(),
+        await Comment.objects.filter(photo=photo).acount(),
+        await photo.comments.aupdate(text="seen"),
+    ]
+    await photo.arefresh_from_db()
+    photo.stars = 4
+    await photo.asave()
+    return [*texts, *counts, photo._state.db]
+
+
+@pytest.mark.parametrize("has_lease", [True, False])
+def test_relations_in_an_event_loop(
+    move: HandMove, has_lease: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = Photo.objects.get(user_id=KEY)
+    comments = photo.comments.all()
+    move.whole()
+    if not has_lease:
+        end_lease(monkeypatch)
+    seen = _read_in_event_loop(photo, comments)
+    assert seen == [["c"], ["c"], 0, 1, 1, alias(TARGET)]
+    assert stored(TARGET) == [("p", 4)]
+
+
+@pytest.mark.parametrize("has_lease", [True, False])
+def test_an_instance_without_its_key_in_an_event_loop(
+    move: HandMove, has_lease: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = without_key()
+    move.whole()
+    if not has_lease:
+        end_lease(monkeypatch)
+
+    @async_to_sync
+    async def read() -> list[Comment]:
+        rows = photo.comments.all()
+        return [row async for row in rows]
+
+    with pytest.raises(KeyMoved, match="Load the row again, with a condition on the shard key"):
+        read()
+
+
+def test_queries_that_are_allowed_in_an_event_loop(
+    move: HandMove, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook runs an event loop, and DJANGO_ALLOW_ASYNC_UNSAFE lets it send queries there."""
+    photo, other = Photo.objects.get(user_id=KEY), without_key()
+    move.whole()
+
+    async def work() -> list[str]:
+        end_lease(monkeypatch)
+        texts = [row.text for row in photo.comments.all()]
+        end_lease(monkeypatch)
+        with pytest.raises(KeyMoved):
+            list(other.comments.all())
+        end_lease(monkeypatch)
+        photo.stars = 5
+        photo.save()
+        return texts
+
+    with pytest.raises(SynchronousOnlyOperation):
+        asyncio.run(work())
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    assert asyncio.run(work()) == ["c"]
+    assert stored(TARGET) == [("p", 5)]
