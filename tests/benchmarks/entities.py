@@ -230,10 +230,10 @@ def entity_index(site: Site, rounds: Rounds) -> Iterator[Line]:
         for process in (builder, writer):
             out, err = process.communicate()
             assert process.returncode == 0, err
-    puts: list[tuple[float, float]] = [*map(tuple, json.loads(out))]
+    starts, taken = zip(*json.loads(out), strict=True)
 
     def seconds(first: float, last: float) -> float:
-        return mean(taken for _, taken in puts[bisect(puts, (first,)) : bisect(puts, (last,))])
+        return mean(taken[bisect(starts, first) : bisect(starts, last)])
 
     building = sum(stopped - began for began, stopped, _ in turns)
     yield at_most(
