@@ -4,24 +4,28 @@ Each ``put()`` of an entity also marks it, in the same transaction, so the mark 
 transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
 cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
 
-Any number of cleaners may run. Two cleaners of one shard do no harm. The lease that each takes only
-prevents double work.
+Any number of cleaners may run. Two cleaners of one shard do no harm. A lease only prevents double
+work, so a cleaner takes one only if there is much work.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Q
 from django.utils import timezone
 
 from sharded_orm import runtime, unbound
-from sharded_orm.contrib.entities import index_states
+from sharded_orm.contrib.entities import index_states, late_rows
 from sharded_orm.contrib.entities.clean_report import CleanReport
+from sharded_orm.contrib.entities.index import Index, follows
+from sharded_orm.contrib.entities.index_rows import FOLLOW_TIME, IndexRow
 from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
@@ -33,26 +37,29 @@ from sharded_orm.contrib.entities.stored_entity import (
     stored_entities,
 )
 from sharded_orm.contrib.entities.whole_pass import WholePart, clean_whole, whole_parts
+from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.lease import Lease
 
-#: The cleaner skips entities that were marked less than this number of seconds ago: their writers are
-#: probably still writing the index rows.
-MIN_AGE = 0.2
 #: Seconds until a part of the pass over all entities is tried again, if its shard did not answer.
 RETRY_AFTER = 10.0
+#: The number of marked entities that are read to learn which shards have any.
+LOOK = 100
+#: The largest number of version numbers in one statement. SQLite limits the depth of conditions.
+VERSIONS = 100
 
 
 def clean_marked(
     report: CleanReport,
     *,
     only: DataStore | None = None,
-    min_age: float = MIN_AGE,
+    min_age: float = FOLLOW_TIME,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all stores.
 
-    Costs one query for each shard without marked entities. A shard that does not answer, or on
-    which another cleaner works, is left out.
+    Shards that do not answer are left out, and those where another cleaner works off many marked
+    entities. Costs a query of each node (a database server) for each store, one of each shard with
+    marked entities, and for all these shards together a few statements per shard of an index.
 
     :param only: the only store to clean; None for all stores.
     :param min_age: entities that were marked less than this number of seconds ago are skipped:
@@ -60,16 +67,38 @@ def clean_marked(
     :param stopping: returns True if the cleaner is to stop after its batch.
     """
     for store in list(stores.values()) if only is None else [only]:
-        for shard in runtime.group(store.group).shards():
-            if stopping():
-                return
-            with report.shard(shard.alias):
-                if _marked_rows(store, shard.alias, min_age).exists():
-                    with leased(f"{store.name} {shard.alias}") as lease:
-                        _clean_shard(store, shard.alias, min_age, stopping, lease, report)
+        if stopping():
+            return
+        _clean_store(store, min_age, stopping, report)
 
 
-def _clean_shard(
+def _clean_store(
+    store: DataStore, min_age: float, stopping: Callable[[], bool], report: CleanReport
+) -> None:
+    # Entities of several shards are repaired together: one statement for each shard of an index.
+    entities: dict[str, list[StoredEntity]] = {}
+    ids: set[UUID] = set()
+    for alias in _marked_shards(store, min_age, report):
+        if stopping():
+            break
+        with report.shard(alias):
+            rows = _newest_rows(store, alias, min_age)
+            if len(rows) == BATCH:
+                # Only a shard with many marked entities is leased. A lease costs as much as the repair
+                # of a hundred entities, which takes so little time that cleaners hardly ever meet.
+                with leased(f"{store.name} {alias}") as lease:
+                    _clean_backlog(store, alias, min_age, stopping, lease, report)
+                continue
+            if len(ids) + len(rows) > BATCH:
+                clean_batch(store, entities, report)
+                entities, ids = {}, set()
+            # While a key moves, two shards may have its entities. The second copy stays marked.
+            entities[alias] = [e for e in stored_entities(store, rows, report) if e.id not in ids]
+            ids |= {entity.id for entity in entities[alias]}
+    clean_batch(store, entities, report)
+
+
+def _clean_backlog(
     store: DataStore,
     alias: str,
     min_age: float,
@@ -77,62 +106,76 @@ def _clean_shard(
     lease: Lease,
     report: CleanReport,
 ) -> None:
-    oldest: Any = None
-    same_time: list[int] = []
+    last: tuple[Any, ...] | None = None
     while not stopping():
         lease.check()
-        with unbound():
-            rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
-            if oldest is not None:
-                # "lte" and not "lt": more entities may have been marked at the same moment as the
-                # last one that was read. Entities that were already read are excluded.
-                rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
-            found = list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
-        if not found:
+        rows = _newest_rows(store, alias, min_age, last)
+        clean_batch(store, {alias: stored_entities(store, rows, report)}, report)
+        if len(rows) < BATCH:
             return
-        if found[-1][-1] != oldest:
-            oldest, same_time = found[-1][-1], []
-        same_time += [row[0] for row in found if row[-1] == oldest]
-        clean_batch(store, alias, stored_entities(store, found, report), report)
+        last = (rows[-1][-1], rows[-1][0])
 
 
 def clean_batch(
-    store: DataStore, alias: str, entities: Sequence[StoredEntity], report: CleanReport
+    store: DataStore, entities: Mapping[str, Sequence[StoredEntity]], report: CleanReport
 ) -> None:
-    """Repair the index rows of marked ``entities``, then remove the marks."""
+    """Repair the index rows of marked ``entities``, then remove the marks.
+
+    :param entities: lists of entities, by the alias of their shard.
+    """
+    of_all_shards = [*chain.from_iterable(entities.values())]
+    if not of_all_shards:
+        return
     failed: set[UUID] = set()
+    written: dict[UUID, list[tuple[Index, IndexRow]]] = defaultdict(list)
     for index in store.indexes:
         if not index_states.is_written(index):
             continue
-        settlement = compare(index, entities)
+        settlement = compare(index, of_all_shards)
         settle(index, settlement)
-        report.written += sum(map(len, settlement.missing.values()))
+        for row in chain.from_iterable(settlement.missing.values()):
+            written[row.entity_id].append((index, row))
+            report.written += 1
         report.removed += sum(map(len, settlement.left_over.values()))
         failed |= {*settlement.failures}
         for entity_id, exc in settlement.failures.items():
             report.add_problem(f"entity {entity_id}, index {index.label}: {exc}")
-    settled = [entity for entity in entities if entity.id not in failed]
-    take_off_marks(store, alias, settled)
-    report.settled += len(settled)
     report.failed += len(failed)
+    for alias, of_shard in entities.items():
+        with report.shard(alias):
+            settled = [entity for entity in of_shard if entity.id not in failed]
+            for entity_id in take_off_marks(store, alias, settled):
+                if entity_id in written:
+                    late_rows.mark(written[entity_id])
+            report.settled += len(settled)
 
 
-def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> None:
-    """Remove the marks of ``entities``, unless they have changed meanwhile.
+def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> list[UUID]:
+    """Remove the marks of ``entities``, unless they have changed meanwhile. Return the ids of those.
 
     A deleted entity has no index rows any more, so its row in the table of entities is deleted too.
-    Costs one statement for each version number among the entities.
+    Costs one statement, and one more if there are deleted or changed entities or many version numbers.
     """
-    by_version: dict[tuple[bool, int], list[int]] = defaultdict(list)
-    for entity in entities:
-        by_version[entity.is_deleted, entity.version].append(entity.pk)
-    for (is_deleted, version), pks in sorted(by_version.items()):
-        with unbound():
-            rows = rows_of(store, alias).filter(pk__in=sorted(pks), version=version)
-            if is_deleted:
-                rows.delete()
-            else:
-                rows.update(marked_at=None, pending=None)
+    changed: list[UUID] = []
+    for is_deleted in (False, True):
+        pks: dict[int, list[int]] = defaultdict(list)
+        for entity in entities:
+            if entity.is_deleted == is_deleted:
+                pks[entity.version].append(entity.pk)
+        for versions in batched(pks, VERSIONS):
+            unchanged = Q()
+            for version in versions:
+                unchanged |= Q(pk__in=pks[version], version=version)
+            with unbound():
+                rows = rows_of(store, alias)
+                if is_deleted:
+                    rows.filter(unchanged).delete()
+                    continue
+                known = [pk for version in versions for pk in pks[version]]
+                if rows.filter(unchanged).update(marked_at=None, pending=None) < len(known):
+                    others = rows.filter(pk__in=known).exclude(unchanged)
+                    changed += others.values_list("id", flat=True)
+    return changed
 
 
 def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
@@ -145,15 +188,50 @@ def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
     clean_marked(report, min_age=0, stopping=stopping)
 
 
-def _marked_rows(store: DataStore, alias: str, min_age: float) -> Any:
+def _marked_shards(store: DataStore, min_age: float, report: CleanReport) -> list[str]:
+    """Return the aliases of shards that may have marked entities, the newest first.
+
+    One query of each node (a database server).
+    """
+    newest: list[Any] = []
+    with report.shard(store.group), unbound():
+        manager: Any = store.model._default_manager
+        rows = _marked(manager.scatter(partial=True), min_age).order_by("-marked_at")
+        rows = rows.only("added_id")[:LOOK]
+        newest = list(rows)
+        for alias, exc in rows.failed_shards.items():
+            report.add_problem(f"{alias}: {exc}")
+    aliases = dict.fromkeys(str(row._state.db) for row in newest)
+    if len(newest) == LOOK:
+        # Shards without one of the newest marks may have older ones.
+        aliases |= dict.fromkeys(shard.alias for shard in runtime.group(store.group).shards())
+    return list(aliases)
+
+
+def _newest_rows(
+    store: DataStore, alias: str, min_age: float, last: tuple[Any, ...] | None = None
+) -> list[tuple[Any, ...]]:
+    """Return the rows of marked entities on a shard, the newest first.
+
+    :param last: the mark and the primary key of the last row that was read before.
+    :returns: values of the columns in :func:`columns_of`, and the mark.
+    """
     with unbound():
-        rows = rows_of(store, alias).filter(marked_at__isnull=False)
-        if min_age:
-            # The clock of a writer may be ahead. So entities that seem to be marked in the future
-            # are cleaned as well, and not left to their writers.
-            now, age = timezone.now(), timedelta(seconds=min_age)
-            rows = rows.exclude(marked_at__range=(now - age, now + age))
-        return rows
+        rows = _marked(rows_of(store, alias), min_age).order_by("-marked_at", "-added_id")
+        if last is not None:
+            rows = rows.filter(follows(("marked_at", "added_id"), (True, True), last))
+        return list(rows.values_list(*columns_of(store), "marked_at")[:BATCH])
+
+
+def _marked(rows: Any, min_age: float) -> Any:
+    """Return a query of those ``rows`` that are marked, and not left to their writers."""
+    rows = rows.filter(marked_at__isnull=False)
+    if min_age:
+        # The clock of a writer may be ahead. So entities that seem to be marked in the future
+        # are cleaned as well, and not left to their writers.
+        now, age = timezone.now(), timedelta(seconds=min_age)
+        rows = rows.exclude(marked_at__range=(now - age, now + age))
+    return rows
 
 
 class ContinuousCleaner:
@@ -187,13 +265,15 @@ class ContinuousCleaner:
     def round(self) -> CleanReport:
         """Clean marked entities, then continue the pass over all entities until the interval is over.
 
+        The pass makes a step even if the interval is over already, so that it ends some time.
+
         :returns: the work that was done since the last call.
         """
         until = time.monotonic() + self._interval
         clean_marked(self._report, stopping=self._stopping)
         if self._whole is None and (parts := self._due_parts()):
             self._whole = clean_whole(parts, self._report, self._stopping)
-        while self._whole is not None and not self._stopping() and time.monotonic() < until:
+        while self._whole is not None and not self._stopping():
             try:
                 next(self._whole)
             except StopIteration as end:
@@ -201,6 +281,8 @@ class ContinuousCleaner:
                 self._next_retry = time.monotonic() + self._retry_after
                 if self._is_whole:
                     self._next_whole = time.monotonic() + self._whole_every
+            if time.monotonic() >= until:
+                break
         return self._report.take()
 
     def _due_parts(self) -> list[WholePart]:

@@ -190,13 +190,19 @@ class Index:
         index_states.require_served(self)
         entities: list[Entity] = []
         damaged: list[EntityDamaged] = []
+        # An entity that is changed between two queries of the index may have rows in both results, and
+        # each row matches it at its time.
+        ids: set[Any] = set()
         for row, state in self._states(equal, position, limit):
             if len(entities) == limit:
                 return EntityPage(entities, self._cursor(len(equal), position), damaged)
             position = row
+            if state is None or row[-1] in ids:
+                continue
+            ids.add(row[-1])
             if isinstance(state, EntityDamaged):
                 damaged.append(state)
-            elif state is not None:
+            else:
                 entities.append(state)
         return EntityPage(entities, None, damaged)
 

@@ -8,20 +8,30 @@ cleaner that has read an old state of the entity cannot remove a row that a late
 from __future__ import annotations
 
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import IntegrityError, router
+from django.db.models import Q
 
 from sharded_orm import runtime, unbound
+from sharded_orm.contrib.entities import late_rows
 from sharded_orm.models.sharding.options import required_options
+from sharded_orm.operations.relations import batched
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
 
 logger = logging.getLogger("sharded_orm.entities")
+
+#: The number of seconds that a writer has to write index rows. So long, cleaners leave them to it.
+FOLLOW_TIME = 0.2
+#: The largest number of rows that one statement changes or removes.
+ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -38,12 +48,17 @@ class IndexRow:
     version: int
 
 
-def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
+def follow(rows: Sequence[tuple[Index, IndexRow]], marked_at: float) -> None:
     """Write the index rows of an entity that was committed.
 
     If a row cannot be written, the cleaner writes it later, because the entity is marked. This may
     also be called although the entity's write was rolled back, to a savepoint that was made by hand.
     The rows are then stale. This does no harm: reads skip stale rows, and the cleaner removes them.
+
+    :param rows: pairs of an index and the entity's row in it, at least one.
+    :param marked_at: the time when the entity was marked, by ``time.monotonic()``. If this is more than
+        :data:`FOLLOW_TIME` seconds ago, the entity is marked again, because a cleaner may have
+        repaired its index rows meanwhile.
     """
     for index, row in rows:
         try:
@@ -54,6 +69,16 @@ def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
                 "the row of entity %s in index %s is left to the cleaner: %s",
                 row.entity_id,
                 index.label,
+                exc,
+                exc_info=True,
+            )
+    if time.monotonic() - marked_at > FOLLOW_TIME:
+        try:
+            late_rows.mark(rows)
+        except Exception as exc:  # as above
+            logger.warning(
+                "stale index rows of entity %s may stay for long: %s",
+                rows[0][1].entity_id,
                 exc,
                 exc_info=True,
             )
@@ -84,6 +109,50 @@ def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, up_to: int
     with unbound():
         rows = same_rows(index, values, entity_id).filter(version__lte=up_to)
         return int(rows.delete()[0])
+
+
+def remove_rows(index: Index, rows: Iterable[IndexRow]) -> int:
+    """Remove ``rows``, except those whose version is higher by now. Return the number of removed rows.
+
+    Costs one statement for 100 rows.
+
+    :param rows: all on one shard.
+    """
+    removed = 0
+    for batch in batched(rows, ROWS):
+        with unbound():
+            removed += _any_of(index, batch, has_version=True).delete()[0]
+    return removed
+
+
+def raise_versions(index: Index, rows: Sequence[IndexRow]) -> bool:
+    """Raise the versions of ``rows`` to those of their entities. Return whether all were lower.
+
+    Costs one statement for 100 rows of the same version.
+
+    :param rows: all on one shard.
+    """
+    raised = 0
+    rows_by_version: dict[int, list[IndexRow]] = defaultdict(list)
+    for row in rows:
+        rows_by_version[row.version].append(row)
+    for version, same in rows_by_version.items():
+        for batch in batched(same, ROWS):
+            with unbound():
+                lower = _any_of(index, batch).filter(version__lt=version)
+                raised += lower.update(version=version)
+    return raised == len(rows)
+
+
+def _any_of(index: Index, rows: Iterable[IndexRow], *, has_version: bool = False) -> Any:
+    """Return a query of ``rows``; if ``has_version``, only of those with no higher version."""
+    condition = Q()
+    for row in rows:
+        columns: dict[str, Any] = dict(zip(index.names, row.values, strict=True))
+        if has_version:
+            columns["version__lte"] = row.version
+        condition |= Q(**columns, entity_id=row.entity_id)
+    return index.model._default_manager.filter(condition)
 
 
 def same_rows(index: Index, values: tuple[Any, ...], entity_id: UUID | None = None) -> Any:
@@ -125,45 +194,43 @@ def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dic
         aliases: dict[Any, str] = {}
         unplaced: dict[Any, Exception] = {}
         for key in keys:
-            placed, refused = aliases_of(index, [key])
-            aliases |= placed
+            alias, refused = aliases_of(index, [key])
+            aliases |= alias
             unplaced |= refused
         return aliases, unplaced
     group = runtime.group(options.group)
-    return {
-        key: runtime.shard_in(group, numbers[value]).alias for key, value in prepared.items()
-    }, {}
+    placed = {number: runtime.shard_in(group, number).alias for number in {*numbers.values()}}
+    return {key: placed[numbers[value]] for key, value in prepared.items()}, {}
 
 
 def rows_on(
-    index: Index, alias: str, keys: Sequence[Any], entity_ids: Sequence[UUID]
+    index: Index, alias: str, keys: Collection[Any], entity_ids: Sequence[UUID]
 ) -> list[IndexRow]:
     """Return the index rows of these entities on one shard. One query.
 
     :param keys: only rows with one of these shard keys are returned.
     """
     manager: Any = index.model._default_manager
-    condition = {f"{index.shard_on}__in": keys, "entity_id__in": entity_ids}
+    at = index.names.index(index.shard_on)
     with unbound():
-        return rows_from(index, manager.using(alias).filter(**condition).order_by())
+        rows = rows_from(index, manager.using(alias).filter(entity_id__in=entity_ids).order_by())
+    # The keys are no condition of the query: MariaDB would consider every pair of a key and an id.
+    return [row for row in rows if row.values[at] in keys]
 
 
 def rows_from(index: Index, rows: Any) -> list[IndexRow]:
     """Return the index rows that a query of ``index`` selects. One query."""
-    names = (*index.names, "entity_id", index.store.key_name_in_indexes, "version")
-    return [IndexRow(row[:-3], *row[-3:]) for row in rows.values_list(*names)]
+    names = (*index.names, "version", "entity_id")
+    if index.store.shard_on is None:
+        # The id is the shard key of the entity. It is read once, because converting it takes long.
+        return [IndexRow(row[:-2], row[-1], row[-1], row[-2]) for row in rows.values_list(*names)]
+    names = (*names, index.store.shard_on)
+    return [IndexRow(row[:-3], row[-2], row[-1], row[-3]) for row in rows.values_list(*names)]
 
 
 def remove_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> int:
-    """Remove ``rows``, which are on one shard, whatever their versions are. One statement."""
+    """Remove all rows of the entities in ``rows`` on a shard, whatever their versions are. One statement."""
     manager: Any = index.model._default_manager
     with unbound():
-        same = manager.using(alias).filter(
-            **{
-                f"{index.shard_on}__in": {
-                    row.values[index.names.index(index.shard_on)] for row in rows
-                },
-                "entity_id__in": {row.entity_id for row in rows},
-            }
-        )
+        same = manager.using(alias).filter(entity_id__in={row.entity_id for row in rows})
         return int(same.delete()[0])

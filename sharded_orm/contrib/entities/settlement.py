@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -81,33 +81,40 @@ def settle(index: Index, settlement: Settlement) -> None:
 
     If a shard does not answer, the others are still repaired.
     """
-    for alias, rows in settlement.missing.items():
+    for rows in settlement.missing.values():
         if index.unique:
             _each(rows, settlement, partial(reservations.reserve, index))
-        elif not _insert_all(index, alias, rows):
+        elif not _succeeds(partial(_insert_all, index, rows)):
             _each(rows, settlement, partial(index_rows.insert, index))
     for rows in settlement.at_risk.values():
-        _each(rows, settlement, partial(index_rows.insert, index))
+        if not _succeeds(partial(index_rows.raise_versions, index, rows)):
+            _each(rows, settlement, partial(index_rows.insert, index))
     for rows in settlement.left_over.values():
-        _each(
-            rows,
-            settlement,
-            lambda row: index_rows.remove(index, row.values, row.entity_id, up_to=row.version),
-        )
-
-
-def _insert_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> bool:
-    """Insert those of ``rows`` that the shard lacks, in one statement. Return whether that succeeded."""
-    manager: Any = index.model._default_manager
-    try:
-        with unbound():
-            manager.using(alias).bulk_create(
-                [index_rows.instance_of(index, row) for row in rows], ignore_conflicts=True
+        if not _succeeds(partial(index_rows.remove_rows, index, rows)):
+            _each(
+                rows,
+                settlement,
+                lambda row: index_rows.remove(index, row.values, row.entity_id, up_to=row.version),
             )
+
+
+def _succeeds(work: Callable[[], Any]) -> bool:
+    """Whether ``work``, on many rows, raises no error and does not return False.
+
+    If it fails, the caller does the work row by row, which shows which row has the error.
+    """
+    try:
+        return work() is not False
     except Exception:
-        # The caller then inserts the rows one by one, which shows which row has the error.
         return False
-    return True
+
+
+def _insert_all(index: Index, rows: Sequence[IndexRow]) -> None:
+    """Insert those of ``rows`` that their shard lacks, in one statement. All rows are on one shard."""
+    with unbound():
+        index.model._default_manager.bulk_create(
+            [index_rows.instance_of(index, row) for row in rows], ignore_conflicts=True
+        )
 
 
 def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
@@ -143,9 +150,9 @@ def _present(
     :param keys: values of the property ``shard_on``, each with the entities that may have such rows.
     """
     present: dict[UUID, list[IndexRow]] = defaultdict(list)
-    keys_by_alias: dict[str, list[Any]] = defaultdict(list)
+    keys_by_alias: dict[str, set[Any]] = defaultdict(set)
     for key, alias in aliases.items():
-        keys_by_alias[alias].append(key)
+        keys_by_alias[alias].add(key)
     for alias, there in keys_by_alias.items():
         ids = list({entity_id for key in there for entity_id in keys[key]})
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -250,7 +251,8 @@ class DataStore:
             unique index, and is not committed together with the entity.
 
         Costs one statement for the entity, and for each index whose properties have changed one
-        more, or two if the entity was stored before. A unique index costs two more. If an error is
+        more, or two if the entity was stored before. A unique index costs two more. If this takes
+        longer than 0.2 seconds, two statements are added. If an error is
         raised, nothing is written. If the caller's transaction is rolled back later, ``entity``
         still counts as stored: read it again.
         """
@@ -264,7 +266,7 @@ class DataStore:
         for index in changed if entity.version else ():
             pending.add(index, index.values_of(entity._stored))
         version = entity.version + 1
-        now = timezone.now()
+        now, marked_at = timezone.now(), time.monotonic()
         unique_rows = [
             (index, IndexRow(values, entity.id, key, version))
             for index in changed
@@ -296,7 +298,7 @@ class DataStore:
         entity.version, entity.updated = version, now
         entity._stored, entity._pending = stored, pending.text
         if rows:
-            transaction.on_commit(partial(index_rows.follow, rows), using=alias)
+            transaction.on_commit(partial(index_rows.follow, rows, marked_at), using=alias)
         return entity
 
     def _changed_indexes(self, entity: Entity, stored: Mapping[str, Any]) -> list[Index]:

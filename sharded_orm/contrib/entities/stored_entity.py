@@ -45,7 +45,8 @@ def rows_of(store: DataStore, alias: str) -> Any:
 
 def columns_of(store: DataStore) -> tuple[str, ...]:
     """Return the names of the columns that :func:`stored_entities` needs."""
-    return ("added_id", "id", "version", "body", "pending", store.key_name)
+    key = () if store.shard_on is None else (store.shard_on,)
+    return ("added_id", "id", "version", "body", "pending", *key)
 
 
 def stored_entities(
@@ -56,7 +57,8 @@ def stored_entities(
     :param rows: values of the columns in :func:`columns_of`, perhaps followed by others.
     """
     entities = []
-    for pk, entity_id, version, body, pending, key, *_ in rows:
+    for pk, entity_id, version, body, pending, *more in rows:
+        key = entity_id if store.shard_on is None else more[0]
         stored = {}
         if body:
             try:

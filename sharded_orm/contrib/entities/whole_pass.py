@@ -155,13 +155,12 @@ def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]
     """
     for rows in index_row_batches(index, alias):
         report.compared += len(rows)
-        removed = 0
-        for row in stale_rows(index, rows):
-            if index.unique:
-                removed += reservations.take_away(index, row)
-            else:
-                # The row is kept if a later version of the entity has written it again, because its
-                # version is then above ``up_to``.
-                removed += index_rows.remove(index, row.values, row.entity_id, up_to=row.version)
+        stale = stale_rows(index, rows)
+        if index.unique:
+            removed = sum(reservations.take_away(index, row) for row in stale)
+        else:
+            # A row is kept if a later version of the entity has written it again, because its version
+            # is then higher.
+            removed = index_rows.remove_rows(index, stale)
         report.removed += removed
         yield removed

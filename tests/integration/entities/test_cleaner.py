@@ -35,7 +35,7 @@ CLEANER_DIES = [
     "sharded_orm.operations.runs.journal.take_lease:1",
     f"{_IN}.cleaner.compare:1",
     f"{_IN}.settlement._insert_all:1",
-    f"{_IN}.index_rows.remove:1",
+    f"{_IN}.index_rows.remove_rows:1",
     f"{_IN}.cleaner.clean_batch:1",
     f"{_IN}.cleaner.take_off_marks:1",
     f"{_IN}.whole_pass.remove_stale:1",
@@ -68,7 +68,7 @@ def test_a_cleaner_goes_on_after_a_killed_one(site: Site, moment: str) -> None:
 #: Nobody writes index rows after the commit, as if each writer died there.
 UNFOLLOWED = """
 from sharded_orm.contrib.entities import index_rows
-index_rows.follow = lambda rows: None
+index_rows.follow = lambda *ignored: None
 """
 
 
@@ -90,6 +90,38 @@ print(by_user.get_all(user_id=3).entities, by_user.get_all(user_id=4).entities)
     status = json.loads(site.manage("entities", "status", "--json").out)
     assert [(s["name"], s["backlog"]) for s in status["stores"]] == [("feed", 0), ("posts", 0)]
     assert {i["stale"] for i in status["indexes"]} == {0}
+
+
+def test_marked_entities_of_all_shards_are_repaired_together(site: Site) -> None:
+    """A shard of theirs that is down keeps the others from nothing."""
+    out = site.run(
+        UNFOLLOWED
+        + """
+from sharded_orm.contrib.entities import cleaner, settlement
+def clean():
+    report = cleaner.CleanReport()
+    cleaner.clean_marked(report, min_age=0)
+    print(report.settled, len(inserts), len(report.problems))
+def rename(old, new):
+    with connections["accounts_00001"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
+inserts, insert_all = [], settlement._insert_all
+def counted(*arguments):
+    inserts.append(1)
+    insert_all(*arguments)
+settlement._insert_all = counted
+for shard in range(4):
+    for id in [id for id in map(lambda n: uuid.UUID(int=n), range(99)) if runtime.locate("accounts", id).number == shard][:3]:
+        feed.put(Entity(user_id=1, id=id))
+table = feed.model._meta.db_table
+rename(table, "away")
+clean()
+rename("away", table)
+clean()
+print(differences(), marks())
+"""
+    )
+    assert out.splitlines() == ["9 1 1", "3 2 0", "[] 0"]
 
 
 def test_the_whole_pass_goes_on_soon_after_an_outage(site: Site) -> None:
@@ -162,11 +194,11 @@ print(report.settled + report.failed, titles(by_user.get_all(user_id=1)))
 #: As published: the cleaner looks only at what is newer than anything that it has seen.
 _TRUSTS_UPDATED = """
 from sharded_orm.contrib.entities import cleaner
-newest, marked_rows = [], cleaner._marked_rows
-def newer_rows(store, alias, min_age):
-    rows = marked_rows(store, alias, min_age)
+newest, marked = [], cleaner._marked
+def newer(rows, min_age):
+    rows = marked(rows, min_age)
     return rows.filter(updated__gt=max(newest)) if newest else rows
-cleaner._marked_rows = newer_rows
+cleaner._marked = newer
 """
 
 
@@ -205,3 +237,43 @@ print(len(by_user.get_all(user_id=5)), titles(by_user.get_all(user_id=2)))
 """
     )
     assert out == f"1 {found}"
+
+
+#: Changes the entity that was put, and cleans it, when the process is about to write its index row.
+_LATE = """
+from sharded_orm.contrib.entities import cleaner, index_rows
+index_rows.FOLLOW_TIME = 0
+def clean():
+    cleaner.clean_marked(cleaner.CleanReport(), min_age=0)
+def late(module, name):
+    in_time = getattr(module, name)
+    def write_late(*arguments):
+        setattr(module, name, in_time)
+        ((id,),) = feed.model.objects.scatter().values_list("id")
+        with feed.edit(id) as e:
+            e["user_id"] = 2
+        clean()
+        in_time(*arguments)
+    setattr(module, name, write_late)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        'late(index_rows, "insert")\nfeed.put(Entity(user_id=1))',
+        UNFOLLOWED + 'feed.put(Entity(user_id=1))\nlate(cleaner, "settle")\nclean()',
+    ],
+    ids=["writer", "cleaner"],
+)
+def test_an_index_row_that_was_written_late_is_removed_soon(site: Site, program: str) -> None:
+    """The entity has another version by then, whose mark was removed."""
+    out = site.run(
+        f"{_LATE}{program}"
+        """
+stale = len(differences())
+clean()
+print(stale, differences(), marks())
+"""
+    )
+    assert out == "1 [] 0"

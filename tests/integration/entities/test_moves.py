@@ -44,7 +44,7 @@ from django.db import OperationalError
 from sharded_orm.contrib.entities import index_rows
 from sharded_orm.exceptions import KeyMoved, ShardMoved
 if {silent}:
-    index_rows.follow = lambda rows: None
+    index_rows.follow = lambda *ignored: None
 random.seed({seed})
 moved, puts, own = 0, 0, {{}}
 def store_of(id):

@@ -47,9 +47,9 @@ class CleanEntities(Action):
         parser.add_argument(
             "--interval",
             type=float,
-            default=0.5,
+            default=0.25,
             metavar="SECONDS",
-            help="Time between two looks for marked entities. Default: half a second.",
+            help="Time between two looks for marked entities. Default: a quarter of a second.",
         )
         parser.add_argument(
             "--whole-every",
