@@ -18,7 +18,6 @@ from sharded_orm.contrib.objects.exceptions import (
 )
 from sharded_orm.contrib.objects.page import Cursor, Page
 from sharded_orm.models import ShardedManager, ShardedQuerySet
-from sharded_orm.models.cached.cached_model import declares_cache
 from sharded_orm.models.sharding.options import describe
 from sharded_orm.models.sharding.type_variables import M
 
@@ -148,13 +147,9 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         column = self.model._sides.far_column
 
         def query_database() -> list[int]:
-            entries = self._after(near, cursor, newest_first)
-            if declares_cache(self.model):
-                pairs = entries.uncached().values_list("sequence", column)[:count]
-            else:
-                # The whole entries are read by a plan (SQL that is compiled once), which is faster.
-                pairs = [(entry.sequence, getattr(entry, column)) for entry in entries[:count]]
-            return [number for pair in pairs for number in pair]
+            # Whole entries are read, because they are read by a plan (SQL that is compiled once).
+            entries = self._after(near, cursor, newest_first)[:count]
+            return [n for entry in entries for n in (entry.sequence, getattr(entry, column))]
 
         text = f"entries after {cursor}, {count}, {newest_first}"
         numbers = iter(self.get_queryset().numbers_of_key(near, text, query_database))
@@ -163,7 +158,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
     def _after(self, near: int, cursor: Cursor | None, newest_first: bool) -> Any:
         sides = self.model._sides
         column = sides.far_column
-        entries, sign, than = self.filter(**{sides.near_column: near}), "", "gt"
+        entries, sign, than = self.uncached().filter(**{sides.near_column: near}), "", "gt"
         if newest_first:
             sign, than = "-", "lt"
         if cursor is not None:

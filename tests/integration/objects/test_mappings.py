@@ -269,6 +269,23 @@ def test_pages_of_one_request_see_its_writes_and_conditions_of_managers(later: L
             Follows.objects.remove(ada, users[4])
 
 
+@pytest.mark.every_backend
+def test_uncached_lists_of_a_cached_mapping_are_read_by_a_plan() -> None:
+    users = [on(User, n, name=str(n)) for n in range(4)]
+    ada = users[0]
+    for sequence, user in enumerate(users[1:]):
+        Follows.objects.add(ada, user, sequence)
+
+    def newest() -> Any:
+        return Follows.objects.uncached().filter(source_id=ada.pk).order_by("-sequence")[:2]
+
+    for last in range(1, 4):
+        assert [entry.target_id for entry in newest()] == [users[3].pk, users[2].pk]
+        before = Follows.objects.filter(source_id=ada.pk, sequence__lt=last).uncached()
+        assert [entry.sequence for entry in before.order_by("sequence")] == list(range(last))
+    assert newest()._recording.shape.plans["rows"] is not None
+
+
 @isolate_apps("tests.pinboards")
 def test_a_mapping_with_a_meta_of_its_own_has_the_index_of_its_pages() -> None:
     class AbstractPins(Mapping):
