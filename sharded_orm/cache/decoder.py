@@ -43,13 +43,25 @@ class EntryDecoder:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
 
-    def row(self, request: ObjectRequest, entry: FoundEntry, stamp: str) -> Row | None:
-        """Return the row of an object; None if the object is unusable. See :meth:`rows`."""
-        seen = request.format.decoded.known.get(entry.value)
-        if seen is not None and seen[0] == stamp and seen[1] == request.name:
-            return seen[2]
+    def row(
+        self,
+        request: ObjectRequest,
+        entry: FoundEntry,
+        stamp: str,
+        guards: tuple[bytes | None, ...],
+    ) -> Row | None:
+        """Return the row of an object; None if the object is unusable. See :meth:`rows`.
+
+        :param guards: the bytes of the object's guards if none of them says that a write is under
+            way. With the same guards and the same entry, the next read need not decide again.
+            Otherwise empty.
+        """
         rows = self.rows(request, (request.name,), (entry,), stamp)
-        return None if rows is None else rows[0]
+        if rows is None:
+            return None
+        if guards and entry.value is not None:
+            request.format.decoded.note(request.name, entry.value, stamp, rows[0], guards)
+        return rows[0]
 
     def rows(
         self,
@@ -74,9 +86,9 @@ class EntryDecoder:
         rows: list[Row | None] = []
         unread = []
         for index, (name, entry) in enumerate(zip(names, entries, strict=True)):
-            seen = known.get(entry.value)
-            if seen is not None and seen[0] == stamp and seen[1] == name:
-                rows.append(seen[2])
+            seen = known.get(name)
+            if seen is not None and seen.value == entry.value and seen.stamp == stamp:
+                rows.append(seen.row)
             else:
                 rows.append(None)
                 unread.append(index)
@@ -92,7 +104,7 @@ class EntryDecoder:
         for index, entry, name, row in zip(unread, new_entries, new_names, new_rows, strict=True):
             rows[index] = row
             if entry.value is not None:
-                decoded.note(entry.value, stamp, name, row)
+                decoded.note(name, entry.value, stamp, row)
         return cast("list[Row]", rows)
 
     def _unpacked(
@@ -130,6 +142,9 @@ class EntryDecoder:
         if request.scalar:
             if len(items) == 1 and type(items[0]) is int:
                 return Listed(revision, (), (), items[0])
+        elif request.numbers:
+            if all(type(item) is int for item in items):
+                return Listed(revision, (), (), tuple(items))
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
             # Check strictly that each item has the form of a primary key: the items become parts
             # of entry names, and anybody may have written the list.

@@ -143,9 +143,10 @@ class Filler:
         server = self._cache.lists(scope.place)
         name = scope.list_name(request.query, state.revision)
         fingerprint = request.format.fingerprint
-        if request.scalar:
+        if request.scalar or request.numbers:
             listed = Listed(state.revision, (), (), request.value)
-            value = values.pack_list(name, fingerprint, [request.value])
+            numbers = request.value if isinstance(request.value, tuple) else (request.value,)
+            value = values.pack_list(name, fingerprint, numbers)
         else:
             if len(pks) != len(rows):
                 return

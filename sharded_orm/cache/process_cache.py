@@ -12,30 +12,37 @@ the same packet as the guards, because its name is known already. A remembered r
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from sharded_orm.cache.values import Row
 
 # The largest number of rows in a list that is remembered.
 _LONGEST_LIST = 100
+# The largest number of numbers in a result that is remembered.
+_MOST_NUMBERS = 500
 
 
 class Listed:
-    """The result of a query as the cache stores it: the primary keys of a list, or one number.
+    """The result of a query as the cache stores it: the primary keys of a list, or numbers.
 
     :param revision: the digest that the guards (entries that say whether others are valid) had when
         the result was stored.
     :param pks: tokens (the form in names of entries) of the rows' primary keys, in the order of the
         list; empty for a number.
     :param names: the names of the rows' objects in the cache, in the same order.
-    :param value: the number, for ``count()`` and ``exists()``; None for a list.
+    :param value: the number, for ``count()`` and ``exists()``; several numbers, if that is the
+        result; None for a list.
     """
 
     __slots__ = ("names", "pks", "revision", "value")
 
     def __init__(
-        self, revision: str, pks: tuple[str, ...], names: tuple[str, ...], value: int | None
+        self,
+        revision: str,
+        pks: tuple[str, ...],
+        names: tuple[str, ...],
+        value: int | tuple[int, ...] | None,
     ) -> None:
         self.revision = revision
         self.pks = pks
@@ -64,7 +71,8 @@ class ProcessCache:
         return self._revisions.get(guard)
 
     def note(self, guard: str, query: str, listed: Listed) -> None:
-        if len(listed.pks) <= _LONGEST_LIST:
+        numbers = listed.value if isinstance(listed.value, tuple) else ()
+        if len(listed.pks) <= _LONGEST_LIST and len(numbers) <= _MOST_NUMBERS:
             with self._lock:
                 _put(self._lists, (guard, query), listed, self._limit)
 
@@ -81,8 +89,24 @@ def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
     memory[key] = value
 
 
+class DecodedRow(NamedTuple):
+    """The row of an entry as it was read last, and what its validity depends on.
+
+    :param value: the bytes of the entry.
+    :param stamp: the stamp (the generations of the guards) that the entry carries.
+    :param guards: the bytes of the guards with which the row was found to be valid while no write
+        was under way; empty if they were not remembered. Whether a row is valid depends only on
+        these bytes and on ``value``. So with the same bytes, it is valid again.
+    """
+
+    value: bytes
+    stamp: str
+    row: Row
+    guards: tuple[bytes | None, ...] = ()
+
+
 class Decoded:
-    """The decoded rows of entries that were read before, keyed by the entries' bytes. Thread-safe.
+    """The decoded rows of entries that were read before, keyed by the entries' names. Thread-safe.
 
     The rows are kept, because decoding an entry takes longer than fetching it. A kept row is used
     only for an entry with the same bytes, name and stamp (the generations of the guards), so it is
@@ -91,25 +115,38 @@ class Decoded:
 
     #: The most bytes of entries that all instances of this class in a process remember together.
     #: If there are more, all instances are emptied.
-    LIMIT = 4 << 20
+    LIMIT = 8 << 20
     #: The largest size in bytes of an entry that is remembered.
     LONGEST = 1 << 14
+    #: The largest size in bytes of the guards that are remembered with an entry.
+    LONGEST_GUARDS = 1 << 10
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()
     _total: ClassVar[int] = 0
 
     def __init__(self) -> None:
-        self.known: dict[bytes | None, tuple[str, str, Row]] = {}
+        self.known: dict[str, DecodedRow] = {}
         self._all.add(self)
 
-    def note(self, raw: bytes, stamp: str, name: str, row: Row) -> None:
-        if len(raw) > self.LONGEST:
+    def note(
+        self, name: str, value: bytes, stamp: str, row: Row, guards: tuple[bytes | None, ...] = ()
+    ) -> None:
+        """Remember the row of the entry ``name``. For the other parameters see :class:`DecodedRow`."""
+        if len(value) > self.LONGEST:
             return
+        if sum(len(raw or b"") for raw in guards) > self.LONGEST_GUARDS:
+            guards = ()
+        kept = DecodedRow(value, stamp, row, guards)
+        former = self.known.get(name)
         # No lock is used. So threads may lose each other's additions to _total. This does no harm,
         # because LIMIT need not be kept exactly.
-        Decoded._total += len(raw)
+        Decoded._total += _size(kept) - (0 if former is None else _size(former))
         if Decoded._total > self.LIMIT:
             for decoded in list(self._all):
                 decoded.known = {}
-            Decoded._total = len(raw)
-        self.known[raw] = (stamp, name, row)
+            Decoded._total = _size(kept)
+        self.known[name] = kept
+
+
+def _size(kept: DecodedRow) -> int:
+    return len(kept.value) + sum(len(raw or b"") for raw in kept.guards)

@@ -29,14 +29,13 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from sharded_orm.cache import guards
-from sharded_orm.cache.batching import Reply, Steps, drive, read_leased, read_unleased
+from sharded_orm.cache.batching import Steps, drive, read_leased, read_unleased
 from sharded_orm.cache.decoder import EntryDecoder
 from sharded_orm.cache.filler import CacheServers, Filler, forbid_fill
 from sharded_orm.cache.guards import BrokenGuard
 from sharded_orm.cache.process_cache import ProcessCache
 from sharded_orm.cache.repair import Repairer
 from sharded_orm.cache.requests import (
-    BYPASS,
     HIT,
     MISS,
     CacheRequest,
@@ -75,49 +74,43 @@ class Reader:
             leases are taken, and nothing can be stored for the requests.
         """
         exchange = read_leased if to_fill else read_unleased
-        if not any(isinstance(request, ListRequest) for request in requests):
-            self._objects(cast("Sequence[ObjectRequest]", requests), exchange)
-        else:
-            steps = [
-                self._object(request) if isinstance(request, ObjectRequest) else self._list(request)
-                for request in requests
-            ]
-            drive(steps, exchange)
+        steps: list[Steps] = []
+        objects: dict[CacheServer, list[ObjectRequest]] = {}
         for request in requests:
-            if request.outcome == MISS:
+            if isinstance(request, ObjectRequest):
+                objects.setdefault(self.cache.objects(request.scope.place), []).append(request)
+            else:
+                steps.append(self._list(request))
+        steps += [self._objects(server, of_server) for server, of_server in objects.items()]
+        drive(steps, exchange)
+        counts: dict[tuple[str, str], int] = {}
+        for request in requests:
+            outcome = request.outcome
+            if outcome == MISS:
                 if to_fill:
                     self._filler.lease(request, self._now())
                 else:
                     forbid_fill(request)
-        self._count_read(requests)
+            key = request.scope.type.name, request.counters[outcome]
+            counts[key] = counts.get(key, 0) + 1
+        for (type_name, name), count in counts.items():
+            self.cache.statistics.add(type_name, **{name: count})
 
-    def _objects(self, requests: Sequence[ObjectRequest], exchange: Callable[..., Reply]) -> None:
-        """Look for objects in the cache.
-
-        A call of :func:`drive` with one generator for each object would do the same, but slower.
-        """
-        by_server: dict[CacheServer, list[ObjectRequest]] = {}
-        for request in requests:
-            by_server.setdefault(self.cache.objects(request.scope.place), []).append(request)
-        for server, of_server in by_server.items():
-            # Many objects have the same guards (entries that say whether others are valid), such as
-            # the guard of the table. Read each guard once.
-            names = list(dict.fromkeys(n for request in of_server for n in request.scope.guards))
-            try:
-                raws, entries, _ = exchange(server, names, [r.name for r in of_server], ())
-            except ServerDown:
-                # The requests keep the outcome BYPASS, their initial value, because the server is down.
-                continue
-            guard_of = dict(zip(names, raws, strict=True)).__getitem__
-            for request, entry in zip(of_server, entries, strict=True):
-                guards_read = tuple(map(guard_of, request.scope.guards))
+    def _objects(self, server: CacheServer, requests: Sequence[ObjectRequest]) -> Steps:
+        # Many objects have the same guards (entries that say whether others are valid), such as the
+        # guard of the table. Read each guard once.
+        names = list(dict.fromkeys(n for request in requests for n in request.scope.guards))
+        raws, entries, _ = yield server, names, [request.name for request in requests], ()
+        guard_of = dict(zip(names, raws, strict=True)).__getitem__
+        for request, entry in zip(requests, entries, strict=True):
+            guards_read = tuple(map(guard_of, request.scope.guards))
+            seen = request.format.decoded.known.get(request.name)
+            if seen is not None and seen.guards == guards_read and seen.value == entry.value:
+                # The process has read the same bytes before, and found the row valid.
+                request.rows = [seen.row]
+                request.outcome = HIT
+            else:
                 self._decide(request, server, guards_read, entry)
-
-    def _object(self, request: ObjectRequest) -> Steps:
-        scope = request.scope
-        server = self.cache.objects(scope.place)
-        raws, (entry,), _ = yield server, scope.guards, (request.name,), ()
-        self._decide(request, server, tuple(raws), entry)
 
     def _decide(
         self,
@@ -134,7 +127,7 @@ class Reader:
             self._repair(request, server, state)
             if state.is_open or (state.covers is not None and state.covers(request.pk)):
                 return
-        row = self._decoder.row(request, entry, state.stamp)
+        row = self._decoder.row(request, entry, state.stamp, () if state.open else raws)
         if row is not None:
             request.rows = [row]
             request.outcome = HIT
@@ -191,7 +184,7 @@ class Reader:
             listed = self._decoder.listed(request, current_name, entry, state.revision)
             if listed is not None:
                 memory.note(own_guard, query, listed)
-        if listed is not None and request.scalar:
+        if listed is not None and (request.scalar or request.numbers):
             request.value = listed.value
             request.outcome = HIT
             return
@@ -319,24 +312,3 @@ class Reader:
             ``request.value``.
         """
         self._filler.fill(misses)
-
-    def _count_read(self, requests: Sequence[CacheRequest]) -> None:
-        counts: dict[tuple[str, str], int] = {}
-        for request in requests:
-            name = _COUNTED[isinstance(request, ObjectRequest), request.outcome]
-            key = request.scope.type.name, name
-            counts[key] = counts.get(key, 0) + 1
-        for (type_name, name), count in counts.items():
-            self.cache.statistics.add(type_name, **{name: count})
-
-
-#: The name of the counter that a request increases. The key is a pair: whether the request is for
-#: an object, and its outcome.
-_COUNTED = {
-    (True, HIT): "object_hits",
-    (True, MISS): "object_misses",
-    (True, BYPASS): "bypasses",
-    (False, HIT): "list_hits",
-    (False, MISS): "list_misses",
-    (False, BYPASS): "bypasses",
-}

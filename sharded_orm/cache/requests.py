@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from sharded_orm.cache import guards
 from sharded_orm.cache.guards import Guard
@@ -134,11 +134,15 @@ class CacheRequest:
         None, the markers of dead writers (announcements of their writes) are left open.
     """
 
+    #: The names of the counters that count the outcomes BYPASS, MISS and HIT of such requests.
+    counters: ClassVar[tuple[str, str, str]]
+
     outcome = BYPASS
     #: The rows after a hit, decoded by ``format``.
     rows: list[Row] | None = None
-    #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
-    value: int | None = None
+    #: The number or the numbers of a :class:`ListRequest` for numbers, after a hit or before they
+    #: are stored.
+    value: int | tuple[int, ...] | None = None
     #: After a miss, the state that the guards (entries that say whether others are valid) had when
     #: the result was found missing. The result is stored as one that belongs to this state. None if
     #: the result must not be stored.
@@ -165,6 +169,8 @@ class ObjectRequest(CacheRequest):
     :param pk: the token of the primary key (its form in names of entries).
     """
 
+    counters = ("bypasses", "object_misses", "object_hits")
+
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None, pk: str) -> None:
         super().__init__(scope, format, sessions)
         self.pk = pk
@@ -176,9 +182,12 @@ class ListRequest(CacheRequest):
 
     :param query: a digest of the query, the model's fields and the kind of result. Requests with
         the same digest have different results only if the rows in the database changed.
-    :param scalar: whether the result is a number, as for ``count()`` and ``exists()``. Default: the
-        result is a list of rows.
+    :param scalar: whether the result is one number, as for ``count()`` and ``exists()``. Default:
+        the result is a list of rows.
+    :param numbers: whether the result is any number of numbers (default: no).
     """
+
+    counters = ("bypasses", "list_misses", "list_hits")
 
     def __init__(
         self,
@@ -188,10 +197,12 @@ class ListRequest(CacheRequest):
         query: str,
         *,
         scalar: bool = False,
+        numbers: bool = False,
     ) -> None:
         super().__init__(scope, format, sessions)
         self.query = query
         self.scalar = scalar
+        self.numbers = numbers
         #: True after a miss if a valid list of ids is known, and only some of the objects are missing.
         self.is_listed = False
         #: The names of the rows' objects in the cache; None until there is a hit or the result is

@@ -6,8 +6,9 @@ Different nodes are queried in parallel. The statements for one node are sent on
 from __future__ import annotations
 
 import contextvars
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,21 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.comparison import Row
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
+
+# The threads that query nodes. They wait for the next scatter, because to start a thread takes as
+# long as a short query. There are as many as nodes were queried at the same time. The maximum is so
+# high that it does not matter: a scatter never waits for the nodes of another one.
+_MOST_THREADS = 10_000
+_threads = ThreadPoolExecutor(_MOST_THREADS, "scatter")
+
+
+def _renew_threads() -> None:
+    # Called in a forked child, which does not have the threads of the parent.
+    global _threads
+    _threads = ThreadPoolExecutor(_MOST_THREADS, "scatter")
+
+
+os.register_at_fork(after_in_child=_renew_threads)
 
 # The maximum number of shards whose rows are read on demand at the same time. Each of these shards
 # needs its own open connection.
@@ -167,14 +183,17 @@ class Executor:
             this_thread, others = (
                 (on_own_connection, nodes) if on_own_connection else (nodes[0], nodes[1:])
             )
-            with ThreadPoolExecutor(len(others), "scatter") as pool:
-                futures: list[Future[dict[ShardStatement, Iterable[Row]]]] = [
-                    pool.submit(contextvars.copy_context().run, self._run_node, batch)
-                    for batch in others
-                ]
+            futures: list[Future[dict[ShardStatement, Iterable[Row]]]] = [
+                _threads.submit(contextvars.copy_context().run, self._run_node, batch)
+                for batch in others
+            ]
+            try:
                 rows_of.update(self._run_node(this_thread))
-                for future in futures:
-                    rows_of.update(future.result())
+            finally:
+                # After an error, too, no thread uses a connection of the caller any more.
+                wait(futures)
+            for future in futures:
+                rows_of.update(future.result())
         elif nodes or on_own_connection:
             rows_of.update(self._run_node(on_own_connection or nodes[0]))
         self.failures.check()

@@ -211,6 +211,7 @@ def make_plan(
     *,
     pks: Mapping[int, Sequence[Any]] | None = None,
     batch: int | None = None,
+    templates: dict[str, Template] | None = None,
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
@@ -223,10 +224,13 @@ def make_plan(
         without keys is not queried. None means to read all rows of the query.
     :param batch: the maximum number of branches (SELECTs for one shard each) in one statement; None
         means :data:`BATCH`. A database that limits the tables of a statement may lower it.
+    :param templates: the templates of former plans of the same query and options, by node. They are
+        used again, and new ones are added. Only for targets that have the same query and no hidden
+        rows. None (the default): compile the query.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
-    templates: dict[tuple[int, str, int], Template | None] = {}
+    compiled: dict[tuple[int, str, int], Template | None] = {}
     unreachable: dict[str, DatabaseError] = {}
     for index, target in enumerate(targets):
         if pks is not None and index not in pks:
@@ -235,17 +239,21 @@ def make_plan(
         if cause := unreachable.get(target.shard.node):
             failures.add([target.shard], cause)
             continue
-        if node_query not in templates:
+        if templates is not None and target.shard.node in templates:
+            compiled[node_query] = templates[target.shard.node]
+        elif node_query not in compiled:
             try:
-                templates[node_query] = _compile(target, options)
+                compiled[node_query] = _compile(target, options)
             except DatabaseError as error:
                 if not is_failure(error):
                     raise
                 unreachable[target.shard.node] = error
                 failures.add([target.shard], error)
                 continue
-        template = templates[node_query]
+        template = compiled[node_query]
         if template is not None:
+            if templates is not None:
+                templates[target.shard.node] = template
             keys = tuple(pks[index]) if pks is not None else None
             branches.setdefault(target.shard.node, []).append(
                 Branch(index, target.shard, template, keys)

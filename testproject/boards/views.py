@@ -40,6 +40,13 @@ def _object(cls: Any, pk: int) -> Any:
         raise Http404 from exc
 
 
+def _board(pk: int) -> Board:
+    """Return a board with its member. As on the other pages, a board without its member is not shown."""
+    found: Board = _object(Board, pk)
+    found.member = _object(Member, found.member_id)
+    return found
+
+
 def _page(mapping: Any, source: Any, request: HttpRequest) -> Page:
     """Return a page of a mapping, the newest objects first.
 
@@ -104,7 +111,7 @@ def of_user(request: HttpRequest, username: str) -> HttpResponse:
 @require_safe
 def board(request: HttpRequest, board_id: int) -> HttpResponse:
     """Show a page of the pins of a board. Pages stay in place if pins are added meanwhile."""
-    shown_board = _object(Board, board_id)
+    shown_board = _board(board_id)
     page = _page(BoardPins, shown_board, request)
     context = {
         "board": shown_board,
@@ -118,7 +125,7 @@ def board(request: HttpRequest, board_id: int) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def edit(request: HttpRequest, board_id: int) -> HttpResponse:
-    changed_board = _mine(request, _object(Board, board_id))
+    changed_board = _mine(request, _board(board_id))
     form = BoardForm(request.POST or None, instance=changed_board)
     if request.method == "POST" and form.is_valid():
         form.save()
@@ -148,7 +155,7 @@ def pin(request: HttpRequest, photo_id: int) -> HttpResponse:
 @require_POST
 def remove(request: HttpRequest, pin_id: int) -> HttpResponse:
     removed_pin = _object(Pin, pin_id)
-    from_board = _mine(request, _object(Board, removed_pin.board_id))
+    from_board = _mine(request, _board(removed_pin.board_id))
     unpin(removed_pin)
     messages.success(request, "The pin is removed.")
     return redirect(from_board)

@@ -274,6 +274,10 @@ def test_a_value_may_be_anything(server: CacheServer, name: Any, value: bytes) -
     assert server.fill([CacheEntry(name(), value, lease)], 60)[0] == [True]
     (read,), (found,), _ = server.read([name("list")], [name()])
     assert read == found.value == value
+    # memcached answers more than 20 commands in several parts.
+    many = server.read([name("list")] * 30, [name()] * 30, [name("missing")] * 30)
+    assert many[0] == [each.value for each in many[1]] == [value] * 30
+    assert many[2] == [None] * 30
     guard = HEADER + value
     server.add([(name("guard"), guard)], 60)
     assert server.mark([(name("guard"), value)], HEADER, 60) == [len(guard + value)]

@@ -49,6 +49,11 @@ _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "t
 #: or missing.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
+#: The number of commands that a server answers at once if its option ``-R`` has the default value.
+_AT_ONCE = 20
+#: The end of an answer to a packet whose last command is ``mn``.
+_NOTHING = b"MN\r\n"
+
 #: The answer to one command: its first line without the line end, and the value, or None if the
 #: answer has no value.
 _Answer = tuple[bytes, bytes | None]
@@ -173,7 +178,13 @@ class MemcachedServer(RemoteServer):
                 return self._reply(answers, middle, last)
             return reply
 
-        return self._exchange(packet, parse)
+        if count <= _AT_ONCE:
+            return self._exchange(packet, parse)
+        # The server answers so many commands in several parts. The answer to a last command that
+        # does nothing says that the answer is complete, so the parts are not parsed in vain.
+        return self._exchange(
+            packet + b"mn\r\n", lambda raw: parse(raw.removesuffix(_NOTHING)), end=_NOTHING
+        )
 
     def _reply(self, answers: list[_Answer], middle: int, last: int) -> _Reply:
         return (
@@ -342,25 +353,20 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     parts = raw.split(b"\r\n")
     if len(parts) != 2 * count + 1:
         return None
-    names: list[bytes | None] = []
-    objects: list[FoundEntry] = []
-    again: list[bytes | None] = []
-    # strict=False, because parts[::2] has one element more than parts[1::2]: the empty text after
-    # the last line end.
-    pairs = zip(parts[::2], parts[1::2], strict=False)
-    for position, (line, value) in enumerate(pairs):
-        if not value:
-            return None
-        if middle <= position < last:
-            if not line.startswith(b"VA %d c" % len(value)):
-                return None
-            # This gives the same tuple as FoundEntry(value, line), but in half the time.
-            objects.append(tuple.__new__(FoundEntry, (value, line)))
-        elif line != b"VA %d" % len(value):
-            return None
-        else:
-            (names if position < middle else again).append(value)
-    return names, objects, again
+    # The last part is the empty text after the last line end.
+    lines, values = parts[:-1:2], parts[1::2]
+    if not all(values):
+        return None
+    expected = list(map(b"VA %d".__mod__, map(len, values)))
+    if lines[:middle] != expected[:middle] or lines[last:] != expected[last:]:
+        return None
+    found, leases = values[middle:last], lines[middle:last]
+    if not all(map(bytes.startswith, leases, map(b"VA %d c".__mod__, map(len, found)))):
+        return None
+    # This gives the same tuples as FoundEntry(value, line), but in half the time.
+    new = tuple.__new__
+    objects = [new(FoundEntry, pair) for pair in zip(found, leases, strict=True)]
+    return [*values[:middle]], objects, [*values[last:]]
 
 
 def _version(lease: bytes) -> bytes:

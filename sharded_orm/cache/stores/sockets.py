@@ -175,9 +175,13 @@ class RemoteServer(CacheServer):
         :raises OSError, ProtocolError: the connection could not be opened.
         """
 
-    def _exchange(self, packet: Packet, parse: Parser[Answer]) -> Answer:
+    def _exchange(
+        self, packet: Packet, parse: Parser[Answer], *, end: bytes | None = None
+    ) -> Answer:
         """Send a packet and return the parsed answer, in one round trip.
 
+        :param end: the bytes with which a complete answer ends; default: those with which each
+            answer of the server ends.
         :raises ServerDown: there was no valid answer in time, or the server is not called because
             of an earlier failure.
         """
@@ -188,7 +192,7 @@ class RemoteServer(CacheServer):
             raise ServerDown(f"resting: {self._breaker.cause()}")
         deadline = time.monotonic() + self.timeout
         try:
-            answer = self._ask(packet, parse, deadline)
+            answer = self._ask(packet, parse, end or self._end, deadline)
         except (OSError, ProtocolError) as exc:
             raise self._failed(exc) from exc
         self.round_trips += 1
@@ -196,7 +200,7 @@ class RemoteServer(CacheServer):
             self._breaker.reset(None)
         return answer
 
-    def _ask(self, packet: Packet, parse: Parser[Answer], deadline: float) -> Answer:
+    def _ask(self, packet: Packet, parse: Parser[Answer], end: bytes, deadline: float) -> Answer:
         while True:
             try:
                 connection = self._idle.pop()
@@ -209,7 +213,7 @@ class RemoteServer(CacheServer):
                 if is_new:
                     connection.limit(deadline)
                 question = packet if isinstance(packet, bytes) else packet(connection)
-                answer = connection.ask(question, self._end, parse, deadline)
+                answer = connection.ask(question, end, parse, deadline)
                 if is_new:
                     connection.limit()
             except _LOST:

@@ -115,33 +115,50 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
             raise InvalidPageSize(f"size={size!r} is not 1 to {_MOST - 1!r}.")
         cursor = Cursor.parse(after) if isinstance(after, str) else after
         sides = self.model._sides
-        rows: list[tuple[Any, Any]] = []
+        near = id_of(sides.near_class, source)
+        # The entry and the object of each target. If an entry is moved between two reads, both may
+        # find it. Its first position counts, so no page has an object twice.
+        rows: dict[int, tuple[tuple[int, int], Any]] = {}
         damaged: dict[int, DamagedObject] = {}
         wanted = chunk = size + 1
         while wanted > 0:
-            entries = list(self._after(source, cursor, newest_first)[:chunk])
-            ids = [getattr(entry, sides.far_column) for entry in entries]
-            objects = sides.far_class.objects.get_many(ids)
+            entries = self._positions(near, cursor, newest_first, chunk)
+            objects = sides.far_class.objects.get_many([target for _, target in entries])
             damaged |= objects.damaged
-            rows += [
-                (entry, objects[pk])
-                for entry, pk in zip(entries, ids, strict=True)
-                if pk in objects
-            ]
+            for entry in entries:
+                if (target := entry[1]) in objects:
+                    rows.setdefault(target, (entry, objects[target]))
             wanted = size + 1 - len(rows)
             if len(entries) < chunk:
                 break
-            cursor = self._cursor(entries[-1])
+            cursor = Cursor(*entries[-1])
             chunk = min(_MOST, 2 * chunk)
-        last = self._cursor(rows[size - 1][0]) if len(rows) > size else None
-        return Page([row for _, row in rows[:size]], last, damaged)
+        shown = list(rows.values())[:size]
+        last = Cursor(*shown[-1][0]) if len(rows) > size else None
+        return Page([row for _, row in shown], last, damaged)
 
-    def _cursor(self, entry: Any) -> Cursor:
-        return Cursor(entry.sequence, getattr(entry, self.model._sides.far_column))
+    def _positions(
+        self, near: int, cursor: Cursor | None, newest_first: bool, count: int
+    ) -> list[tuple[int, int]]:
+        """Return the sequence and the far id of some entries, in order.
 
-    def _after(self, source: Any, cursor: Cursor | None, newest_first: bool) -> Any:
+        A cached mapping keeps them as one list of numbers, so its entries are not read one by one.
+        """
         column = self.model._sides.far_column
-        entries, sign, than = self._entries(source), "", "gt"
+
+        def query_database() -> list[int]:
+            # Whole entries are read, because they are read by a plan (SQL that is compiled once).
+            entries = self._after(near, cursor, newest_first)[:count]
+            return [n for entry in entries for n in (entry.sequence, getattr(entry, column))]
+
+        text = f"entries after {cursor}, {count}, {newest_first}"
+        numbers = iter(self.get_queryset().numbers_of_key(near, text, query_database))
+        return list(zip(numbers, numbers, strict=True))
+
+    def _after(self, near: int, cursor: Cursor | None, newest_first: bool) -> Any:
+        sides = self.model._sides
+        column = sides.far_column
+        entries, sign, than = self.uncached().filter(**{sides.near_column: near}), "", "gt"
         if newest_first:
             sign, than = "-", "lt"
         if cursor is not None:

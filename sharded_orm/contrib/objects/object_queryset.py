@@ -133,13 +133,18 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         :raises WrongObjectType: an id is of another type.
         :raises InvalidID: a value is no id.
         """
-        options, name = self.model._object, self.model.__name__
-        wanted = list(dict.fromkeys(options.check_id(name, _as_id(value)) for value in ids))
+        ids = list(ids)
+        if not all(type(value) is int for value in ids):
+            ids = [_as_id(value) for value in ids]
+        wanted = list(dict.fromkeys(self.model._object.check_ids(self.model.__name__, ids)))
         rows = self.with_deleted().in_bulk(wanted)
         batch: Batch = Batch()
         for pk in wanted:
             row = rows.get(pk)
             if row is None or not row.active:
+                continue
+            if type(row.data) is dict:
+                batch[pk] = row
                 continue
             try:
                 body_of(row)

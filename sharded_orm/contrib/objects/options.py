@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType, WrongObjectType
@@ -41,8 +42,8 @@ class ObjectOptions:
         :raises WrongObjectType: the id is of another type.
         :raises InvalidID: the value is no id.
         """
-        if type(value) is int and value >> 63 == 0 and self._type_in(value) == self.type_id:
-            return value  # Make this test first, because it takes a tenth of the time of unpack().
+        if self._are_own([value]):
+            return int(value)  # Make this test first: it takes a tenth of the time of unpack().
         parts = self.layout.unpack(value)
         if parts.type != self.type_id:
             raise WrongObjectType(
@@ -51,9 +52,23 @@ class ObjectOptions:
             )
         return int(value)
 
-    def _type_in(self, value: int) -> int:
-        layout = self.layout
-        return value >> layout.local_bits & (1 << layout.type_bits) - 1
+    def check_ids(self, name: str, values: Iterable[Any]) -> list[int]:
+        """Return a list of ``values`` if all are ids of this type. See :meth:`check_id`."""
+        ids = list(values)
+        return ids if self._are_own(ids) else [self.check_id(name, value) for value in ids]
+
+    def _are_own(self, values: list[Any]) -> bool:
+        """Whether all values are integers that are ids of this type."""
+        shift, mask = self._position_of_type
+        own = self.type_id
+        return all(
+            type(value) is int and value >> shift & mask == own and value >> 63 == 0
+            for value in values
+        )
+
+    @cached_property
+    def _position_of_type(self) -> tuple[int, int]:
+        return self.layout.local_bits, (1 << self.layout.type_bits) - 1
 
 
 def read_meta(

@@ -20,8 +20,9 @@ from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.cached_read import ROWS, CachedRead, to_fill
 from sharded_orm.models.cached.connection_state import ConnectionState, connection_state
-from sharded_orm.models.cached.lookup_plan import LookupPlan
+from sharded_orm.models.cached.lookup_plan import LookupPlan, RowAddress
 from sharded_orm.models.plans.batch import batch_rows, ids_by_shard
+from sharded_orm.routing.base import Strategy
 
 
 class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is generic only in the type stubs
@@ -44,47 +45,62 @@ class ConnectionUse(NamedTuple):
     """The values that all cached reads of rows of one shard share; see :class:`CachedRead`."""
 
     alias: str
-    place: str
     state: ConnectionState
     factory: InstanceFactory
     fill: bool
 
 
-def reads_by_pk(
-    queryset: Any, plan: LookupPlan, pks: Iterable[Any]
-) -> tuple[dict[Any, CachedRead], list[Any]]:
+#: A read of one row that is prepared: the values for its shard, and the request to the cache.
+RowRead = tuple[ConnectionUse, ObjectRequest]
+
+
+def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[dict[Any, RowRead], list[Any]]:
     """Prepare to read rows by their primary keys, which are the shard keys. Sends nothing to the cache.
 
-    :param queryset: a queryset without conditions.
     :returns: a dict from primary key to prepared read, and a list of the keys whose rows cannot be
         read through the cache.
     """
-    cached = plan.cached
-    assert cached.options is not None and cached.key_field is not None
-    group, key_field = cached.options.group, cached.key_field
+    assert plan.cached.options is not None
+    group = plan.cached.options.group
     strategy = runtime.strategy(group)
-    level = request_cache.current()
+    addresses = plan.addresses(strategy)
     uses: dict[int, ConnectionUse | None] = {}
-    reads: dict[Any, CachedRead] = {}
+    reads: dict[Any, RowRead] = {}
     others: list[Any] = []
     for pk in dict.fromkeys(pks):
-        token = cached.pk_token(pk)
-        key = cached.key_token(pk) if strategy.moves_keys else token
-        if token is None or key is None:
-            others.append(pk)
-            continue
-        number = strategy.locate(pk if key_field.keeps(pk) else cached.key.get_prep_value(pk))
-        if number is not None and number not in uses:
-            uses[number] = _use(plan, runtime.shard(group, number).alias)
-        use = None if number is None else uses[number]
+        address = addresses.get(pk)
+        if address is None:
+            address = _address(plan, strategy, pk)
+            if address is None:
+                others.append(pk)
+                continue
+            addresses[pk] = address
+        number, scope, token = address
+        if number in uses:
+            use = uses[number]
+        else:
+            use = uses[number] = _use(plan, runtime.shard(group, number).alias)
         if use is None:
             others.append(pk)
-            continue
-        request = ObjectRequest(cached.scope(use.place, key), use.factory, use.state, token)
-        reads[pk] = CachedRead(
-            queryset, plan, use.alias, use.factory, ROWS, request, use.fill, level
-        )
+        else:
+            reads[pk] = use, ObjectRequest(scope, use.factory, use.state, token)
     return reads, others
+
+
+def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None:
+    """Return the address of the row with a primary key; None if no row that is cached can have it."""
+    cached = plan.cached
+    assert cached.options is not None and cached.key_field is not None
+    token = cached.pk_token(pk)
+    key = cached.key_token(pk) if strategy.moves_keys else token
+    if token is None or key is None:
+        return None
+    value = pk if cached.key_field.keeps(pk) else cached.key.get_prep_value(pk)
+    number = strategy.locate(value)
+    if number is None:
+        return None
+    alias = runtime.shard(cached.options.group, number).alias
+    return RowAddress(number, cached.scope(cached.place(alias), key), token)
 
 
 def _use(plan: LookupPlan, alias: str) -> ConnectionUse | None:
@@ -92,43 +108,57 @@ def _use(plan: LookupPlan, alias: str) -> ConnectionUse | None:
     fill = None if state is None else state.may_fill()
     if state is None or fill is None:
         return None
-    return ConnectionUse(alias, plan.cached.place(alias), state, state.factory(plan), fill)
+    return ConnectionUse(alias, state, state.factory(plan), fill)
 
 
-def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
+def read_together(
+    plan: LookupPlan, reads: dict[Any, RowRead], reader: Reader, queryset: Any
+) -> list[Any]:
     """Return the instances that ``reads`` find. A key without a row has no instance.
 
     :param reads: one prepared read for each primary key, keyed by the key as the caller passed it.
-        Each reads one row, and none has been sent yet.
+        None has been sent yet.
     :param queryset: a queryset without conditions.
     """
-    instances: list[Any] = []
-    waiting: dict[Any, CachedRead] = {}
-    for pk, read in reads.items():
-        remembered = None if read.level is None else read.remembered()
-        if remembered is None:
-            waiting[pk] = read
-        else:
-            reader.cache.statistics.add(read.plan.cached.type.name, l1_hits=1)
-            instances += remembered
+    level = request_cache.current()
+    rows_of: dict[str, tuple[InstanceFactory, list[Row]]] = {}
+    # The entries of the first level (per request) are found before anything is read: see
+    # RequestCache.
+    homes: dict[Any, dict[str, Any]] = {}
+    waiting = reads
+    if level is not None:
+        waiting = {}
+        for pk, (use, request) in reads.items():
+            homes[pk] = level.home(request.scope.guards[request.scope.home])
+            remembered = None if queryset._for_write else homes[pk].get(request.name)
+            if remembered is None:
+                waiting[pk] = use, request
+            else:
+                _, rows = rows_of.setdefault(use.alias, (use.factory, []))
+                rows += remembered
+        if hits := len(reads) - len(waiting):
+            reader.cache.statistics.add(plan.cached.type.name, l1_hits=hits)
     for fill in (True, False):
-        requests = [read.request for read in waiting.values() if read.fill is fill]
+        requests = [request for use, request in waiting.values() if use.fill is fill]
         if requests:
             reader.read(requests, to_fill=fill)
     missing: dict[Any, CachedRead] = {}
-    hits: dict[str, list[CachedRead]] = {}
-    for pk, read in waiting.items():
-        if read.request.outcome != HIT:
-            missing[pk] = read
-        elif read.level is None:
-            hits.setdefault(read.alias, []).append(read)
-        else:
-            instances += read.result(read.request.rows or [], keep=True)
-    for of_alias in hits.values():
+    for pk, (use, request) in waiting.items():
+        if request.outcome != HIT or request.rows is None:
+            missing[pk] = CachedRead(
+                queryset, plan, use.alias, use.factory, ROWS, request, use.fill, level
+            )
+            continue
+        if level is not None:
+            homes[pk][request.name] = request.rows
+            level.count(2)
+        _, rows = rows_of.setdefault(use.alias, (use.factory, []))
+        rows += request.rows
+    instances: list[Any] = []
+    for factory, rows in rows_of.values():
         # Convert the rows of an alias in one call. This takes half the time of converting each row
         # by itself.
-        rows = [row for read in of_alias for row in read.request.rows or ()]
-        instances += of_alias[0].result(rows, keep=False)
+        instances += factory.instances(rows, queryset)
     return instances + _from_database(missing, reader, queryset) if missing else instances
 
 

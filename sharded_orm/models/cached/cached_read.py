@@ -24,8 +24,9 @@ from sharded_orm.models.cached.connection_state import connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
 
-#: What a read returns: model instances, the result of ``count()``, or that of ``exists()``.
-ROWS, COUNT, EXISTS = "rows", "count", "exists"
+#: What a read returns: model instances, the result of ``count()``, that of ``exists()``, or a tuple
+#: of numbers.
+ROWS, COUNT, EXISTS, NUMBERS = "rows", "count", "exists", "numbers"
 
 
 class CachedRead:
@@ -34,7 +35,7 @@ class CachedRead:
     :param plan: the key fields of the queryset's model, with their positions and columns.
     :param alias: the database alias that has the rows.
     :param factory: makes instances from rows.
-    :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
+    :param kind: :data:`ROWS`, :data:`COUNT`, :data:`EXISTS` or :data:`NUMBERS`.
     :param request: the request to the cache.
     :param fill: whether a result from the database may be stored in the cache.
     :param level: the first-level cache of the current request; None if there is none.
@@ -74,7 +75,7 @@ class CachedRead:
     def remembered(self) -> Any:
         """Return the result from the first-level (per-request) cache; None if it is not there.
 
-        The result is a list of instances; for ``count()`` and ``exists()`` it is a number.
+        The result is a list of instances; for the other kinds it is a number or a tuple of numbers.
         """
         if self.level is None or self.queryset._for_write:
             # A queryset with _for_write (delete(), get_or_create()) needs the current rows.
@@ -104,7 +105,8 @@ class CachedRead:
             _set_known(self.queryset.model, known, instances)
         return instances
 
-    def keep_scalar(self, value: int) -> int:
+    def keep_value(self, value: Any) -> Any:
+        """Store a number, or a tuple of numbers, in the first-level (per-request) cache; return it."""
         if self.level is not None:
             self.entries[self.key] = value
             self.level.count(1)

@@ -6,18 +6,36 @@ of the field. For the isolate key, it has only the column.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sharded_orm.cache.guards import digest
+from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.process_cache import Decoded
 from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_model import CachedModel, cached_model
+from sharded_orm.routing.base import Strategy
+
+# The largest number of addresses that a plan remembers.
+_MOST_ADDRESSES = 4096
+
+
+class RowAddress(NamedTuple):
+    """Where a row is whose primary key is the shard key: on which shard, and where in the cache.
+
+    :param number: the number of the shard.
+    :param scope: the rows of this shard key, as the cache names them.
+    :param token: the primary key in names of cache entries.
+    """
+
+    number: int
+    scope: Scope
+    token: str
 
 
 class LookupPlan:
     """The key fields of a cached model: the positions, columns and names that cached reads need.
 
-    Immutable and thread-safe.
+    Thread-safe.
     """
 
     def __init__(self, model: Any, cached: CachedModel) -> None:
@@ -45,6 +63,21 @@ class LookupPlan:
             self.names |= {pk.name: True, pk.attname: True, "pk": True}
         self.key_is_pk = key is not None and len(cached.pk_fields) == 1 and key == cached.pk
         self._decoded: dict[tuple[str, str], Decoded] = {}
+        self._addresses: tuple[Strategy | None, dict[Any, RowAddress]] = None, {}
+
+    def addresses(self, strategy: Strategy) -> dict[Any, RowAddress]:
+        """Return a dict, keyed by primary key, in which callers keep addresses of rows.
+
+        :param strategy: the strategy that has found the shards. Another one, after a change of the
+            topology, gets a new dict.
+        """
+        if strategy.moves_keys:
+            return {}
+        found_by, addresses = self._addresses
+        if found_by is not strategy or len(addresses) >= _MOST_ADDRESSES:
+            addresses = {}
+            self._addresses = strategy, addresses
+        return addresses
 
     def fingerprint(self, vendor: str) -> str:
         """Return the fingerprint of the format in which a database of ``vendor`` returns rows.

@@ -17,14 +17,24 @@ from django.db.models.sql import Query
 
 from sharded_orm import runtime
 from sharded_orm.cache import request_cache
+from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
+from sharded_orm.cache.requests import HIT, MISS, ListRequest, ObjectRequest
 from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
-from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRead, answer, prepare
+from sharded_orm.models.cached.cached_read import (
+    COUNT,
+    EXISTS,
+    NUMBERS,
+    ROWS,
+    CachedRead,
+    answer,
+    prepare,
+)
 from sharded_orm.models.cached.connection_state import connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
 from sharded_orm.models.plans.batch import batch_instances, batch_rows, ids_by_shard
+from sharded_orm.models.sharding.bound_key import is_any_bound
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
@@ -125,20 +135,7 @@ class CachedQuerySet(QuerySet[M]):
         reader = None if read is None else _current_reader()
         if read is None or reader is None:
             return query_database()
-        remembered = read.remembered()
-        request = read.request
-        if remembered is not None:
-            reader.cache.statistics.add(request.scope.type.name, l1_hits=1)
-            return int(remembered)
-        reader.read([request], to_fill=read.fill)
-        if request.outcome == HIT and request.value is not None:
-            return read.keep_scalar(request.value)
-        value = int(query_database())
-        if request.outcome == MISS and read.fill:
-            request.value = value
-            reader.fill([(request, (), ())])
-            read.keep_scalar(value)
-        return value
+        return int(_value(read, reader, lambda: int(query_database())))
 
     def count(self) -> int:
         if self._result_cache is not None:
@@ -154,6 +151,57 @@ class CachedQuerySet(QuerySet[M]):
         if not args and (instance := self._get_by_key(kwargs)) is not None:
             return instance
         return super().get(*args, **kwargs)
+
+    def numbers_of_key(
+        self, key: Any, text: str, query_database: Callable[[], Iterable[int]]
+    ) -> tuple[int, ...]:
+        """Return numbers that are computed from the rows of one shard key, through the cache.
+
+        They are void after each write to a row of the shard key, as lists of rows are. Costs one
+        round trip to the cache. If this queryset has conditions, or cannot be read through the cache
+        now, the numbers come from the database.
+
+        :param key: the shard key.
+        :param text: says what the numbers are. Calls with the same text return the same numbers,
+            as long as no row of the shard key is written.
+        :param query_database: queries the database for the numbers, without the cache.
+        """
+        plan = plan_of(self.model)
+        reader = None if plan is None else _current_reader()
+        if plan is None or reader is None or self._is_uncached() or is_any_bound():
+            return tuple(query_database())
+        read = self._read_of_numbers(plan, key, text) if self._has_no_options() else None
+        if read is None:
+            return tuple(query_database())
+        numbers: tuple[int, ...] = _value(read, reader, lambda: tuple(query_database()))
+        return numbers
+
+    numbers_of_key.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
+
+    def _read_of_numbers(self, plan: LookupPlan, key_value: Any, text: str) -> CachedRead | None:
+        """Prepare to read numbers through the cache; return None if that is impossible."""
+        cached = plan.cached
+        key = cached.key_token(key_value)
+        if key is None or cached.options is None:
+            return None
+        group = cached.options.group
+        if runtime.strategy(group).moves_keys:
+            return None
+        shard = runtime.locate(group, cached.key.get_prep_value(key_value))
+        state = None if shard is None else connection_state(shard.alias)
+        fill = None if state is None else state.may_fill()
+        if shard is None or state is None or fill is None:
+            return None
+        factory = state.factory(plan)
+        request = ListRequest(
+            cached.scope(cached.place(shard.alias), key),
+            factory,
+            state,
+            digest(text, factory.fingerprint, NUMBERS),
+            numbers=True,
+        )
+        level = request_cache.current()
+        return CachedRead(self, plan, shard.alias, factory, NUMBERS, request, fill, level)
 
     def _prepared(self) -> CachedRead | None:
         """Prepare to read the rows through the cache; return None if the query cannot be cached."""
@@ -285,12 +333,33 @@ class CachedQuerySet(QuerySet[M]):
 
     def _cached_rows(self, plan: LookupPlan, reader: Reader, ids: list[Any]) -> list[M]:
         by_keys = [pk for pk in ids if type(pk) in _KEYS]
-        reads, uncached = reads_by_pk(self, plan, by_keys)
-        rows: list[M] = read_together(reads, reader, self)
+        reads, uncached = reads_by_pk(plan, by_keys)
+        rows: list[M] = read_together(plan, reads, reader, self)
         uncached += [pk for pk in ids if type(pk) not in _KEYS]
         if uncached:
             rows += self.uncached().filter(pk__in=uncached)
         return rows
+
+
+def _value(read: CachedRead, reader: Reader, query_database: Callable[[], Any]) -> Any:
+    """Return the number or numbers that ``read`` finds, from the cache or from the database.
+
+    :param query_database: queries the database for them.
+    """
+    remembered = read.remembered()
+    request = read.request
+    if remembered is not None:
+        reader.cache.statistics.add(request.scope.type.name, l1_hits=1)
+        return remembered
+    reader.read([request], to_fill=read.fill)
+    if request.outcome == HIT and request.value is not None:
+        return read.keep_value(request.value)
+    value = query_database()
+    if request.outcome == MISS and read.fill:
+        request.value = value
+        reader.fill([(request, (), ())])
+        read.keep_value(value)
+    return value
 
 
 _CALLED_BY_GET = (

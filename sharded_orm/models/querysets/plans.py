@@ -133,6 +133,19 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         self._end_recording()
         return super().__deepcopy__(memo)
 
+    def uncached(self) -> Self:
+        clone = super().uncached()
+        # Querysets of cached models record no calls, because a plan does not ask the cache. This one
+        # will not ask it, either.
+        if clone._recording is None and _are_plans_on.get() and not is_any_bound():
+            query: Any = clone.query
+            if clone._has_no_options() and query.bound_key is None:
+                recording = _new_recording(type(clone), clone.model, is_uncached=True)
+                if recording is not None:
+                    clone._query = _UNBUILT
+                    clone._recording = recording
+        return clone
+
     def _recorded(self) -> Recording | None:
         """Return the recorded calls; None if no call may be recorded and no plan may be used."""
         recording = self._recording
@@ -431,7 +444,7 @@ _SKIPPED = (
     "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
     "_filter_or_exclude_inplace", "db", "filter", "query",
 )  # fmt: skip
-_new_recordings: dict[tuple[Any, Any], Recording | None] = {}
+_new_recordings: dict[tuple[Any, Any, bool], Recording | None] = {}
 
 
 def _forget() -> None:
@@ -444,10 +457,15 @@ def _forget() -> None:
 runtime.on_reset(_forget)
 
 
-def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return an empty recording of calls for a new queryset; None if its class records no calls."""
+def _new_recording(
+    queryset_class: Any, model: Any, *, is_uncached: bool = False
+) -> Recording | None:
+    """Return an empty recording of calls for a new queryset; None if its class records no calls.
+
+    :param is_uncached: whether the queryset does not read through the cache (default: it may).
+    """
     try:
-        return _new_recordings[queryset_class, model]
+        return _new_recordings[queryset_class, model, is_uncached]
     except KeyError:
         pass
     if model is None or model._meta.apps is not apps or not apps.models_ready:
@@ -459,11 +477,11 @@ def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
     if (
         options is not None
         and options.key is not None
-        and not declares_cache(model)
+        and (is_uncached or not declares_cache(model))
         and _skips_nothing(queryset_class)
     ):
         recording = Recording(Shape(options))
-    _new_recordings[queryset_class, model] = recording
+    _new_recordings[queryset_class, model, is_uncached] = recording
     return recording
 
 

@@ -110,6 +110,24 @@ def test_what_others_may_not_do(
     assert BoardPins.objects.count(board) == 1
 
 
+def test_the_board_of_a_member_who_is_gone(
+    as_bela: Client, bela: Any, board: Board, dunes: Photo
+) -> None:
+    mine = new_board(member_of(bela), "Mine")
+    pin = pin_photo(mine, dunes.photo_id)
+    form = {"csrfmiddlewaretoken": token(as_bela, f"/boards/pin/{dunes.photo_id}/")}
+    mine.member.delete()
+    assert as_bela.get(mine.get_absolute_url()).status_code == 404
+    assert as_bela.get(f"{mine.get_absolute_url()}edit/").status_code == 404
+    assert as_bela.post(f"/boards/pins/{pin.pk}/remove/", form).status_code == 404
+    assert [row["row"] for row in as_bela.get("/boards/").context["boards"]] == [board]
+    assert as_bela.get("/boards/of/bela/").context["boards"] == []
+    # The next pin makes a new member, who does not have the boards of the former one.
+    page = as_bela.post(f"/boards/pin/{dunes.photo_id}/", {**form, "new_board": "New"})
+    assert as_bela.get(page.headers["Location"]).status_code == 200
+    assert as_bela.get(mine.get_absolute_url()).status_code == 404
+
+
 @pytest.mark.parametrize("kind", ["pin", "nothing", "no shard"])
 def test_ids_of_no_board(browser: Client, board: Board, dunes: Photo, kind: str) -> None:
     pk = {

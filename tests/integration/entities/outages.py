@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tests.conftest import service_missing
 from tests.integration.entities.site import Site
+from tests.integration.imports.site import S
 from tests.integration.imports.stored_sites import set_up_once
 from tests.services import ServiceMissing
 from tests.services.mariadb import MariaDBServer
@@ -33,16 +34,20 @@ class Node(Protocol):
 
 
 class Files:
-    """A node on SQLite. A file that is moved away stays open in other processes, so its tables are."""
+    """A node on SQLite. A file that is moved away stays open in other processes, so its tables are.
 
-    def __init__(self, folder: Path) -> None:
+    :param tables: what the names of the tables begin with.
+    """
+
+    def __init__(self, folder: Path, tables: str) -> None:
         self._folder = folder
+        self._tables = tables
 
     def kill(self) -> None:
-        self._rename("feeds_", "away_feeds_")
+        self._rename(self._tables, f"away_{self._tables}")
 
     def start(self) -> None:
-        self._rename("away_feeds_", "feeds_")
+        self._rename(f"away_{self._tables}", self._tables)
 
     def _rename(self, old: str, new: str) -> None:
         for path in sorted(self._folder.iterdir()):
@@ -58,14 +63,26 @@ class Files:
 
 @contextmanager
 def mortal_site(backend: str, folder: Path, **more_options: str) -> Iterator[tuple[Site, Node]]:
-    """A site, and its node ``db2``. The global databases are on the other node.
+    """A site of entities, and its node ``db2``. The global databases are on the other node.
 
     :param more_options: options of the servers.
     """
+    with mortal_site_of(Site, "feeds_", backend, folder, **more_options) as site_and_node:
+        yield site_and_node
+
+
+@contextmanager
+def mortal_site_of(
+    kind: type[S], tables: str, backend: str, folder: Path, **more_options: str
+) -> Iterator[tuple[S, Node]]:
+    """A site of the class ``kind``, and its node ``db2``, as :func:`mortal_site`.
+
+    :param tables: what the names of the tables on the shards begin with.
+    """
     if backend == "sqlite":
-        site = Site(folder)
+        site = kind(folder)
         set_up_once(site, site.prepare)
-        yield site, Files(folder / "db2")
+        yield site, Files(folder / "db2", tables)
         return
     server_class, options = _SERVERS[backend]
     prefix = f"i{secrets.token_hex(4)}_"
@@ -74,7 +91,7 @@ def mortal_site(backend: str, folder: Path, **more_options: str) -> Iterator[tup
             addresses = [server.address.django() for server in servers]
             if backend == "postgresql":
                 addresses = [{**address, "NAME": f"{prefix}node"} for address in addresses]
-            site = Site(folder, addresses, prefix, _BACKENDS[backend])
+            site = kind(folder, addresses, prefix, _BACKENDS[backend])
             site.prepare()
             yield site, servers[1]
     except ServiceMissing as exc:

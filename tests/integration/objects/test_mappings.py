@@ -9,6 +9,7 @@ import pytest
 from django.db import connections, models
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
+from sharded_orm import cache_scope
 from sharded_orm.contrib.objects import Cursor, Mapping
 from sharded_orm.contrib.objects.exceptions import (
     InvalidCursor,
@@ -78,6 +79,24 @@ def test_pages_are_full_although_objects_are_deleted_purged_or_damaged(
     for pin in pins[8:]:
         pin.delete()
     assert BoardPins.objects.page(board, size=3).next is None
+
+
+def test_no_page_has_an_object_twice_if_it_moves_meanwhile(board: Board, pins: list[Pin]) -> None:
+    for pin in pins[1:4]:
+        pin.delete()  # So the page is filled up by a second read.
+    reads = 0
+
+    def move_before_the_second_read(execute: Any, sql: str, *arguments: Any) -> Any:
+        nonlocal reads
+        if sql.startswith("SELECT") and "boardpins" in sql:
+            reads += 1
+            if reads == 2:
+                assert BoardPins.objects.move(board, pins[0], 2)
+        return execute(sql, *arguments)
+
+    with connections["pins_00006"].execute_wrapper(move_before_the_second_read):
+        page = BoardPins.objects.page(board, size=3)
+    assert page.objects == [pins[0], pins[4], pins[5]]
 
 
 @pytest.mark.every_backend
@@ -218,6 +237,53 @@ def test_lists_of_a_mapping_are_cached_and_never_stale(later: LaterClock) -> Non
     Follows.objects.remove(ada, users[1])
     Follows.objects.move(ada, users[3], sequence=1 << 60)
     assert page()[0] == [users[4], users[3]]
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_pages_of_one_request_see_its_writes_and_conditions_of_managers(later: LaterClock) -> None:
+    users = [on(User, n % 8, name=str(n)) for n in range(5)]
+    ada = users[0]
+    for sequence, user in enumerate(users[1:4]):
+        Follows.objects.add(ada, user, sequence)
+
+    class LateManager(type(Follows.objects)):  # type: ignore[misc]  # the class is computed
+        def get_queryset(self) -> Any:
+            return super().get_queryset().filter(sequence__gt=0)
+
+    late = LateManager()
+    late.model = Follows
+    later.ahead += 60
+    for _ in range(3):
+        with cache_scope():
+            for _ in range(2):
+                assert Follows.objects.page(ada, size=2).objects == users[1:3]
+                assert Follows.objects.page(ada, newest_first=True).objects == users[3:0:-1]
+                assert late.page(ada).objects == users[2:4]
+            Follows.objects.add(ada, users[4], -1)
+            assert Follows.objects.page(ada, size=2).objects == [users[4], users[1]]
+            users[1].delete()
+            assert Follows.objects.page(ada, size=2).objects == [users[4], users[2]]
+            with users[1].edit():
+                users[1].active = True
+            assert Follows.objects.page(ada).objects == [users[4], *users[1:4]]
+            Follows.objects.remove(ada, users[4])
+
+
+@pytest.mark.every_backend
+def test_uncached_lists_of_a_cached_mapping_are_read_by_a_plan() -> None:
+    users = [on(User, n, name=str(n)) for n in range(4)]
+    ada = users[0]
+    for sequence, user in enumerate(users[1:]):
+        Follows.objects.add(ada, user, sequence)
+
+    def newest() -> Any:
+        return Follows.objects.uncached().filter(source_id=ada.pk).order_by("-sequence")[:2]
+
+    for last in range(1, 4):
+        assert [entry.target_id for entry in newest()] == [users[3].pk, users[2].pk]
+        before = Follows.objects.filter(source_id=ada.pk, sequence__lt=last).uncached()
+        assert [entry.sequence for entry in before.order_by("sequence")] == list(range(last))
+    assert newest()._recording.shape.plans["rows"] is not None
 
 
 @isolate_apps("tests.pinboards")

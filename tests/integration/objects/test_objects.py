@@ -12,6 +12,7 @@ from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from sharded_orm.cache.requests import ObjectRequest
 from sharded_orm.contrib.objects.exceptions import (
     ConcurrentEdit,
     ObjectWriteRefused,
@@ -21,7 +22,7 @@ from sharded_orm.contrib.objects.exceptions import (
 from sharded_orm.exceptions import CrossShardRelation, InvalidID
 from sharded_orm.ids.layout import PACKED, PackedID
 from sharded_orm.models.cached import queryset
-from sharded_orm.models.cached.bulk_read import read_together
+from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.scatter.execute import Executor
 from tests.integration.objects.conftest import DATABASES, LaterClock, on, refused
@@ -338,9 +339,13 @@ def test_a_row_on_another_shard_than_expected_is_read_but_not_cached(later: Late
             user.name = name
         later.ahead += 60
         for others in ([], [other]):
-            # What a read has that was prepared before the key moved: the keys of the former shard.
-            reads = {user.pk: everybody._read_of_row(plan_of(User), other.pk, user.pk)}
-            for each in others:
-                reads[each.pk] = everybody._read_of_row(plan_of(User), each.pk, each.pk)
-            rows = {row.pk: row for row in read_together(reads, reader, everybody)}
+            # What a read has that was prepared before the key moved: the shard of another key.
+            plan = plan_of(User)
+            assert plan is not None
+            reads, _ = reads_by_pk(plan, [other.pk])
+            use, request = reads.pop(other.pk)
+            token = str(user.pk)
+            moved = ObjectRequest(request.scope, use.factory, use.state, token)
+            reads |= {user.pk: (use, moved)} | reads_by_pk(plan, [each.pk for each in others])[0]
+            rows = {row.pk: row for row in read_together(plan, reads, reader, everybody)}
             assert (rows[user.pk].name, rows[user.pk]._state.db) == (name, "pins_00001")

@@ -97,6 +97,27 @@ print(json.dumps(names))
 
 
 @pytest.mark.parametrize("gallery", ["mariadb"], indirect=True)
+def test_a_forked_process_asks_several_nodes_as_its_parent_does(gallery: GallerySite) -> None:
+    status, counts = gallery.run("""
+import os, signal
+from sharded_orm import uncached
+pks = [Picture.objects.using(f"pins_{n:05d}").create(count=n).pk for n in range(4)]
+
+def read():
+    with uncached():
+        return sorted(picture.count for picture in Picture.objects.get_many(pks).values())
+
+read()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(read() != [0, 1, 2, 3])
+print(json.dumps([os.waitpid(child, 0)[1], read()]))
+""")
+    assert (status, counts) == (0, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("gallery", ["mariadb"], indirect=True)
 def test_a_body_above_the_packet_size_is_refused_and_harms_nothing(gallery: GallerySite) -> None:
     stored, count = gallery.run("""
 picture = Picture.objects.create()
