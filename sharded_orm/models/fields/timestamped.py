@@ -34,7 +34,7 @@ from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 TRIES = 10
 
 
-class _ColumnDefault(DatabaseDefault):
+class ColumnDefault(DatabaseDefault):
     """The keyword DEFAULT as the value of a column in an INSERT."""
 
     # These attributes are constants to save time: Django's class computes them for each row.
@@ -42,7 +42,7 @@ class _ColumnDefault(DatabaseDefault):
     contains_column_references = False
     contains_over_clause = False
 
-    def resolve_expression(self, *args: Any, **kwargs: Any) -> _ColumnDefault:
+    def resolve_expression(self, *args: Any, **kwargs: Any) -> ColumnDefault:
         # Overrides Django's method, which returns a resolved copy. DEFAULT contains nothing to
         # resolve, so no copy is needed.
         return self
@@ -247,7 +247,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         :param new: the instances that have no id.
         :raises TimestampedIDMismatch: the generated ids contain the number of another shard.
         """
-        default = _ColumnDefault(Value(None), self)
+        default = ColumnDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
         rows: list[Any] = []

@@ -74,6 +74,15 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
     colocation.check(copy, ordered=False, values=resolved)
 
 
+def has_expressions(row: Any) -> bool:
+    """Whether a value of ``row`` is an expression. If not, :func:`check_update` and
+    :func:`check_insert` have nothing to check.
+    """
+    return any(
+        hasattr(kind, "resolve_expression") for kind in set(map(type, row.__dict__.values()))
+    )
+
+
 def check_update(
     colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
 ) -> None:
