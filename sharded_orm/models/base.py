@@ -17,7 +17,7 @@ from sharded_orm.models.fields.generated_id import forget_shard_choice, generate
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.moves.repetition import repeated
 from sharded_orm.models.plans.inserts import insert_row
-from sharded_orm.models.plans.saves import save_row
+from sharded_orm.models.plans.saves import SavedRows, SavedTable, save_row
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
@@ -285,8 +285,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
+        table = SavedTable(cls)
         return bool(
-            super()._save_table(raw, cls, force_insert, force_update, using, update_fields)  # type: ignore[misc]  # not in the stubs
+            super()._save_table(raw, table, force_insert, force_update, using, update_fields)  # type: ignore[misc]  # not in the stubs
         )
 
     def _do_insert(
@@ -296,6 +297,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         # fields that generate ids, insert with the library's queryset instead, because only this
         # queryset calls these fields.
         options = self._shard_options()
+        manager = manager.manager if isinstance(manager, SavedTable) else manager
         options.refuse_key_changed_on_insert(self)
         if has_expressions(self):
             check_insert(colocation_on(options, str(using)), [self])
@@ -336,6 +338,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             key_value = options.key_of(self)
             if (
                 others
+                and isinstance(base_qs, SavedRows)
                 and not any(returning_fields)
                 and (forced_update or not self._meta.select_on_save)
                 and are_write_plans_on()

@@ -10,7 +10,7 @@ from typing import Any
 
 from sharded_orm.backends import text_keys
 from sharded_orm.backends.write_hooks import observer
-from sharded_orm.backends.write_hooks.followers import followers_of
+from sharded_orm.backends.write_hooks.followers import is_followed
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 
@@ -19,9 +19,7 @@ def is_observed(connection: Any, model: Any) -> bool:
     to them.
     """
     on_shard = getattr(connection, "shard", None) is not None
-    return observer.cached_model_of(model) is not None or bool(
-        followers_of(model, on_shard=on_shard)
-    )
+    return observer.cached_model_of(model) is not None or is_followed(model, on_shard=on_shard)
 
 
 def check_write(connection: Any, table: str) -> None:

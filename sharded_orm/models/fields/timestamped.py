@@ -278,11 +278,12 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         shard = shard_of(alias)
         if shard is None:
             return
+        shift, bits = self.embedded_shard
         for row, answer in zip(instances, answers, strict=False):
             if getattr(row, self.attname) is not default:
                 continue
-            parts = self.layout.unpack(answer[-1])
-            if parts.shard != shard.number:
+            if answer[-1] >> shift & (1 << bits) - 1 != shard.number:
+                parts = self.layout.unpack(answer[-1])
                 raise TimestampedIDMismatch(
                     f"{self.model._meta.db_table!r} on {alias!r} made the id {answer[-1]!r}, which is"
                     f" {parts!r}: the schema was copied from another shard. 'manage.py migrate"

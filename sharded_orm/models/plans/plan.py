@@ -65,7 +65,7 @@ class Plan:
         #: The one table that the SQL reads.
         self.tables = (self._meta.db_table,)
         self._conditions = [
-            (part.field, part.target, part.lookup, part.field.get_lookup(part.lookup))
+            (part.field, part.target, part.lookup, part.field.get_lookups()[part.lookup])
             for part in conditions
         ]
         self._bounds = [_bounds(part.target, connection) for part in conditions]
@@ -86,7 +86,7 @@ class Plan:
         ):
             if bounds is not None and not bounds[0] <= value <= bounds[1]:
                 return None
-            if field.get_lookup(name) is not lookup:
+            if field.get_lookups().get(name) is not lookup:
                 return None
             # As FieldGetDbPrepValueMixin.get_db_prep_lookup().
             parameters.append(target.get_db_prep_value(value, connection, prepared=True))

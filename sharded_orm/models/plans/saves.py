@@ -11,8 +11,7 @@ from typing import Any
 
 from django.apps import apps
 from django.db import connections
-from django.db.models import QuerySet
-from django.db.models.sql import Query
+from django.db.models import Manager
 
 from sharded_orm.models.plans.shapes import condition_of, example_of, logger
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
@@ -28,6 +27,51 @@ _SEEN: Any = object()
 _saves: dict[Any, dict[tuple[Any, ...], Any]] = {}
 
 
+class SavedTable:
+    """Stands in for the model class in ``Model._save_table()``, and for its base manager.
+
+    Django makes a queryset of the base manager for each save. A planned save does not need it, so it is
+    made only if something is done with it.
+    """
+
+    __slots__ = ("_manager", "_meta")
+
+    def __init__(self, model: Any) -> None:
+        self._meta = model._meta
+        self._manager = model._base_manager
+
+    @property
+    def _base_manager(self) -> SavedTable:
+        return self
+
+    @property
+    def manager(self) -> Any:
+        """The base manager of the model."""
+        return self._manager
+
+    def using(self, alias: str) -> SavedRows:
+        return SavedRows(self._manager, alias)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+class SavedRows:
+    """All rows of a table, as the queryset ``manager.using(alias)``, which is made when it is used."""
+
+    __slots__ = ("alias", "manager")
+
+    def __init__(self, manager: Any, alias: str) -> None:
+        self.manager, self.alias = manager, alias
+
+    @property
+    def model(self) -> Any:
+        return self.manager.model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.manager.using(self.alias), name)
+
+
 def forget() -> None:
     """Drop all plans of saves, because the settings have changed."""
     _saves.clear()
@@ -35,7 +79,7 @@ def forget() -> None:
 
 def save_row(
     options: ShardOptions,
-    rows: Any,
+    rows: SavedRows,
     key: Any,
     pk: Any,
     new_values: Sequence[tuple[Any, Any, Any]],
@@ -47,8 +91,7 @@ def save_row(
     two saves of a shape.
 
     :param options: the shard key and the group of the row's model.
-    :param rows: the queryset on the row's shard with which Django begins, as it is passed to
-        ``Model._do_update()``.
+    :param rows: all rows of the table on the row's shard.
     :param key: the value of the shard key, prepared by its field.
     :param pk: the value of the primary key.
     :param new_values: triples of a field, None, and the field's new value.
@@ -62,11 +105,9 @@ def save_row(
     if plan is None:
         _see(options.model, shape)
         return None
-    # The class of ``rows`` is that of the project's base manager. If it is not Django's, or if it has
-    # conditions, Django must compile the UPDATE.
-    if type(rows) is not QuerySet or type(rows.query) is not Query or rows.query.where.children:
-        return None
-    connection: Any = connections[rows.db]
+    if type(rows.manager) is not Manager:
+        return None  # A base manager of the project may add conditions.
+    connection: Any = connections[rows.alias]
     if plan is _SEEN:
         _learn_save(options, rows, (key, pk), new_values, shape, connection)
         return None
@@ -88,7 +129,7 @@ def _see(model: Any, shape: tuple[Any, ...]) -> None:
 
 def _learn_save(
     options: ShardOptions,
-    rows: Any,
+    rows: SavedRows,
     values: tuple[Any, Any],
     new_values: Sequence[tuple[Any, Any, Any]],
     shape: tuple[Any, ...],
@@ -110,7 +151,8 @@ def _learn_save(
             for number, (part, value) in enumerate(zip(conditions, values, strict=True), 1)
         ]
         if None not in examples:
-            matching = rows.filter(**{options.key.attname: examples[0]}).filter(pk=examples[1])
+            all_rows = rows.manager.using(rows.alias)
+            matching = all_rows.filter(**{options.key.attname: examples[0]}).filter(pk=examples[1])
             pairs = [(field, value) for field, _, value in new_values]
             plan = compile_update(matching.query, conditions, examples, pairs, connection)  # type: ignore[arg-type]  # no condition is None here
     except Exception:
