@@ -1,7 +1,8 @@
-"""A pytest plugin: each read is done by a plan already at its first use.
+"""A pytest plugin: each read and each UPDATE is done by a plan already at its first use, and each INSERT
+at the second one.
 
 ``python -m pytest -p tests.eager_plans …`` runs any tests so. Otherwise a plan is used at the third
-use of a shape, and most tests read each shape once.
+use of a shape, and most tests use each shape once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ def pytest_sessionstart() -> None:
 
     from sharded_orm import runtime
     from sharded_orm.contrib.lookups.declaration import lookups_of
-    from sharded_orm.models.querysets import plans
+    from sharded_orm.models import base
+    from sharded_orm.models.plans import inserts
+    from sharded_orm.models.plans.updates import PLAIN_TYPES
+    from sharded_orm.models.querysets import plans, updates
     from sharded_orm.models.querysets.plans import PlannedQuerySet
+    from sharded_orm.models.querysets.updates import PlannedUpdateQuerySet
 
     def twice(method: Callable[..., Any]) -> Callable[..., Any]:
         """Make the call on a copy first, so that its shape is known."""
@@ -36,6 +41,7 @@ def pytest_sessionstart() -> None:
 
         return call
 
+    @wraps(PlannedQuerySet.get)
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         recording = self._recorded() if kwargs and not args else None
         if recording is not None and recording.limits is None:
@@ -54,6 +60,38 @@ def pytest_sessionstart() -> None:
                 plans._learn(kind, recording, connections[shard.alias])
         return read_by_plan(self, kind, recording, limits, read_by_django)
 
+    @wraps(PlannedUpdateQuerySet.update)
+    def update(self: Any, **kwargs: Any) -> Any:
+        recording = self._recorded()
+        if (
+            recording is not None
+            and (recording.limits, recording.shape.ordering) == (None, None)
+            and recording.shape.shard_at is not None
+            and PLAIN_TYPES.issuperset(map(type, kwargs.values()))
+        ):
+            self._refuse_key(kwargs, "update()")
+            for _ in range(2):
+                updates._learn(recording, (*kwargs, *map(type, kwargs.values())), kwargs)
+        return update_by_plan(self, **kwargs)
+
+    def save(*args: Any) -> Any:
+        results = (save_by_plan(*args) for _ in range(3))
+        return next((result for result in results if result is not None), None)
+
+    class SeenInserts(dict[Any, Any]):
+        """The plans of one model, each of whose shapes counts as seen."""
+
+        def get(self, shape: Any, default: Any = None) -> Any:
+            return super().get(shape, inserts._SEEN)
+
+    class InsertsByModel(dict[Any, Any]):
+        def setdefault(self, model: Any, default: Any) -> Any:  # type: ignore[override]
+            return super().setdefault(model, SeenInserts())
+
+    update_by_plan, save_by_plan = PlannedUpdateQuerySet.update, base.save_row
+    PlannedUpdateQuerySet.update = update  # type: ignore[method-assign]
+    base.save_row = save
+    inserts._inserts = InsertsByModel()
     get_by_plan, read_by_plan = PlannedQuerySet.get, PlannedQuerySet._read
     for name in ("filter", "order_by"):
         setattr(PlannedQuerySet, name, twice(getattr(PlannedQuerySet, name)))

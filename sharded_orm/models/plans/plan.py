@@ -65,7 +65,7 @@ class Plan:
         #: The one table that the SQL reads.
         self.tables = (self._meta.db_table,)
         self._conditions = [
-            (part.field, part.target, part.lookup, part.field.get_lookup(part.lookup))
+            (part.field, part.target, part.lookup, part.field.get_lookups()[part.lookup])
             for part in conditions
         ]
         self._bounds = [_bounds(part.target, connection) for part in conditions]
@@ -86,7 +86,7 @@ class Plan:
         ):
             if bounds is not None and not bounds[0] <= value <= bounds[1]:
                 return None
-            if field.get_lookup(name) is not lookup:
+            if field.get_lookups().get(name) is not lookup:
                 return None
             # As FieldGetDbPrepValueMixin.get_db_prep_lookup().
             parameters.append(target.get_db_prep_value(value, connection, prepared=True))
@@ -170,8 +170,8 @@ def compile_plan(
     :param conditions: the conditions of the query.
     :param values: the prepared values of the conditions in this query. No two of them are equal.
     """
-    if not all(map(_is_plain, query.where.children)) or any(query.get_meta().parents.values()):
-        return None  # If the model has parents, some of its columns are in other tables.
+    if not is_plain_query(query):
+        return None
     if kind in (GET, COUNT):
         query.clear_ordering(force=True)
     constants = 0
@@ -200,6 +200,12 @@ def compile_plan(
         if targets != list(model._meta.concrete_fields):
             return None
     return plan
+
+
+def is_plain_query(query: Query) -> bool:
+    """Whether all conditions of ``query`` compare columns of one table by lookups of Django."""
+    # If the model has parents, some of its columns are in other tables.
+    return all(map(_is_plain, query.where.children)) and not any(query.get_meta().parents.values())
 
 
 def _is_plain(lookup: Any) -> bool:

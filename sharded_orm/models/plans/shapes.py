@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import GeneratedField, GenericIPAddressField, JSONField, Q
@@ -26,6 +26,9 @@ from django.db.models.constants import LOOKUP_SEP
 from sharded_orm.models.plans.plan import MODULES_OF_LOOKUPS, Plan
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import own_columns
+
+if TYPE_CHECKING:
+    from sharded_orm.models.plans.updates import UpdatePlan
 
 logger = logging.getLogger("sharded_orm.plans")
 
@@ -86,6 +89,7 @@ class Shape:
         "plans",
         "seen",
         "shard_at",
+        "updates",
     )
 
     def __init__(
@@ -108,9 +112,12 @@ class Shape:
         #: The plan (compiled SQL) of each kind of read, keyed by kind. None means that Django
         #: handles reads of this kind.
         self.plans: dict[str, Plan | None] = {}
-        #: The kinds of reads that Django has done once. A plan is made at the second read of a
-        #: kind, because many shapes are read only once.
-        self.seen: set[str] = set()
+        #: The plan of each kind of update(), keyed by the names of the written fields and the types
+        #: of their values. None means that Django handles updates of this kind.
+        self.updates: dict[tuple[Any, ...], UpdatePlan | None] = {}
+        #: The kinds of reads and updates that Django has done once. A plan is made at the second
+        #: read of a kind, because many shapes are read only once.
+        self.seen: set[str | tuple[Any, ...]] = set()
 
     def __str__(self) -> str:
         names = [f"{part.field.name}__{part.lookup}" for part in self.conditions]
@@ -152,10 +159,10 @@ class Recording(NamedTuple):
     def learn_filter(self, named: dict[str, Any]) -> None:
         """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`."""
         shape, call = self.shape, _filter_call(named)
-        if call in shape.children or not _has_room():
+        if call in shape.children or not has_room():
             return
         names = tuple(sorted(named))  # As Q() sorts them.
-        new = [_condition(shape.options, name, named[name]) for name in names]
+        new = [condition_of(shape.options, name, named[name]) for name in names]
         conditions = (*shape.conditions, *(part for part in new if part is not None))
         is_plain = None not in new and sum(part.names_shard for part in conditions) < 2
         shape.children[call] = (
@@ -176,7 +183,7 @@ class Recording(NamedTuple):
         columns = own_columns(shape.options.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):
             return
-        if ("order_by", *names) not in shape.children and _has_room():
+        if ("order_by", *names) not in shape.children and has_room():
             ordered = Shape(shape.options, shape.names, shape.conditions, names)
             shape.children["order_by", *names] = ordered
 
@@ -192,10 +199,9 @@ class Recording(NamedTuple):
         for named in self.filters:
             example = {}
             for name in sorted(named):
-                make = _EXAMPLES.get(type(self.values[len(values)]))
-                if make is None:
+                example[name] = example_of(self.values[len(values)], len(values) + 1)
+                if example[name] is None:
                     return None
-                example[name] = make(len(values) + 1)
                 values.append(example[name])
             filters.append(example)
         return Recording(self.shape, tuple(filters), tuple(values))
@@ -211,6 +217,15 @@ class Recording(NamedTuple):
             query.set_limits(*self.limits)
 
 
+def example_of(value: Any, number: int) -> Any:
+    """Return a made-up value of the type of ``value``, which is another one for each number.
+
+    Return None if the SQL may depend on a value of this type.
+    """
+    make = _EXAMPLES.get(type(value))
+    return None if make is None else make(number)
+
+
 def _filter_call(named: dict[str, Any]) -> tuple[Any, ...]:
     return (*named, *map(type, named.values()))
 
@@ -219,7 +234,7 @@ def _are_texts(names: tuple[Any, ...]) -> bool:
     return all(type(name) is str for name in names)
 
 
-def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None:
+def condition_of(options: ShardOptions, name: str, value: Any) -> Condition | None:
     """Return the condition ``name=value`` of a ``filter()``; None if Django must handle it."""
     column, _, lookup = name.partition(LOOKUP_SEP)
     lookup = lookup or "exact"
@@ -269,7 +284,7 @@ def forget() -> None:
     _shapes = 0
 
 
-def _has_room() -> bool:
+def has_room() -> bool:
     """Count a new shape of queries, and return whether it may be kept: False if there are too many."""
     global _shapes
     if _shapes >= MAX_SHAPES:

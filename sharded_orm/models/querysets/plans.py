@@ -8,9 +8,7 @@ then on, the queryset is like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
@@ -22,9 +20,13 @@ from sharded_orm import runtime
 from sharded_orm.backends import key_guard
 from sharded_orm.models.cached.cached_model import declares_cache
 from sharded_orm.models.moves.confirmation import confirmed
+from sharded_orm.models.plans.inserts import forget as forget_inserts
 from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS, Plan, compile_plan
+from sharded_orm.models.plans.saves import forget as forget_saves
 from sharded_orm.models.plans.shapes import Recording, Shape, logger
 from sharded_orm.models.plans.shapes import forget as forget_shapes
+from sharded_orm.models.plans.switch import are_plans_on
+from sharded_orm.models.plans.switch import without_plans as without_plans
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
 from sharded_orm.models.querysets.guesses import shard_of
 from sharded_orm.models.querysets.route import PLAIN_KEYS, has_one_table, is_scoped, plain_key
@@ -47,21 +49,6 @@ _COPIED = frozenset(QuerySet().__dict__) | {
     "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
-_are_plans_on: ContextVar[bool] = ContextVar("sharded_orm_plans", default=True)
-
-
-@contextmanager
-def without_plans() -> Iterator[None]:
-    """Within the ``with`` block, let Django compile each query.
-
-    This applies only to the current context (:mod:`contextvars`).
-    """
-    token = _are_plans_on.set(False)
-    try:
-        yield
-    finally:
-        _are_plans_on.reset(token)
-
 
 class PlannedQuerySet(BoundKeyQuerySet[M]):
     """A mixin that reads by a plan where it can, and otherwise as its base class does.
@@ -77,7 +64,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
     ) -> None:
         recording = None
-        if query is None and using is None and not hints and _are_plans_on.get():
+        if query is None and using is None and not hints and are_plans_on():
             recording = _new_recording(type(self), model)
         if recording is None or is_any_bound():
             super().__init__(model, query, using, hints)
@@ -160,7 +147,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             or self._defer_next_filter  # type: ignore[attr-defined]  # missing in Django's type stubs
             or self._deferred_filter is not None  # type: ignore[attr-defined]  # missing in Django's type stubs
             or is_any_bound()
-            or not _are_plans_on.get()
+            or not are_plans_on()
         ):
             return None
         return recording
@@ -444,6 +431,7 @@ _SKIPPED = (
     "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
     "_filter_or_exclude_inplace", "db", "filter", "query",
 )  # fmt: skip
+_METHODS = {n for n, m in vars(QuerySet).items() if callable(m) or isinstance(m, property)}
 _new_recordings: dict[tuple[Any, Any, bool], Recording | None] = {}
 
 
@@ -452,6 +440,8 @@ def _forget() -> None:
     # shapes, the stored forms of queries.
     _new_recordings.clear()
     forget_shapes()
+    forget_saves()
+    forget_inserts()
 
 
 runtime.on_reset(_forget)
@@ -491,12 +481,15 @@ def _skips_nothing(queryset_class: Any) -> bool:
     All base classes are examined, also those that come after this package's classes in the method
     resolution order.
     """
+    bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
+    # A class of the project that comes after PlannedQuerySet may override any method of Django's,
+    # because the methods of PlannedQuerySet may not call it.
+    behind = bases[bases.index(PlannedQuerySet) :]
     return all(
-        _module_of(vars(base)[name]).startswith(("django.db.models.", "sharded_orm.models."))
-        for base in queryset_class.__mro__
-        if base not in (object, Generic)
-        for name in _SKIPPED
-        if name in vars(base)
+        _module_of(member).startswith(("django.db.models.", "sharded_orm.models."))
+        for base in bases
+        for name, member in vars(base).items()
+        if name in _SKIPPED or (base in behind and name in _METHODS)
     )
 
 
