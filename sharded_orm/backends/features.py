@@ -71,6 +71,9 @@ class ShardFeatures:
     #: replicas cannot be promoted. The value is a path and not the class, because the class imports
     #: a driver.
     replication_server: ClassVar[str] = ""
+    #: The dotted path of the class that represents one server of a pair whose servers replicate from
+    #: each other. "" if this kind of server cannot be in such a pair.
+    pair_side: ClassVar[str] = ""
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
@@ -95,6 +98,7 @@ class MySQLFeatures(ShardFeatures):
     has_lastrowid = True
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
+    pair_side = "sharded_orm.backends.mysql.pair_side.MySQLPairSide"
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:

@@ -199,19 +199,21 @@ class MySQLReplicationServer(ReplicationServer):
 
         Roles that are not active in this session are included, and so is the role ``PUBLIC``.
         """
-        texts = [self._grants("SHOW GRANTS")]
+        return {
+            privilege
+            for line in self._grant_lines()
+            if (match := _GLOBAL_GRANT.match(line))
+            for privilege in match["privileges"].split(", ")
+        }
+
+    def _grant_lines(self) -> list[str]:
+        """Return the lines of ``SHOW GRANTS`` for the account and for all its roles."""
         roles = self._rows(
             "SELECT DISTINCT ROLE_NAME name FROM information_schema.applicable_roles"
         )
         quote = self._connection.ops.quote_name
-        texts += [self._grants(f"SHOW GRANTS FOR {quote(row['name'])}") for row in roles]
-        return {
-            privilege
-            for text in texts
-            for line in text
-            if (match := _GLOBAL_GRANT.match(line))
-            for privilege in match["privileges"].split(", ")
-        }
+        queries = ["SHOW GRANTS", *(f"SHOW GRANTS FOR {quote(row['name'])}" for row in roles)]
+        return [line for sql in queries for line in self._grants(sql)]
 
     def _grants(self, sql: str) -> list[str]:
         return [str(value) for row in self._rows(sql) for value in row.values()]
@@ -280,7 +282,8 @@ class MySQLReplicationServer(ReplicationServer):
             yield f"{self.name!r} replicates without GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos"
         for name, value in link.filters.items():
             yield (
-                f"{self.name!r} does not replicate everything ({name} = {value!r}): rows would be lost"
+                f"{self.name!r} does not replicate everything ({name} = {value!r}): rows would be lost."
+                " Remove the filter"
             )
         if link.delay:
             yield f"{self.name!r} replicates {link.delay} s later on purpose (MASTER_DELAY): set it to 0"

@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "move keys": "'manage.py keys repair {subject}'",
     "move shards": "'manage.py shards move {subject} --repair'",
     "grow": "'manage.py shards grow {subject}'",
+    "rolling": "'manage.py migrate_shards --rolling'",
 }
 #: Sets of kinds of operations that must not run at the same time. For example, moves create
 #: triggers and copies of tables on the shards, which migrations would not expect.
@@ -31,6 +32,10 @@ _EXCLUSIVE: Final = (
     frozenset({"move shards", "migrate"}),
     frozenset({"move shards", "promote"}),
     frozenset({"move shards", "grow"}),
+    *(
+        frozenset({"rolling", other})
+        for other in ("migrate", "promote", "move keys", "move shards", "grow")
+    ),
 )
 
 
