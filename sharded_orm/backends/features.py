@@ -71,6 +71,9 @@ class ShardFeatures:
     #: replicas cannot be promoted. The value is a path and not the class, because the class imports
     #: a driver.
     replication_server: ClassVar[str] = ""
+    #: Whether two servers may replicate from each other, of which one refuses the writes of a shard
+    #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
+    has_side_fences: ClassVar[bool] = False
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
@@ -95,6 +98,7 @@ class MySQLFeatures(ShardFeatures):
     has_lastrowid = True
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
+    has_side_fences = True
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:

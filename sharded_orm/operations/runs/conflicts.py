@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "move keys": "'manage.py keys repair {subject}'",
     "move shards": "'manage.py shards move {subject} --repair'",
     "grow": "'manage.py shards grow {subject}'",
+    "switch sides": "'manage.py shards switch {subject} --repair'",
 }
 #: Sets of kinds of operations that must not run at the same time. For example, moves create
 #: triggers and copies of tables on the shards, which migrations would not expect.
@@ -31,6 +32,10 @@ _EXCLUSIVE: Final = (
     frozenset({"move shards", "migrate"}),
     frozenset({"move shards", "promote"}),
     frozenset({"move shards", "grow"}),
+    frozenset({"switch sides", "move keys"}),
+    frozenset({"switch sides", "move shards"}),
+    frozenset({"switch sides", "migrate"}),
+    frozenset({"switch sides", "promote"}),
 )
 
 

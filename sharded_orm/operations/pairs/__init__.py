@@ -1,0 +1,11 @@
+"""Pairs of servers that replicate from each other (Yupoo, Y9).
+
+Each shard on a pair has an *active* side, which takes its writes, and a *passive* side, on which the
+database refuses them. Other shards of the pair may be active on the other side, so that both machines
+work.
+"""
+
+from typing import Final
+
+#: The kind under which the journal stores the runs that switch sides.
+KIND: Final = "switch sides"
