@@ -74,6 +74,9 @@ class ShardFeatures:
     #: The dotted path of the class that represents one server of a pair whose servers replicate from
     #: each other. "" if this kind of server cannot be in such a pair.
     pair_side: ClassVar[str] = ""
+    #: Whether two servers may replicate from each other, of which one refuses the writes of a shard
+    #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
+    has_side_fences: ClassVar[bool] = False
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
@@ -99,6 +102,7 @@ class MySQLFeatures(ShardFeatures):
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
     pair_side = "sharded_orm.backends.mysql.pair_side.MySQLPairSide"
+    has_side_fences = True
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:

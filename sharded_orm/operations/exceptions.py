@@ -80,6 +80,21 @@ class RollingRefused(OperationError, ValueError):
         )
 
 
+class SwitchRefused(OperationError, ValueError):
+    """The active side of shards on a pair of servers cannot be changed as requested.
+
+    :attr:`problems` lists every reason.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"The switch is refused:{bullet_list(self.problems)}")
+
+
+class SwitchFailed(OperationError, OperationalError):
+    """An error has stopped the switch of a shard to the other side of its pair."""
+
+
 class GrowthRefused(OperationError, ValueError):
     """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
 

@@ -46,7 +46,9 @@ _OPERATOR_PRIVILEGES = (
 _PAIR_OPERATOR_PRIVILEGES = (
     f"{_OPERATOR_PRIVILEGES}, BINLOG ADMIN, CONNECTION ADMIN, RELOAD, REPLICATION MASTER ADMIN"
 )
-_SCHEMA_PRIVILEGES = f"{APPLICATION_PRIVILEGES}, TRIGGER, EVENT"
+_SCHEMA_PRIVILEGES = (
+    f"{APPLICATION_PRIVILEGES}, TRIGGER, EVENT, CREATE ROUTINE, ALTER ROUTINE, EXECUTE"
+)
 
 
 class LoggingServer(MariaDBServer):
@@ -201,7 +203,13 @@ def master_pair(
     :param options: further options of both servers.
     :raises ServiceMissing: MariaDB is not installed.
     """
-    both = {"binlog-format": "ROW", "read-only": None, **options}
+    both = {
+        "binlog-format": "ROW",
+        "read-only": None,
+        # Fences have a function.
+        "log-bin-trust-function-creators": "1",
+        **options,
+    }
     own = [
         {"server-id": str(number), "gtid-domain-id": str(number), **both, **(more or {})}
         for number, more in ((1, first), (2, second))

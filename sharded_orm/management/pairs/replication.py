@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management import BaseCommand
+from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action, line_writer, problems_error
 from sharded_orm.operations.exceptions import PairRefused
 from sharded_orm.operations.pairs import replication_check, replication_setup, rolling_upgrade
+from sharded_orm.operations.pairs.pair_servers import all_pairs
 
 
 class _PairAction(Action):
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("first", metavar="NODE_A", help="One node of the pair.")
-        parser.add_argument("second", metavar="NODE_B", help="The other node.")
+        parser.add_argument(
+            "nodes",
+            nargs="*",
+            metavar="NODE",
+            help="The two nodes of the pair. Default: all pairs of the topology.",
+        )
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
 
@@ -38,16 +43,17 @@ class SetUpPair(_PairAction):
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        first, second = options["first"], options["second"]
+        tell = line_writer(command, options)
+        pairs = _pairs(options)
         try:
-            replication_setup.set_up(
-                first, second, timeout=options["timeout"], tell=line_writer(command, options)
-            )
+            for first, second in pairs:
+                replication_setup.set_up(first, second, timeout=options["timeout"], tell=tell)
         except PairRefused as exc:
             _write_json(command, options, exc.problems)
             raise
         _write_json(command, options, ())
-        _write_success(command, options, f"{first} and {second} replicate from each other.")
+        for first, second in pairs:
+            _write_success(command, options, f"{first} and {second} replicate from each other.")
 
 
 class CheckPair(_PairAction):
@@ -58,13 +64,26 @@ class CheckPair(_PairAction):
     )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        first, second = options["first"], options["second"]
-        upgrade = rolling_upgrade.unfinished(first, second)
-        problems = [upgrade] if upgrade else replication_check.check(first, second)
+        pairs = _pairs(options)
+        problems: list[str] = []
+        for first, second in pairs:
+            upgrade = rolling_upgrade.unfinished(first, second)
+            problems += [upgrade] if upgrade else replication_check.check(first, second)
         _write_json(command, options, problems)
         if problems:
             raise problems_error(problems)
-        _write_success(command, options, f"{first} and {second} are a pair in order.")
+        for first, second in pairs:
+            _write_success(command, options, f"{first} and {second} are a pair in order.")
+
+
+def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
+    nodes = options["nodes"]
+    if len(nodes) not in (0, 2):
+        raise CommandError("Name the two nodes of a pair, or none for all pairs of the topology.")
+    pairs = [(nodes[0], nodes[1])] if nodes else all_pairs()
+    if not pairs:
+        raise CommandError("The topology has no pairs: a range of a pair has 'pair' and 'active'.")
+    return pairs
 
 
 def _write_json(command: BaseCommand, options: dict[str, Any], problems: Any) -> None:

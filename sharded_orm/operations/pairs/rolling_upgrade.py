@@ -12,17 +12,22 @@ side only receives them and waits. Nothing that is written during the upgrade is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from sharded_orm import runtime
 from sharded_orm.operations.exceptions import OperationStopped, PairRefused, RollingRefused
 from sharded_orm.operations.migrate.migration_run import MigrationRequest, Progress, migrate
 from sharded_orm.operations.migrate.planner import MigrateOptions
-from sharded_orm.operations.pairs import replication_check, side_comparison
-from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair
+from sharded_orm.operations.pairs import KIND as SWITCH
+from sharded_orm.operations.pairs import replication_check, runner, side_comparison
+from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair, shards_of
+from sharded_orm.operations.pairs.report import SwitchOptions
 from sharded_orm.operations.pairs.rolling_plan import RollingPlan, UpgradeRound, find_plan
+from sharded_orm.operations.pairs.side_switch import close_side
 from sharded_orm.operations.pairs.side_topology import only_on
+from sharded_orm.operations.pairs.sides import open_fence
+from sharded_orm.operations.pairs.state import pair_states
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves
@@ -81,12 +86,14 @@ def upgrade(
     :raises OperationStopped: ``stopping`` was set. Another call goes on.
     """
     with journal.hold_run(KIND, EVERYTHING, {"pair": [first, second]}) as run:
-        refuse_conflicts(run)
+        # The upgrade itself ends a switch that was broken off in its step "switch".
+        refuse_conflicts(run, within=SWITCH if "done" in run.arguments else None)
         if "done" in run.arguments:
             plan = _require_same(run, first, second, options)
         else:
             try:
                 replication_check.require_sound(first, second)
+                _require_fences(first, second)
                 plan = find_plan(first, second, options.migrate)
             except (PairRefused, RollingRefused) as exc:
                 run.finish("refused", str(exc))
@@ -95,6 +102,16 @@ def upgrade(
         with open_pair(first, second) as servers:
             upgrade = _Upgrade(run, plan, servers, options, progress, stopping, tell)
             return RollingReport(plan, upgrade.proceed())
+
+
+def _require_fences(first: str, second: str) -> None:
+    """Check that the passive sides refuse writes. Otherwise both sides could be written.
+
+    :raises PairRefused: a passive side accepts writes, or an active side refuses them.
+    """
+    problems = [p for state in pair_states(shards_of(first, second)) for p in state.problems]
+    if problems:
+        raise PairRefused(problems)
 
 
 def _require_same(
@@ -243,6 +260,11 @@ class _Upgrade:
                             *(f"{shard.alias} does not exist" for shard in report.missing),
                         ]
                     )
+        # New tables have no fence yet on the side that is passive.
+        for shard in upgrade_round.shards():
+            if shard.node != side.name:
+                with open_fence(replace(shard, node=side.name), self._run.check) as fence:
+                    close_side(fence)
 
     def _catch_up(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
         link = replica.link_from(source)
@@ -268,4 +290,19 @@ class _Upgrade:
         )
 
     def _switch(self, upgrade_round: UpgradeRound) -> None:
-        raise NotImplementedError
+        options = SwitchOptions(is_upgrade=True)
+        for group, numbers in upgrade_round.numbers.items():
+            report = runner.switch_sides(
+                group,
+                numbers,
+                to_side=upgrade_round.passive,
+                options=options,
+                stopping=self._stopping,
+                tell=self._tell,
+            )
+            if report.failures:
+                raise PairRefused(
+                    f"shard {number} of group {group!r}: {why}"
+                    for number, why in report.failures.items()
+                )
+            self._check()

@@ -15,8 +15,8 @@ SCHEMAS = [f"photos_{number:05d}" for number in ACTIVE]
 
 def _groups() -> dict[str, Any]:
     ranges = [
-        {"range": [0, 1], "primary": "db1", "replica": "db2"},
-        {"range": [2, 3], "primary": "db2", "replica": "db1"},
+        {"range": [0, 1], "pair": ["db1", "db2"], "active": "db1"},
+        {"range": [2, 3], "pair": ["db1", "db2"], "active": "db2"},
     ]
     return {"photos": {"STRATEGY": "modulo", "RANGES": ranges}}
 
