@@ -123,7 +123,12 @@ class SideSwitch:
 
 
 def _is_followed(version: int) -> bool:
-    """Wait for a moment until every process uses the topology ``version``. Return whether they all do."""
+    """Wait for a moment until every process uses the topology ``version``. Return whether they all do.
+
+    Does not wait if the processes learn of the topology only when they ask for it.
+    """
+    if not runtime.source().pushes:
+        return False
     try:
         reach = topology.wait_until_used(version, FOLLOWERS_PATIENCE, interval=_INTERVAL)
     except TopologyError:
