@@ -77,7 +77,7 @@ def switch_sides(
     options = options or SwitchOptions()
     arguments = {"to": to_side or f"all from {all_from}" if to_side or all_from else "other side"}
     with journal.hold_run(KIND, group, arguments) as run:
-        work = _Work(run, options, stopping or Stopping(), tell)
+        work = _SwitchWork(run, options, stopping or Stopping(), tell)
         work.begin()
         try:
             plan = find_plan(group, numbers, to_side=to_side, all_from=all_from)
@@ -116,7 +116,7 @@ def repair(group: str, *, tell: Tell = lambda line: None) -> SwitchReport:
     :raises OperationHeld: a process switches shards of the group at this time.
     """
     with journal.hold_run(KIND, group, {"to": "repair"}) as run:
-        work = _Work(run, SwitchOptions(), Stopping(), tell)
+        work = _SwitchWork(run, SwitchOptions(), Stopping(), tell)
         work.begin(repairs=True)
         work.finish()
     return work.report
@@ -136,7 +136,7 @@ def fence_passive_sides(
     :raises django.db.Error: a server does not answer.
     """
     with journal.hold_run(KIND, group, {"to": "fence"}) as run:
-        work = _Work(run, SwitchOptions(), Stopping(), tell)
+        work = _SwitchWork(run, SwitchOptions(), Stopping(), tell)
         work.begin()
         try:
             changes = find_plan(group, numbers).changes
@@ -167,7 +167,7 @@ def _wait_for_tables(source: str, target: str, run: journal.JournalRun) -> None:
             )
 
 
-class _Work:
+class _SwitchWork:
     """Switches shards of one group. Only one process does so at a time, because it holds the group's
     run in the journal.
     """
