@@ -66,8 +66,10 @@ def test_a_table_that_is_created_later_is_reported_and_fenced(site: PairSite) ->
     problems = site.manage("shards", "status", "--json").json["problems"]
     assert any("passive side of photos_00000 accepts writes" in each for each in problems)
     site.switch("photos", "0", "--fence")
-    problems = site.manage("shards", "status", "--json").json["problems"]
-    assert not any("accepts writes" in each for each in problems)
+    shown = site.manage("shards", "status").out
+    assert "accepts writes" not in shown
+    lines = [line.split() for line in shown.splitlines() if line.startswith("db1 and db2")]
+    assert lines == [["db1", "and", "db2", side, "2", "0", "ok"] for side in ("db1", "db2")]
     with pytest.raises(MySQLdb.OperationalError, match=REFUSED):
         site.as_application(site.pair.second, "INSERT INTO photos_00000.later VALUES (1)")
 
