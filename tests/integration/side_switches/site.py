@@ -140,9 +140,9 @@ class PairSite(Site):
         def watch() -> None:
             while not ended.is_set():
                 for one, other in (("first", "second"), ("second", "first")):
-                    with self._writing(one, number) as is_open:
+                    with self.writing(one, number) as is_open:
                         if is_open:
-                            with self._writing(other, number) as both:
+                            with self.writing(other, number) as both:
                                 found.append("both" if both else one)
 
         thread = threading.Thread(target=watch)
@@ -154,7 +154,7 @@ class PairSite(Site):
             thread.join()
 
     @contextlib.contextmanager
-    def _writing(self, which: str, number: int) -> Iterator[bool]:
+    def writing(self, which: str, number: int) -> Iterator[bool]:
         """Hold a transaction open that has written on one side. Yield False if that was refused."""
         connection = self._connect(getattr(self.pair, which))
         with contextlib.closing(connection), connection.cursor() as cursor:

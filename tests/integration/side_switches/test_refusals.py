@@ -88,6 +88,14 @@ def test_a_passive_side_that_stays_behind(site: PairSite) -> None:
     assert site.writable() == ["db1"]
 
 
+def test_a_transaction_that_stays_open(site: PairSite) -> None:
+    with site.writing("first", 0):
+        done = site.switch("photos", "0", "--patience", "1", "--json", code=1)
+    assert "there was always a transaction that used a table" in done.json["failures"]["0"]
+    assert site.writable() == ["db1"]
+    assert site.switch("photos", "0", "--json").json["switched"] == {"0": "db2"}
+
+
 def test_what_the_topology_does_not_allow(site: PairSite) -> None:
     assert "has no shard 4" in problems(site, "photos", "4")
     assert "there is no node 'db9'" in problems(site, "photos", "0", "--to-side", "db9")
