@@ -21,10 +21,14 @@ from sharded_orm.backends.fence import SIDE_MARKER, SQLSTATE
 from sharded_orm.backends.mysql.capture_lock import tables_lock
 from sharded_orm.backends.mysql.lock_waits import LockWaits
 from sharded_orm.backends.mysql.locked_changes import LockedChanges
+from sharded_orm.backends.mysql.row_copy import PASSES
 from sharded_orm.backends.side_fence import FUNCTION, TRIGGER_PREFIX, SideFence
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.mysql_flavor import MySQLFlavor
 
+# SQL for whether a session is stopped by a fence. A session that sets the variable and logs nothing is
+# not: it changes the schema of one side only, and so its rows of ``django_migrations``.
+_STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
 _EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 # Seconds to wait for a lock that another session holds for a long time.
 _PATIENCE: Final = 30
@@ -175,7 +179,7 @@ class MySQLSideFence(SideFence):
         name = f"{TRIGGER_PREFIX}{secrets.token_hex(8)}_{event.lower()}"
         return (
             f"CREATE TRIGGER {self._quote(name)} BEFORE {event} ON {self._quote(table)} FOR EACH ROW"
-            f" BEGIN IF {self._quote(FUNCTION)}() THEN SIGNAL SQLSTATE '{SQLSTATE}'"
+            f" BEGIN IF {_STOPPED} AND {self._quote(FUNCTION)}() THEN SIGNAL SQLSTATE '{SQLSTATE}'"
             f" SET MESSAGE_TEXT = '{SIDE_MARKER}'; END IF; END"
         )
 

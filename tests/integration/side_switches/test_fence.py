@@ -6,7 +6,7 @@ import MySQLdb
 import pytest
 
 from tests.integration.side_switches.site import REFUSED, PairSite
-from tests.services.replication import execute
+from tests.services.replication import execute, execute_alone
 
 ROW_7 = "photos_00000.entries_entry WHERE entry_id = 7"
 
@@ -36,6 +36,17 @@ def test_the_passive_side_refuses_raw_sql(site: PairSite) -> None:
         ]
         assert changed[0] == changed[1]
     assert changed == [[], []]
+
+
+def test_only_a_session_that_changes_one_side_alone_passes(site: PairSite) -> None:
+    insert = "INSERT INTO photos_00000.entries_entry VALUES (7, 0)"
+    passes = "SET @sharded_orm_capture_passes = 1"
+    with pytest.raises(MySQLdb.OperationalError, match=REFUSED):
+        execute_alone(site.pair.second, insert)
+    with pytest.raises(MySQLdb.OperationalError, match=REFUSED):
+        site.as_application(site.pair.second, f"{passes}; {insert}")
+    execute_alone(site.pair.second, passes, insert)
+    assert site.rows("second") == {7}
 
 
 def test_each_side_is_active_for_its_own_shards(site: PairSite) -> None:
