@@ -87,12 +87,30 @@ class MySQLSideFence(SideFence):
         )
         return [(str(table), str(name)) for table, name in rows]
 
-    def other_engines(self) -> list[str]:
-        rows = self._rows(
+    def obstacles(self) -> list[str]:
+        tables = self._rows(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        return sorted(str(name) for (name,) in rows)
+        # InnoDB calls no triggers for rows that a foreign key changes. Inside the schema, the trigger of
+        # the table that begins the change refuses it.
+        keys = self._rows(
+            "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
+            " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"
+            " AND unique_constraint_schema <> DATABASE()"
+        )
+        return [
+            *(
+                f"the table {table!r} is not of InnoDB, so a refused statement could be executed in part:"
+                " ALTER TABLE … ENGINE = InnoDB"
+                for (table,) in tables
+            ),
+            *(
+                f"a foreign key of the table {table!r} leads to another schema ({other}), from where"
+                " changes come without triggers: drop it"
+                for table, other in keys
+            ),
+        ]
 
     def privilege_problems(self) -> list[str]:
         # The server checks privileges before it looks for the table or the function. As neither

@@ -9,6 +9,7 @@ from tests.conftest import service_missing
 from tests.integration.side_switches.site import PairSite, pair_of_servers
 from tests.services import ServiceMissing
 from tests.services.replication import MasterPair
+from tests.services.zookeeper import ZooKeeperServer
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +18,15 @@ def masters() -> Iterator[MasterPair]:
     try:
         with pair_of_servers() as pair:
             yield pair
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeperServer]:
+    try:
+        with ZooKeeperServer() as server:
+            yield server
     except ServiceMissing as exc:
         service_missing(exc)
 

@@ -10,6 +10,7 @@ from tests.integration.side_switches.test_kills import ENDED
 from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import execute
+from tests.services.zookeeper import ZooKeeperServer
 
 
 def test_to_and_fro(site: PairSite) -> None:
@@ -67,6 +68,24 @@ def check_errors(writers: Writers, number: int) -> None:
     """Check that only transactions of several statements were refused. Other writes wait."""
     for _, _, text in writers.errors(number):
         assert text.startswith("SideFenced ") and text.endswith("(in a transaction)")
+
+
+@pytest.mark.long
+def test_processes_that_are_told_at_once(
+    site: PairSite, zookeeper: ZooKeeperServer, memcached: MemcachedServer
+) -> None:
+    site.use_cache(memcached)
+    site.move_to_zookeeper(zookeeper)
+    with site.writers(2) as writers, site.watched() as writable:
+        for _ in range(3):
+            assert site.switch("photos", "0-3", "--json").json["ok"]
+            for number in writers.numbers:
+                writers.wait_for_more(number)
+    rows = site.all_rows()
+    for number in writers.numbers:
+        check_errors(writers, number)
+        assert {row for _, row in writers.acknowledged(number)} <= rows
+    assert "both" not in writable
 
 
 # A process that does not get the new topology, and reads from the old side.
