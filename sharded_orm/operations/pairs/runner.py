@@ -183,6 +183,9 @@ class _SwitchWork:
         self._stopping = stopping
         self._tell = tell
         self.report = SwitchReport(run.subject, run.id)
+        #: The time of the first switch after which the cache was not invalidated yet, by
+        #: ``time.monotonic()``; infinite if there is none.
+        self._stale_since = float("inf")
 
     def begin(self, *, repairs: bool = False, part_of: journal.JournalRun | None = None) -> None:
         """End the switch that an earlier process has left unfinished.
@@ -233,6 +236,7 @@ class _SwitchWork:
         try:
             with self._sides(record) as side_switch:
                 side_switch.run()
+                self._note_reads(change, is_followed=side_switch.is_followed)
                 self._remove_fence(change, side_switch.new)
         except LeaseLost:
             raise
@@ -241,12 +245,12 @@ class _SwitchWork:
             if not isinstance(exc, Exception):
                 raise
         else:
-            runtime.refresh()
-            self._note_reads(change, is_followed=side_switch.is_followed)
             record.end()
             self.report.pauses.append(side_switch.pause)
             self._record_switched(change)
-            self._invalidate()
+            runtime.refresh()
+            if time.monotonic() > self._stale_since + cached_rows.READERS_PATIENCE:
+                self._invalidate()
 
     @contextmanager
     def _sides(self, record: SwitchRecord) -> Iterator[SideSwitch]:
@@ -351,9 +355,14 @@ class _SwitchWork:
         """Record whether a process may have cached rows of the old side after the switch."""
         if not is_followed:
             self._run.note(left_side=change.source)
+            self._stale_since = min(self._stale_since, time.monotonic())
 
     def _invalidate(self) -> None:
-        """Invalidate the cache if a process may have cached rows as the old side had them."""
+        """Invalidate the cache if a process may have cached rows as the old side had them.
+
+        That empties the whole cache, so it is done once for the switches of several seconds.
+        """
         if (node := self._run.arguments.get("left_side")) is not None:
             cached_rows.invalidate(node, self._tell, self.report.notes.append)
             self._run.note(left_side=None)
+            self._stale_since = float("inf")
