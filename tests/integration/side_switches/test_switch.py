@@ -117,3 +117,48 @@ def test_what_a_process_that_lags_behind_has_cached_is_void(
     execute(site.pair.first, "START SLAVE SQL_THREAD")
     site.switch("photos", "--repair")
     assert site.run(LOOK_UP_7) == "is not there"
+
+
+# A process that does not get the new topology, and writes to the old side.
+LATE = """
+from django.db import connections, transaction
+from sharded_orm.exceptions import SideFenced
+assert runtime.shard("photos", 0).node == "db1"
+runtime.source().stop()
+print("does not follow", flush=True)
+input()
+alias = runtime.shard("photos", 0).alias
+"""
+
+
+_TRANSACTION = """
+try:
+    with transaction.atomic(using=alias):
+        Entry(entry_id=1, user_id=0).save()
+except SideFenced as exc:
+    print(type(exc).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "said", "rows"),
+    [
+        ("Entry(entry_id=2, user_id=0).save()", "", {2}),
+        ("Entry.objects.bulk_create([Entry(entry_id=2, user_id=0)])", "", {2}),
+        (
+            "connections[alias].cursor().execute('INSERT INTO entries_entry VALUES (2, 0)')",
+            "",
+            {2},
+        ),
+        (_TRANSACTION, "SideFenced\n", set()),
+    ],
+)
+def test_a_process_that_lags_behind_writes_to_the_new_side(
+    site: PairSite, write: str, said: str, rows: set[int]
+) -> None:
+    late = site.start("shell", "-v", "0", "-c", f"{PREAMBLE}\n{LATE}\n{write}")
+    assert late.stdout is not None and late.stdout.readline() == "does not follow\n"
+    site.switch("photos", "0")
+    out, err = late.communicate("\n", timeout=PATIENCE)
+    assert (late.returncode, out) == (0, said), err
+    assert site.rows("second") == rows
