@@ -52,7 +52,6 @@ def switch_sides(
     all_from: str | None = None,
     options: SwitchOptions | None = None,
     stopping: Stopping | None = None,
-    part_of: journal.JournalRun | None = None,
     tell: Tell = lambda line: None,
 ) -> SwitchReport:
     """Make the other side of their pair the active side of shards, while the site works (Yupoo, Y9).
@@ -66,8 +65,6 @@ def switch_sides(
     :param numbers: numbers of the shards; None with ``all_from``.
     :param to_side: the node that is to be active; by default the other side of each shard.
     :param all_from: a node; all shards of the group that are active on it are switched.
-    :param part_of: the run of the caller's operation, if the switch is a step of it. Without this, a
-        switch is refused while keys or shards move, or migrations run.
     :param tell: called with a line for the operator.
     :raises SwitchRefused: the sides cannot be changed. Every reason is listed, and nothing was changed.
     :raises TopologyReadOnly: commands cannot change the topology.
@@ -81,7 +78,7 @@ def switch_sides(
     arguments = {"to": to_side or f"all from {all_from}" if to_side or all_from else "other side"}
     with journal.hold_run(KIND, group, arguments) as run:
         work = _SwitchWork(run, options, stopping or Stopping(), tell)
-        work.begin(part_of=part_of)
+        work.begin()
         try:
             plan = find_plan(group, numbers, to_side=to_side, all_from=all_from)
             preflight.check_plan(plan, options.patience)
@@ -187,14 +184,13 @@ class _SwitchWork:
         #: ``time.monotonic()``; infinite if there is none.
         self._stale_since = float("inf")
 
-    def begin(self, *, repairs: bool = False, part_of: journal.JournalRun | None = None) -> None:
+    def begin(self, *, repairs: bool = False) -> None:
         """End the switch that an earlier process has left unfinished.
 
         :param repairs: whether the caller only repairs. Then other operations that were broken off do
             not matter.
-        :param part_of: as in :func:`switch_sides`.
         """
-        refuse_conflicts(self._run, only_held=repairs, part_of=part_of)
+        refuse_conflicts(self._run, only_held=repairs)
         runtime.refresh()
         record = SwitchRecord.unfinished(self._run)
         if record is not None:

@@ -39,9 +39,7 @@ _EXCLUSIVE: Final = (
 )
 
 
-def refuse_conflicts(
-    run: JournalRun, *, only_held: bool = False, part_of: JournalRun | None = None
-) -> None:
+def refuse_conflicts(run: JournalRun, *, only_held: bool = False) -> None:
     """Raise an error if an operation that conflicts with ``run`` is under way. One query.
 
     Each operation makes this check after it has taken its own ``run`` in the journal. So if two
@@ -49,24 +47,19 @@ def refuse_conflicts(
     not resumed, it is finished before the error is raised.
 
     :param only_held: whether to ignore other operations that were interrupted and not finished.
-    :param part_of: another run that this process holds, and of which ``run`` is a step. The two do not
-        conflict.
     :raises OperationHeld: there is such an operation.
     """
-    conflict = _conflict(run, only_held, part_of)
+    conflict = _conflict(run.kind, run.subject, only_held)
     if conflict:
         if not run.resumed:
             run.finish("refused", conflict)
         raise OperationHeld(conflict)
 
 
-def _conflict(run: JournalRun, only_held: bool, part_of: JournalRun | None) -> str:
-    kind, subject = run.kind, run.subject
+def _conflict(kind: str, subject: str, only_held: bool) -> str:
     others = {other for pair in _EXCLUSIVE if kind in pair for other in pair} - {kind}
     for row in leases.with_silence(leases.runs()).filter(kind__in=others, unfinished=True):
         if row.subject != subject and EVERYTHING not in (row.subject, subject):
-            continue
-        if part_of is not None and row.pk == part_of.id:
             continue
         if leases.is_held(row):
             state = (
