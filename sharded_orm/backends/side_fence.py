@@ -57,8 +57,8 @@ class SideFence(OwnSession, ABC):
         """Return the reasons why the account cannot make a fence, as sentences. Changes nothing."""
 
     @abstractmethod
-    def other_engines(self) -> list[str]:
-        """Return the tables whose statements are not undone if a trigger refuses one of their rows."""
+    def obstacles(self) -> list[str]:
+        """Return the reasons why triggers cannot refuse each write as a whole, as sentences."""
 
     @abstractmethod
     def prepare(self, patience: float) -> None:

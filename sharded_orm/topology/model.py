@@ -178,8 +178,10 @@ class Topology:
         server = server_of(self.nodes[node], node)
         for group in self.groups.values():
             for r in group.ranges:
-                names = tuple(sorted(filter(None, (r.primary, r.replica))))
-                if r.is_pair and server in [server_of(self.nodes[name], name) for name in names]:
+                if not r.is_pair or r.replica is None:
+                    continue
+                names = tuple(sorted((r.primary, r.replica)))
+                if server in [server_of(self.nodes[name], name) for name in names]:
                     return names
         return ()
 
@@ -272,7 +274,7 @@ def _range_problems(topology: Topology, group: ShardGroup) -> Iterator[str]:
 
 
 def _pair_problems(topology: Topology, where: str, r: ShardRange) -> Iterator[str]:
-    names = [name for name in (r.primary, r.replica) if name in topology.nodes]
+    names = [name for name in (r.primary, str(r.replica)) if name in topology.nodes]
     for name in names:
         engine = str(topology.nodes[name].get("ENGINE"))
         if engine.endswith(("postgresql", "sqlite3")):

@@ -28,7 +28,7 @@ from tests.benchmarks.shard_moves import (
 )
 from tests.benchmarks.site import Site, new_prefix
 from tests.benchmarks.timing import Rounds
-from tests.integration.side_switches.site import follow, two_masters
+from tests.integration.side_switches.site import pair_of_servers
 from tests.services import mariadb
 
 
@@ -36,11 +36,12 @@ def side_switches(site: Site, rounds: Rounds) -> Iterator[Line]:
     """Switch a shard to and fro while writers are timed."""
     with contextlib.ExitStack() as stack:
         durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
-        pair = stack.enter_context(two_masters(**durable))
+        pair = stack.enter_context(pair_of_servers(**durable))
         (other,) = stack.enter_context(mariadb.servers(1, **durable))
-        follow(pair.second, pair.first)
-        follow(pair.first, pair.second)
-        content = json.dumps(settings_of(pair, other.address, new_prefix()))
+        settings = settings_of(pair, other.address, new_prefix())
+        for node in settings["nodes"].values():
+            node.pop("REPLICATION", None)  # the account, which a switch does not need
+        content = json.dumps(settings)
 
         def process(role: str) -> OrderedProcess:
             return stack.enter_context(OrderedProcess(__name__, content, role))

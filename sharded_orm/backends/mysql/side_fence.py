@@ -26,6 +26,9 @@ from sharded_orm.backends.side_fence import FUNCTION, TRIGGER_PREFIX, SideFence
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.mysql_flavor import MySQLFlavor
 
+# SQL for whether a session is stopped by a fence. A session that sets the variable and logs nothing is
+# not: it changes the schema of one side only, and so its rows of ``django_migrations``.
+_STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
 _EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 # Seconds to wait for a lock that another session holds for a long time.
 _PATIENCE: Final = 30
@@ -84,12 +87,30 @@ class MySQLSideFence(SideFence):
         )
         return [(str(table), str(name)) for table, name in rows]
 
-    def other_engines(self) -> list[str]:
-        rows = self._rows(
+    def obstacles(self) -> list[str]:
+        tables = self._rows(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        return sorted(str(name) for (name,) in rows)
+        # InnoDB calls no triggers for rows that a foreign key changes. Inside the schema, the trigger of
+        # the table that begins the change refuses it.
+        keys = self._rows(
+            "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
+            " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"
+            " AND unique_constraint_schema <> DATABASE()"
+        )
+        return [
+            *(
+                f"the table {table!r} is not of InnoDB, so a refused statement could be executed in part:"
+                " ALTER TABLE … ENGINE = InnoDB"
+                for (table,) in tables
+            ),
+            *(
+                f"a foreign key of the table {table!r} leads to another schema ({other}), from where"
+                " changes come without triggers: drop it"
+                for table, other in keys
+            ),
+        ]
 
     def privilege_problems(self) -> list[str]:
         # The server checks privileges before it looks for the table or the function. As neither
@@ -176,7 +197,7 @@ class MySQLSideFence(SideFence):
         name = f"{TRIGGER_PREFIX}{secrets.token_hex(8)}_{event.lower()}"
         return (
             f"CREATE TRIGGER {self._quote(name)} BEFORE {event} ON {self._quote(table)} FOR EACH ROW"
-            f" BEGIN IF {self._quote(FUNCTION)}() THEN SIGNAL SQLSTATE '{SQLSTATE}'"
+            f" BEGIN IF {_STOPPED} AND {self._quote(FUNCTION)}() THEN SIGNAL SQLSTATE '{SQLSTATE}'"
             f" SET MESSAGE_TEXT = '{SIDE_MARKER}'; END IF; END"
         )
 

@@ -124,11 +124,8 @@ def _shard_problems(change: SideChange) -> Iterator[str]:
             with open_fence(change.on(node), change_nothing) as fence:
                 for problem in fence.privilege_problems():
                     yield f"node {node!r}: {problem}"
-                for table in fence.other_engines():
-                    yield (
-                        f"the table {table!r} of {change} on {node!r} is not of InnoDB, so a refused"
-                        " statement could be executed in part: ALTER TABLE … ENGINE = InnoDB"
-                    )
+                for obstacle in fence.obstacles():
+                    yield f"{change} on {node!r}: {obstacle}"
                 if node == change.source and fence.is_closed():
                     yield (
                         f"{change} is active on {node!r} by the topology, and refuses writes there. If"

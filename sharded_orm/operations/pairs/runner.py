@@ -77,7 +77,7 @@ def switch_sides(
     options = options or SwitchOptions()
     arguments = {"to": to_side or f"all from {all_from}" if to_side or all_from else "other side"}
     with journal.hold_run(KIND, group, arguments) as run:
-        work = _Work(run, options, stopping or Stopping(), tell)
+        work = _SwitchWork(run, options, stopping or Stopping(), tell)
         work.begin()
         try:
             plan = find_plan(group, numbers, to_side=to_side, all_from=all_from)
@@ -116,7 +116,7 @@ def repair(group: str, *, tell: Tell = lambda line: None) -> SwitchReport:
     :raises OperationHeld: a process switches shards of the group at this time.
     """
     with journal.hold_run(KIND, group, {"to": "repair"}) as run:
-        work = _Work(run, SwitchOptions(), Stopping(), tell)
+        work = _SwitchWork(run, SwitchOptions(), Stopping(), tell)
         work.begin(repairs=True)
         work.finish()
     return work.report
@@ -136,7 +136,7 @@ def fence_passive_sides(
     :raises django.db.Error: a server does not answer.
     """
     with journal.hold_run(KIND, group, {"to": "fence"}) as run:
-        work = _Work(run, SwitchOptions(), Stopping(), tell)
+        work = _SwitchWork(run, SwitchOptions(), Stopping(), tell)
         work.begin()
         try:
             changes = find_plan(group, numbers).changes
@@ -167,7 +167,7 @@ def _wait_for_tables(source: str, target: str, run: journal.JournalRun) -> None:
             )
 
 
-class _Work:
+class _SwitchWork:
     """Switches shards of one group. Only one process does so at a time, because it holds the group's
     run in the journal.
     """
@@ -180,6 +180,9 @@ class _Work:
         self._stopping = stopping
         self._tell = tell
         self.report = SwitchReport(run.subject, run.id)
+        #: The time of the first switch after which the cache was not invalidated yet, by
+        #: ``time.monotonic()``; infinite if there is none.
+        self._stale_since = float("inf")
 
     def begin(self, *, repairs: bool = False) -> None:
         """End the switch that an earlier process has left unfinished.
@@ -230,6 +233,7 @@ class _Work:
         try:
             with self._sides(record) as side_switch:
                 side_switch.run()
+                self._note_reads(change, is_followed=side_switch.is_followed)
                 self._remove_fence(change, side_switch.new)
         except LeaseLost:
             raise
@@ -238,12 +242,12 @@ class _Work:
             if not isinstance(exc, Exception):
                 raise
         else:
-            runtime.refresh()
-            self._note_reads(change, is_followed=side_switch.is_followed)
             record.end()
             self.report.pauses.append(side_switch.pause)
             self._record_switched(change)
-            self._invalidate()
+            runtime.refresh()
+            if time.monotonic() > self._stale_since + cached_rows.READERS_PATIENCE:
+                self._invalidate()
 
     @contextmanager
     def _sides(self, record: SwitchRecord) -> Iterator[SideSwitch]:
@@ -348,9 +352,14 @@ class _Work:
         """Record whether a process may have cached rows of the old side after the switch."""
         if not is_followed:
             self._run.note(left_side=change.source)
+            self._stale_since = min(self._stale_since, time.monotonic())
 
     def _invalidate(self) -> None:
-        """Invalidate the cache if a process may have cached rows as the old side had them."""
+        """Invalidate the cache if a process may have cached rows as the old side had them.
+
+        That empties the whole cache, so it is done once for the switches of several seconds.
+        """
         if (node := self._run.arguments.get("left_side")) is not None:
             cached_rows.invalidate(node, self._tell, self.report.notes.append)
             self._run.note(left_side=None)
+            self._stale_since = float("inf")

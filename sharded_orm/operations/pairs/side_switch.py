@@ -15,7 +15,8 @@ opening    The new side takes writes. Its triggers are dropped; the old side kee
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from django.db import OperationalError
@@ -84,13 +85,15 @@ class SideSwitch:
         """
         self._record.enter(PREPARING)
         close_side(self.new)
-        self._old.prepare(TRIGGER_PATIENCE)
+        with self._open_transactions():
+            self._old.prepare(self._patience)
         self._wait_for_new("before its writes were to wait")
         self._record.prepare()
         self._refuse_prepared()
         self._record.enter(FENCING)
         began = time.monotonic()
-        self._old.close(self._patience)
+        with self._open_transactions():
+            self._old.close(self._patience)
         self._refuse_prepared()
         self._wait_for_new("while its writes waited")
         if open_tables := self._old.open_tables():
@@ -104,6 +107,17 @@ class SideSwitch:
         self.is_followed = _is_followed(version)
         self.new.open(TRIGGER_PATIENCE)
         self.pause = time.monotonic() - began
+
+    @contextmanager
+    def _open_transactions(self) -> Iterator[None]:
+        """Turn the error of a wait for transactions into one that says what to do."""
+        try:
+            yield
+        except OperationalError as exc:
+            raise SwitchFailed(
+                f"{self._change} was not switched: for {self._patience:g} s, there was always a transaction"
+                f" that used a table of it ({exc}). End it, or allow more with --patience."
+            ) from exc
 
     def _refuse_prepared(self) -> None:
         # A transaction that is prepared for a two-phase commit holds no metadata locks after its
@@ -123,7 +137,12 @@ class SideSwitch:
 
 
 def _is_followed(version: int) -> bool:
-    """Wait for a moment until every process uses the topology ``version``. Return whether they all do."""
+    """Wait for a moment until every process uses the topology ``version``. Return whether they all do.
+
+    Does not wait if the processes learn of the topology only when they ask for it.
+    """
+    if not runtime.source().pushes:
+        return False
     try:
         reach = topology.wait_until_used(version, FOLLOWERS_PATIENCE, interval=_INTERVAL)
     except TopologyError:

@@ -105,7 +105,7 @@ def pair_states(shards: Iterable[Shard] | None = None) -> tuple[PairStatus, ...]
     return tuple(
         PairStatus(
             by_name[name],
-            _active(by_name[name], shards_by_pair[by_name[name]]),
+            _sides(by_name[name], shards_by_pair[by_name[name]]),
             error=error_line(outcome),
         )
         if isinstance(outcome, Exception)
@@ -114,7 +114,7 @@ def pair_states(shards: Iterable[Shard] | None = None) -> tuple[PairStatus, ...]
     )
 
 
-def _active(nodes: tuple[str, str], shards: Sequence[Shard]) -> tuple[int, int]:
+def _sides(nodes: tuple[str, str], shards: Sequence[Shard]) -> tuple[int, int]:
     first = sum(shard.node == nodes[0] for shard in shards)
     return first, len(shards) - first
 
@@ -135,7 +135,7 @@ def _read(nodes: tuple[str, str], shards: Sequence[Shard], alive: Alive) -> Pair
         with open_fence(shard, change_nothing) as fence:
             if fence.is_closed():
                 closed.append(shard)
-    return PairStatus(nodes, _active(nodes, shards), directions, tuple(writable), tuple(closed))
+    return PairStatus(nodes, _sides(nodes, shards), directions, tuple(writable), tuple(closed))
 
 
 def _direction(source: ReplicationServer, target: ReplicationServer) -> DirectionStatus:

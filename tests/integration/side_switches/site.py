@@ -16,11 +16,11 @@ from tests.integration.promotion.site import SHARDS, Done, Site
 from tests.services.replication import (
     APPLICATION,
     OPERATOR,
-    REPLICATION,
     LoggingServer,
-    Pair,
+    MasterPair,
     execute,
-    replicated_pair,
+    execute_alone,
+    master_pair,
 )
 from tests.services.server import HOST
 
@@ -42,51 +42,36 @@ GROUPS = {
 
 
 @contextlib.contextmanager
-def two_masters(**options: str | None) -> Iterator[Pair]:
-    """Start two servers for a pair, with what the operator's account needs.
+def pair_of_servers(**options: str | None) -> Iterator[MasterPair]:
+    """Start two servers that replicate from each other, with what the operator of switches needs.
 
     :param options: further options of both servers.
     """
-    own = {"binlog-format": "ROW", "log-bin-trust-function-creators": "ON"}
-    with replicated_pair(**own, **options) as pair:
-        for number, server in enumerate((pair.first, pair.second), start=1):
-            execute(server, f"SET GLOBAL gtid_domain_id = {number}")
-            execute(server, "GRANT BINLOG ADMIN ON *.* TO %s@'%%'", OPERATOR[:1])
-            execute(
+    with master_pair(**{"log-bin-trust-function-creators": "ON", **options}) as pair:
+        for server in (pair.first, pair.second):
+            execute_alone(
                 server,
-                "GRANT SELECT, LOCK TABLES, TRIGGER, CREATE ROUTINE, ALTER ROUTINE, EXECUTE ON"
-                " `%%`.* TO %s@'%%'",
-                OPERATOR[:1],
+                f"GRANT CREATE ROUTINE, ALTER ROUTINE, EXECUTE ON `%`.* TO {OPERATOR[0]}@'%'",
             )
         yield pair
-
-
-def follow(replica: LoggingServer, master: LoggingServer) -> None:
-    """Let ``replica`` replicate from ``master``, as a side of a pair does."""
-    execute(
-        replica,
-        "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s, MASTER_PASSWORD = %s,"
-        " MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",
-        (HOST, master.port, *REPLICATION),
-    )
-    execute(replica, "START SLAVE")
 
 
 @dataclass
 class PairSite(Site):
     """``db1`` and ``db2`` are a pair; shards 0 and 1 of ``photos`` are active on db1, 2 and 3 on db2."""
 
+    pair: MasterPair
     groups: dict[str, Any] = field(default_factory=lambda: json.loads(json.dumps(GROUPS)))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for node in self.setting["NODES"].values():
+            node.pop("REPLICATION")  # the account, which a switch does not need
+        self.save()
 
     def create_databases(self) -> None:
         """Create the journal and the shards. The passive sides are not fenced yet."""
         self.pair.reset("photos_")
-        for server in (self.pair.first, self.pair.second):
-            execute(server, "STOP ALL SLAVES")
-            execute(server, "RESET SLAVE ALL")
-            execute(server, "SET GLOBAL read_only = OFF")
-        follow(self.pair.second, self.pair.first)
-        follow(self.pair.first, self.pair.second)
         self._create_default()
         for number in range(SHARDS):
             schema = f"photos_{number:05d}"
@@ -103,13 +88,7 @@ class PairSite(Site):
 
     def wait_until_equal(self) -> None:
         """Return when each server has what the other has logged until now."""
-        servers = (self.pair.first, self.pair.second)
-        for source, target, domain in zip(servers, servers[::-1], (1, 2), strict=True):
-            ((position,),) = execute(source, "SELECT @@gtid_binlog_pos")
-            own = [gtid for gtid in position.split(",") if gtid.startswith(f"{domain}-")]
-            if own:
-                ((outcome,),) = execute(target, "SELECT MASTER_GTID_WAIT(%s, 300)", (own[0],))
-                assert outcome == 0, f"the replica does not get to {own[0]}"
+        self.pair.settle()
 
     def switch(self, *arguments: str, code: int = 0, **environment: str) -> Done:
         """Run ``manage.py shards switch …``; it must exit with the status ``code``."""
@@ -161,9 +140,9 @@ class PairSite(Site):
         def watch() -> None:
             while not ended.is_set():
                 for one, other in (("first", "second"), ("second", "first")):
-                    with self._writing(one, number) as is_open:
+                    with self.writing(one, number) as is_open:
                         if is_open:
-                            with self._writing(other, number) as both:
+                            with self.writing(other, number) as both:
                                 found.append("both" if both else one)
 
         thread = threading.Thread(target=watch)
@@ -175,7 +154,7 @@ class PairSite(Site):
             thread.join()
 
     @contextlib.contextmanager
-    def _writing(self, which: str, number: int) -> Iterator[bool]:
+    def writing(self, which: str, number: int) -> Iterator[bool]:
         """Hold a transaction open that has written on one side. Yield False if that was refused."""
         connection = self._connect(getattr(self.pair, which))
         with contextlib.closing(connection), connection.cursor() as cursor:

@@ -10,6 +10,8 @@ from tests.integration.stopped_process import go_on, wait_until_stopped
 _RECORD = "after:sharded_orm.operations.pairs.record.SwitchRecord"
 _FENCE = "after:sharded_orm.backends.mysql.side_fence.MySQLSideFence"
 _SWITCH = "after:sharded_orm.operations.pairs.side_switch.SideSwitch"
+#: The end of the switch of a shard.
+ENDED = f"{_RECORD}.end:1"
 #: The process dies at the end of that call of the method.
 OPEN = [f"{_RECORD}.enter:1", f"{_FENCE}.prepare:1", f"{_RECORD}.enter:2"]
 CLOSED = [f"{_FENCE}.close:1", f"{_SWITCH}._wait_for_new:2", f"{_RECORD}.enter:3"]
@@ -18,7 +20,7 @@ PUBLISHED = [
     f"{_RECORD}.enter:4",
     f"{_FENCE}.open:1",
     f"{_FENCE}.remove:1",
-    f"{_RECORD}.end:1",
+    ENDED,
 ]
 MOMENTS = OPEN + CLOSED + PUBLISHED
 

@@ -88,6 +88,27 @@ def test_a_passive_side_that_stays_behind(site: PairSite) -> None:
     assert site.writable() == ["db1"]
 
 
+def test_a_transaction_that_stays_open(site: PairSite) -> None:
+    with site.writing("first", 0):
+        done = site.switch("photos", "0", "--patience", "1", "--json", code=1)
+    assert "there was always a transaction that used a table" in done.json["failures"]["0"]
+    assert site.writable() == ["db1"]
+    assert site.switch("photos", "0", "--json").json["switched"] == {"0": "db2"}
+
+
+def test_tables_that_triggers_do_not_guard(site: PairSite) -> None:
+    for statement in (
+        "CREATE TABLE photos_00000.files (id INT PRIMARY KEY) ENGINE = Aria",
+        "CREATE TABLE photos_00000.names (id BIGINT PRIMARY KEY, FOREIGN KEY (id) REFERENCES"
+        " photos_00001.entries_entry (entry_id) ON DELETE CASCADE)",
+    ):
+        execute(site.pair.first, statement)
+    site.wait_until_equal()
+    text = problems(site)
+    assert "the table 'files' is not of InnoDB" in text
+    assert "a foreign key of the table 'names' leads to another schema" in text
+
+
 def test_what_the_topology_does_not_allow(site: PairSite) -> None:
     assert "has no shard 4" in problems(site, "photos", "4")
     assert "there is no node 'db9'" in problems(site, "photos", "0", "--to-side", "db9")
