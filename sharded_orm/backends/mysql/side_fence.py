@@ -190,7 +190,7 @@ class MySQLSideFence(SideFence):
         self._locks.attempt(deadline, partial(self._rows, statement))
 
     def _function(self, *, is_closed: bool) -> str:
-        return f"{self._quote(FUNCTION)}() RETURNS INT NO SQL RETURN {is_closed:d} AND {PASSES} IS NULL"
+        return f"{self._quote(FUNCTION)}() RETURNS INT NO SQL RETURN {is_closed:d}"
 
     def _trigger(self, table: str, event: str) -> str:
         # The name is random, because a table keeps its triggers when it is renamed.
