@@ -79,7 +79,9 @@ def run_rolling(command: BaseCommand, options: Mapping[str, Any], migrate: Migra
     for name in _REFUSED:
         if options[name] not in (None, False):
             raise CommandError(f"{_option(name)} makes no sense with --rolling.")
-    pairs = [tuple(options["pair"])] if options["pair"] else all_pairs()
+    pairs = all_pairs()
+    if options["pair"]:
+        pairs = [(options["pair"][0], options["pair"][1])]
     if not pairs:
         raise CommandError("The topology has no pairs: a range of a pair has 'pair' and 'active'.")
     for first, second in pairs:

@@ -75,7 +75,8 @@ def open_pair(first: str, second: str) -> Iterator[PairServers]:
     :raises PairRefused: a node does not exist, cannot be in a pair, or gives no session. The message
         lists all reasons.
     """
-    servers, problems = [], []
+    servers: list[MySQLPairSide] = []
+    problems: list[str] = []
     with ExitStack() as stack:
         for name in (first, second):
             try:
@@ -84,7 +85,7 @@ def open_pair(first: str, second: str) -> Iterator[PairServers]:
                 problems += exc.problems
         if problems:
             raise PairRefused(dict.fromkeys(problems))
-        yield PairServers(*servers, shards_of(first, second))
+        yield PairServers(servers[0], servers[1], shards_of(first, second))
 
 
 def _side(name: str) -> MySQLPairSide:
@@ -121,4 +122,5 @@ def side_class(settings: Any) -> type[MySQLPairSide] | None:
     :param settings: the settings of a node.
     """
     path = features_of(load_backend(settings["ENGINE"]).DatabaseWrapper).pair_side
-    return import_string(path) if path else None
+    kind: type[MySQLPairSide] | None = import_string(path) if path else None
+    return kind

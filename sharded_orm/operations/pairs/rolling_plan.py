@@ -74,10 +74,11 @@ class RollingPlan:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RollingPlan:
         first, second = content["pair"]
+        app, migration = content["targets"]
         return cls(
             first,
             second,
-            MigrateOptions(targets=tuple(content["targets"])),
+            MigrateOptions(targets=(app, migration)),
             tuple(UpgradeRound(**each) for each in content["rounds"]),
             content["migrations"],
             content["kept_defaults"],
@@ -101,9 +102,9 @@ def find_plan(first: str, second: str, options: MigrateOptions) -> RollingPlan:
         )
     behind: list[Shard] = []
     problems: list[str] = []
-    refused: dict[str, None] = {}
-    kept: dict[str, None] = {}
-    migrations: dict[str, None] = {}
+    refused: list[str] = []
+    kept: list[str] = []
+    migrations: list[str] = []
     for group in dict.fromkeys(shard.group for shard in shards):
         planner = Planner(options)
         state = applied_state(planner, [shard for shard in shards if shard.group == group])
@@ -111,20 +112,24 @@ def find_plan(first: str, second: str, options: MigrateOptions) -> RollingPlan:
         problems += [f"{shard.alias} does not exist" for shard in state.missing]
         problems += [f"{alias}: {one_line(exc)}" for alias, exc in state.unreachable.items()]
         for plan in planner.plans:
-            migrations |= {str(unit): None for unit in plan.units}
+            migrations += map(str, plan.units)
             refusals, kept_defaults = _examine(plan)
-            refused |= dict.fromkeys(refusals)
-            kept |= dict.fromkeys(kept_defaults)
+            refused += refusals
+            kept += kept_defaults
     if problems:
         raise PairRefused(problems)
     if refused:
-        raise RollingRefused(refused)
+        raise RollingRefused(dict.fromkeys(refused))
     rounds = [
         UpgradeRound(active, passive, numbers)
         for active, passive in ((first, second), (second, first))
         if (numbers := _numbers(shard for shard in behind if shard.node == active))
     ]
-    return RollingPlan(first, second, options, rounds, list(migrations), list(kept))
+    return RollingPlan(first, second, options, rounds, _once(migrations), _once(kept))
+
+
+def _once(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 def _numbers(shards: Iterator[Shard]) -> dict[str, list[int]]:
@@ -159,4 +164,5 @@ def _runs_on_shards(unit: Unit, index: int, piece: Piece) -> bool:
     model = getattr(operation, "model_name", None) or getattr(operation, "name", None)
     if type(operation).__module__.partition(".")[0] != "django" or not isinstance(model, str):
         return True  # Nobody knows which tables it changes.
-    return router.allow_migrate(unit.alias, unit.migration.app_label, model_name=model.lower())
+    label = unit.migration.app_label
+    return bool(router.allow_migrate(unit.alias, label, model_name=model.lower()))
