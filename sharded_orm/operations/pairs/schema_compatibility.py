@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.db.migrations.operations.base import Operation
 from django.db.models import Field, GeneratedField, Value
 
 from sharded_orm.operations.migrate.plan import Piece
@@ -92,7 +91,7 @@ def examine(operations: Iterable[PlannedOperation]) -> Compatibility:
         kind = type(operation).__name__
         model = str(getattr(operation, "model_name", getattr(operation, "name", ""))).lower()
         if type(operation).__module__ not in _MODULES:
-            reason = _unknown(operation)
+            reason = _unknown(planned.piece, label)
         elif kind == "CreateModel":
             created.add((label, model))
             continue
@@ -100,8 +99,7 @@ def examine(operations: Iterable[PlannedOperation]) -> Compatibility:
             # No row event of the old schema is about a table that it does not have.
             continue
         else:
-            rule = _RULES.get(kind, lambda piece, label: _unknown(piece.operation))
-            reason = rule(planned.piece, label)
+            reason = _RULES.get(kind, _unknown)(planned.piece, label)
         if reason:
             refusals.append(f"{planned.migration}: {operation.describe()}: {reason}")
         elif kind == "AddField" and _keeps_default(operation.field):  # type: ignore[attr-defined]  # an AddField
@@ -116,9 +114,9 @@ def _allowed(piece: Piece, label: str) -> str:
     return ""
 
 
-def _unknown(operation: Operation) -> str:
+def _unknown(piece: Piece, label: str) -> str:
     return (
-        f"it is not known what {type(operation).__qualname__} does to rows that the other side writes"
+        f"it is not known what {type(piece.operation).__qualname__} does to rows that the other side writes"
         f" meanwhile. Instead, {_PLAIN}"
     )
 
