@@ -17,6 +17,7 @@ from sharded_orm.operations.migrate import MigrateOptions
 from sharded_orm.operations.pairs import column_defaults, rolling_upgrade
 from sharded_orm.operations.pairs.pair_servers import all_pairs
 from sharded_orm.operations.pairs.rolling_plan import RollingPlan, find_plan
+from sharded_orm.operations.pairs.upgrade_state import STEPS
 from sharded_orm.operations.runs.rollout import Waves
 
 # Options of migrate_shards that mean nothing if whole pairs are upgraded.
@@ -42,7 +43,7 @@ def add_rolling(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--until",
-        choices=rolling_upgrade.STEPS,
+        choices=STEPS,
         help="With --rolling: stop after this step. The same command without it goes on.",
     )
     group.add_argument(
@@ -144,9 +145,7 @@ def _write_plan(command: BaseCommand, options: Mapping[str, Any], plan: RollingP
     ]
     for number, each in enumerate(plan.rounds, 1):
         lines.append(f"Round {number}, while all processes run the old release:")
-        lines += [
-            f"    {step}: {rolling_upgrade.describe(step, each)}" for step in rolling_upgrade.STEPS
-        ]
+        lines += [f"    {step}: {rolling_upgrade.describe(step, each)}" for step in STEPS]
     if plan.rounds:
         lines += _afterwards(plan)
     _write(command, options, plan.to_json(), "\n".join(lines))

@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action, line_writer, problems_error
 from sharded_orm.operations.exceptions import PairRefused
-from sharded_orm.operations.pairs import replication_check, replication_setup, rolling_upgrade
+from sharded_orm.operations.pairs import replication_check, replication_setup, upgrade_state
 from sharded_orm.operations.pairs.pair_servers import all_pairs
 
 
@@ -67,7 +67,7 @@ class CheckPair(_PairAction):
         pairs = _pairs(options)
         problems: list[str] = []
         for first, second in pairs:
-            upgrade = rolling_upgrade.unfinished(first, second)
+            upgrade = upgrade_state.unfinished(first, second)
             problems += [upgrade] if upgrade else replication_check.check(first, second)
         _write_json(command, options, problems)
         if problems:

@@ -11,7 +11,7 @@ from django.db.models import Field, Model
 
 from sharded_orm.operations.exceptions import PairRefused
 from sharded_orm.operations.pairs.pair_servers import open_pair
-from sharded_orm.operations.pairs.rolling_upgrade import KIND
+from sharded_orm.operations.pairs.upgrade_state import KIND
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.topology.model import Shard

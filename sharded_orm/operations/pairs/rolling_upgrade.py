@@ -28,6 +28,7 @@ from sharded_orm.operations.pairs.side_switch import close_side
 from sharded_orm.operations.pairs.side_topology import only_on
 from sharded_orm.operations.pairs.sides import open_fence
 from sharded_orm.operations.pairs.state import pair_states
+from sharded_orm.operations.pairs.upgrade_state import KIND, STEPS
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves
@@ -35,9 +36,6 @@ from sharded_orm.operations.runs.rollout import Stopping, Waves
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
 
-KIND: Final = "rolling"
-#: The steps of each round, in their order.
-STEPS: Final = ("migrate-passive", "compare", "switch", "migrate-other", "finish")
 #: The default number of seconds in which a side must execute what it lacks.
 TIMEOUT: Final = 600.0
 
@@ -130,20 +128,6 @@ def _require_same(
 
 def _target(plan: RollingPlan) -> str:
     return " ".join(filter(None, plan.options.targets)) or "all migrations"
-
-
-def unfinished(first: str, second: str) -> str:
-    """Return a sentence if a rolling upgrade of the pair is not finished; otherwise "". One query."""
-    last = journal.last_run(KIND, EVERYTHING)
-    if last is None or last.finished_at is not None or "done" not in last.arguments:
-        return ""
-    if set(last.arguments["pair"]) != {first, second}:
-        return ""
-    step = STEPS[int(last.arguments["done"]) % len(STEPS)]
-    return (
-        f"a rolling upgrade of {first!r} and {second!r} goes on with its step {step!r}, and replication"
-        " stands still where it must: finish it by 'manage.py migrate_shards --rolling' first"
-    )
 
 
 def describe(step: str, upgrade_round: UpgradeRound) -> str:

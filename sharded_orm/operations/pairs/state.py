@@ -7,10 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from django.db import Error
+
 from sharded_orm import runtime
 from sharded_orm.backends.replication import ReplicationServer
+from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.nodes import Alive, ask_nodes
 from sharded_orm.operations.pairs.sides import change_nothing, open_fence
+from sharded_orm.operations.pairs.upgrade_state import unfinished
 from sharded_orm.operations.selection import numbers_text
 from sharded_orm.operations.shard_moves.replication import open_pair
 from sharded_orm.operations.shards.fleet_status import aliases_text
@@ -42,6 +46,8 @@ class PairStatus:
     :param writable: shards whose passive side accepts writes, on all tables or on some.
     :param closed: shards whose active side refuses writes.
     :param error: why the servers could not be asked; "" if they could.
+    :param upgrade: a sentence without a full stop if a rolling upgrade is not finished. Then replication
+        may stand still on purpose.
     """
 
     nodes: tuple[str, str]
@@ -50,6 +56,7 @@ class PairStatus:
     writable: tuple[Shard, ...] = ()
     closed: tuple[Shard, ...] = ()
     error: str = ""
+    upgrade: str = ""
 
     @property
     def problems(self) -> list[str]:
@@ -60,8 +67,10 @@ class PairStatus:
         pair = " and ".join(self.nodes)
         if self.error:
             yield f"The pair {pair} could not be asked ({self.error})."
+        if self.upgrade:
+            yield f"{self.upgrade}."
         for direction in self.directions:
-            if direction.error:
+            if direction.error and not self.upgrade:
                 yield (
                     f"Node {direction.target!r} does not get the changes of {direction.source!r}"
                     f" ({direction.error}). Mend the replication of the pair."
@@ -109,9 +118,16 @@ def pair_states(shards: Iterable[Shard] | None = None) -> tuple[PairStatus, ...]
             error=error_line(outcome),
         )
         if isinstance(outcome, Exception)
-        else outcome
+        else replace(outcome, upgrade=_upgrade(*by_name[name]))
         for name, outcome in answers.items()
     )
+
+
+def _upgrade(first: str, second: str) -> str:
+    try:
+        return unfinished(first, second)
+    except (JournalMissing, Error):
+        return ""  # The state of the servers is shown without the journal, too.
 
 
 def _sides(nodes: tuple[str, str], shards: Sequence[Shard]) -> tuple[int, int]:

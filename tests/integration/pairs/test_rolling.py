@@ -142,6 +142,9 @@ def test_it_stops_after_a_step_and_goes_on(site: RollingSite) -> None:
         "a rolling upgrade of 'db1' and 'db2' goes on"
         in site.pairs("check", "db1", "db2", code=1).err
     )
+    status = "\n".join(site.manage("shards", "status", "--json").json["problems"])
+    assert "goes on with its step 'finish', and replication stands still" in status, status
+    assert "Mend the replication" not in status, status
     for command in (("migrate_shards",), ("shards", "switch", "photos", "2")):
         refused = site.manage(*command)
         assert refused.code == 1
