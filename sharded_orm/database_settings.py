@@ -69,12 +69,13 @@ def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
 
 
 def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a node without ``OPERATOR`` and ``CAPACITY``.
+    """Return the settings of a node without ``OPERATOR``, ``REPLICATION`` and ``CAPACITY``.
 
-    ``OPERATOR`` is an account that only operators' commands may use or show. ``CAPACITY`` is not about
+    The first two are accounts that only operators' commands may use or show. ``CAPACITY`` is not about
     the connection.
     """
-    return {key: value for key, value in node.items() if key not in ("OPERATOR", "CAPACITY")}
+    others = ("OPERATOR", "REPLICATION", "CAPACITY")
+    return {key: value for key, value in node.items() if key not in others}
 
 
 def operator_settings(node: str) -> dict[str, Any] | None:

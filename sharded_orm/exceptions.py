@@ -25,6 +25,7 @@
     │   ├── DanglingShardKey       (IntegrityError)        a new key refers to no row of the global database
     │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ShardMoved                 (OperationalError)      a shard moved to another node during a transaction
+    │   └── SideFenced                                     the passive side of a pair refused a write
     ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
     ├── ScatterError               (OperationalError)      some shards did not answer
     ├── GroupAliasError            (NotSupportedError)     SQL was sent to the alias of a group
@@ -228,6 +229,14 @@ class ShardMoved(ShardedOrmError, OperationalError):
     """
 
     is_in_part = False
+
+
+class SideFenced(ShardMoved):
+    """The passive side of a pair of servers refused a write.
+
+    The database itself raises the error, so raw SQL gets it as well. The row was not written. The
+    other server of the pair is the active side of the shard, or becomes it at the moment.
+    """
 
 
 class DanglingShardKey(RoutingError, IntegrityError):

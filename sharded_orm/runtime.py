@@ -227,7 +227,9 @@ def validate() -> None:
 
 
 def swap(new: Topology | None) -> None:
-    """Use the topology ``new`` (a map of shards to nodes) from now on. Only test runs call this.
+    """Use the topology ``new`` (a map of shards to nodes) from now on.
+
+    Only test runs call this, and processes of operators that work on one side of a pair.
 
     A running statement or transaction finishes on its node. The next statement or transaction goes
     to the shard's node in ``new``. The routing strategies are created again and start with nothing

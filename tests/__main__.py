@@ -156,7 +156,10 @@ LANES = (
     Lane("cache", ("tests/integration/cache",)),
     Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
     Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
-    Lane("tickets", ("tests/integration/tickets",)),
+    Lane(
+        "tickets and pairs",
+        ("tests/integration/tickets", "tests/integration/side_switches", "tests/integration/pairs"),
+    ),
     Lane("imports", ("tests/integration/imports",)),
     Lane("test runners", ("tests/integration/testing_support", "tests/integration/storm")),
     Lane("queries on PostgreSQL", ON_POSTGRESQL, POSTGRESQL),

@@ -73,6 +73,12 @@ class ShardFeatures:
     #: replicas cannot be promoted. The value is a path and not the class, because the class imports
     #: a driver.
     replication_server: ClassVar[str] = ""
+    #: The dotted path of the class that represents one server of a pair whose servers replicate from
+    #: each other. "" if this kind of server cannot be in such a pair.
+    pair_side: ClassVar[str] = ""
+    #: Whether two servers may replicate from each other, of which one refuses the writes of a shard
+    #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
+    has_side_fences: ClassVar[bool] = False
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
@@ -98,6 +104,8 @@ class MySQLFeatures(ShardFeatures):
     has_read_uncommitted = True
     read_committed = "'read committed', Django's default for MySQL"
     replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
+    pair_side = "sharded_orm.backends.mysql.pair_side.MySQLPairSide"
+    has_side_fences = True
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:

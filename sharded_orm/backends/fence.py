@@ -17,6 +17,9 @@ CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"
 )
+#: The beginning of the error message when a trigger refuses a write because the shard is active on
+#: the other server of a pair (:mod:`sharded_orm.backends.side_fence`).
+SIDE_MARKER = "sharded_orm: this server is the passive side of a pair for this database"
 #: The SQLSTATE of a trigger's refusal.
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
@@ -27,11 +30,23 @@ _DEADLOCK = 1213
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the driver's error ``error`` comes from a trigger (a fence) that has refused a write."""
+    """Whether the driver's error ``error`` comes from a trigger (a fence) that has refused a write
+    of a moving key.
+    """
+    return _message(error).startswith(MARKER)
+
+
+def is_side_refusal(error: BaseException) -> bool:
+    """Whether the driver's error ``error`` comes from the fence of the passive side of a pair."""
+    return _message(error).startswith(SIDE_MARKER)
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of a trigger that has refused a write; "" for most other errors."""
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):
         arguments = arguments[1:]
-    return bool(arguments) and isinstance(arguments[0], str) and arguments[0].startswith(MARKER)
+    return arguments[0] if arguments and isinstance(arguments[0], str) else ""
 
 
 def is_deadlock(error: BaseException) -> bool:

@@ -22,8 +22,8 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.backends.two_phase.branch import BranchName
 
 #: The tasks of the operator's account: fence a primary (make it refuse writes), promote a replica,
-#: or end the replication after a split.
-Task = Literal["fence", "promote", "end"]
+#: end the replication after a split, or switch the active side of shards on a pair of servers.
+Task = Literal["fence", "promote", "end", "switch"]
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,14 @@ class ReplicationServer(ABC):
         replicates.
         """
         return iter(())
+
+    def pair_problems(self, other: Self, *, keeps_for_later: bool = False) -> Iterator[str]:
+        """Yield the reasons why this server and ``other`` cannot be the two sides of a pair, which
+        replicate from each other and take writes both. Call the method for both sides.
+
+        :param keeps_for_later: whether this server may receive changes without executing them.
+        """
+        yield f"{self.product} has no pairs of servers that replicate from each other"
 
     # ##### Changes #####
 

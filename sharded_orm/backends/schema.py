@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+
+#: The key in an alias's settings with which a new column keeps its default in the database. Django
+#: drops the default at once, because its own INSERT names all columns.
+KEEP_DEFAULTS: Final = "KEEP_COLUMN_DEFAULTS"
 
 
 class EditorMixin(BaseDatabaseSchemaEditor):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sharded_orm.backends.key_guard import ColumnTypes
     from sharded_orm.backends.row_copy import RowCopy
     from sharded_orm.backends.schema_move import SchemaMove
+    from sharded_orm.backends.side_fence import SideFence
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
@@ -206,6 +207,17 @@ class ShardDatabaseMixin:
     ) -> SchemaMove:
         """Open a separate session on this schema, to read its definition and to hide its tables while
         it moves.
+
+        :param confirm: called before each change; raises an error if the change must not be made.
+        :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.
+        """
+        raise NotImplementedError
+
+    def side_fence(
+        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+    ) -> SideFence:
+        """Open a separate session on this schema, to let the passive side of a pair of servers refuse
+        the writes of this shard. Only for backends with the feature ``has_side_fences``.
 
         :param confirm: called before each change; raises an error if the change must not be made.
         :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.

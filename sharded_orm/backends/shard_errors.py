@@ -7,8 +7,8 @@ from typing import Any
 from django.db import Error
 from django.db.utils import DatabaseErrorWrapper
 
-from sharded_orm.backends.fence import is_refusal
-from sharded_orm.exceptions import KeyFenced
+from sharded_orm.backends.fence import is_refusal, is_side_refusal
+from sharded_orm.exceptions import KeyFenced, SideFenced
 from sharded_orm.topology.model import Shard
 
 
@@ -29,25 +29,34 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         if exc_type is None:
             return
-        if isinstance(exc_value, BaseException) and is_refusal(exc_value):
-            if not isinstance(exc_value, KeyFenced):
+        if isinstance(exc_value, BaseException):
+            refusal = self._refusal(exc_value)
+            if refusal is not None:
                 # Set errors_occurred as Django's method does. Django tests the connection later if
                 # it is set.
                 self._wrapper.errors_occurred = True
-                raise self._fenced() from exc_value
-            return
+                raise refusal from exc_value
         try:
             super().__exit__(exc_type, exc_value, traceback)
         except Error as exc:
             add_shard_note(exc, self._wrapper.shard)
             raise
 
-    def _fenced(self) -> KeyFenced:
+    def _refusal(self, error: BaseException) -> KeyFenced | SideFenced | None:
+        """Return the error for callers if a fence has refused the write; None for any other error."""
         shard = self._wrapper.shard
-        return KeyFenced(
-            f"Shard {shard.alias!r} has refused a write, because the shard key of the row is moving to"
-            " another shard or has moved there. Nothing was written. Run the transaction again."
-        )
+        if is_refusal(error):
+            return KeyFenced(
+                f"Shard {shard.alias!r} has refused a write, because the shard key of the row is moving to"
+                " another shard or has moved there. Nothing was written. Run the transaction again."
+            )
+        if is_side_refusal(error):
+            return SideFenced(
+                f"Node {shard.node!r} has refused a write to shard {shard.alias!r}, because the other"
+                " server of the pair is the active side, or becomes it. Nothing was written. Run the"
+                " transaction again."
+            )
+        return None
 
 
 def add_shard_note(error: Error, shard: Shard) -> None:

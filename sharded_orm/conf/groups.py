@@ -13,7 +13,7 @@ KEYS = {
     "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "CHECK_NEW_KEYS",
     "FORMER_MODELS",
 }  # fmt: skip
-RANGE_KEYS = {"range", "primary", "replica", "open", "weight", "pinned"}
+RANGE_KEYS = {"range", "primary", "replica", "pair", "active", "open", "weight", "pinned"}
 # Endings that the name of a shard group must not have, because other aliases have them. A shard's
 # alias ends in "_" and five digits; here, more digits are also refused. "photos_template" is the
 # alias of the schema from which the test shards of the group "photos" are cloned.
@@ -73,28 +73,63 @@ def _ranges(where: str, raw: Any, problems: list[str]) -> Iterator[ShardRange]:
             continue
         where_range = f"{where}range {entry.get('range')!r}: "
         problems += unknown_keys(where_range, entry, RANGE_KEYS)
-        match entry:
-            case {"range": (int() as first, int() as last), "primary": str() as primary} if (
+        match entry.get("range"):
+            case (int() as first, int() as last) if (
                 first >= 0 and not isinstance(first, bool) and not isinstance(last, bool)
             ):
-                weight, replica = entry.get("weight", 1.0), entry.get("replica")
-                if not is_weight(weight):
-                    problems.append(
-                        f"{where_range}weight must be a number from 0 to {MAX_WEIGHT:,}, not"
-                        f" {weight!r}"
-                    )
-                    weight = 1.0
-                if replica is not None and not isinstance(replica, str):
-                    problems.append(f"{where_range}replica must be a node, not {replica!r}")
-                    replica = None
-                is_open = flag(where_range, "open", entry, True, problems)
-                is_pinned = flag(where_range, "pinned", entry, False, problems)
-                yield ShardRange(first, last, primary, replica, is_open, weight, is_pinned)
+                pass
             case _:
+                first = last = -1
+        nodes = _nodes(where_range, entry, problems) if first >= 0 else None
+        if nodes is None:
+            problems.append(
+                f"{where}a range needs 'range': (first, last) and 'primary': a node (or 'pair': two nodes"
+                f" and 'active': one of them), not {dict(entry)!r}"
+            )
+            continue
+        weight = entry.get("weight", 1.0)
+        if not is_weight(weight):
+            problems.append(
+                f"{where_range}weight must be a number from 0 to {MAX_WEIGHT:,}, not {weight!r}"
+            )
+            weight = 1.0
+        is_open = flag(where_range, "open", entry, True, problems)
+        is_pinned = flag(where_range, "pinned", entry, False, problems)
+        yield ShardRange(first, last, *nodes, is_open, weight, is_pinned, is_pair="pair" in entry)
+
+
+def _nodes(
+    where: str, entry: Mapping[str, Any], problems: list[str]
+) -> tuple[str, str | None] | None:
+    """Return the primary and the replica of a range; None if the entry has another form.
+
+    Of a pair, the active side is the primary, and the passive side is the replica.
+    """
+    match entry:
+        case {"pair": (str() as one, str() as other), "active": str() as active}:
+            if both := sorted({"primary", "replica"} & set(entry)):
                 problems.append(
-                    f"{where}a range needs 'range': (first, last) and 'primary': a node, not"
-                    f" {dict(entry)!r}"
+                    f"{where}it has 'pair' and {both!r}; a pair needs only 'active', its side that takes"
+                    " writes"
                 )
+            if one == other:
+                problems.append(f"{where}pair names {one!r} twice; a pair has two servers")
+            elif active not in (one, other):
+                problems.append(
+                    f"{where}active must be one of the pair {[one, other]!r}, not {active!r}"
+                )
+            else:
+                return active, other if active == one else one
+            return one, None
+        case {"pair": _} | {"active": _}:
+            return None
+        case {"primary": str() as primary}:
+            replica = entry.get("replica")
+            if replica is not None and not isinstance(replica, str):
+                problems.append(f"{where}replica must be a node, not {replica!r}")
+                replica = None
+            return primary, replica
+    return None
 
 
 def _models(where: str, raw: Any, problems: list[str]) -> frozenset[tuple[str, str]]:

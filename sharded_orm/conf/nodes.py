@@ -16,18 +16,20 @@ from sharded_orm.topology.model import MAX_WEIGHT, is_weight
 KEYS = {
     "ENGINE", "NAME", "HOST", "PORT", "USER", "PASSWORD", "OPTIONS", "CONN_MAX_AGE",
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
-    "CAPACITY",
+    "REPLICATION", "CAPACITY",
 }  # fmt: skip
 
 # Settings that NODE_DEFAULTS must not have. A default CAPACITY would make every node a target of
 # shards, even a node that has only replicas.
 _NO_DEFAULTS = {"CAPACITY"}
-_OPERATOR_KEYS = {"USER", "PASSWORD"}
+# The settings that are accounts, and the keys of each.
+_ACCOUNTS = ("OPERATOR", "REPLICATION")
+_ACCOUNT_KEYS = {"USER", "PASSWORD"}
 _POOL_KEYS = {"MAX", "TIMEOUT"}
 # The settings of a node whose type is checked. For each: the permitted types, and how an error
 # message names them. The types of other settings are not checked.
 _TYPES: Mapping[str, tuple[Any, str]] = {
-    **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
+    **dict.fromkeys(("OPTIONS", "TEST", *_ACCOUNTS), (Mapping, "a dict")),
     "POOL": ((Mapping, type(None)), "a dict"),
     "HOST": ((str, type(None)), "text"),
     "PORT": ((int, str, type(None)), "a number"),
@@ -84,8 +86,9 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
     ]
     # Do not show the value: it may be a password in the wrong place.
     problems += [f"{where}{key} must be {_TYPES[key][1]}" for key in wrong]
-    if "OPERATOR" in node and "OPERATOR" not in wrong:
-        problems += unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
+    for account in _ACCOUNTS:
+        if account in node and account not in wrong:
+            problems += unknown_keys(f"{where}{account}: ", node[account], _ACCOUNT_KEYS)
     settings = {key: value for key, value in node.items() if key not in wrong}
     if node.get("POOL") and "POOL" not in wrong:
         _check_pool(where, node["POOL"], node.get("ENGINE"), problems)

@@ -60,6 +60,41 @@ class PromotionFailed(OperationError, OperationalError):
         super().__init__(message)
 
 
+class PairRefused(OperationError, OperationalError):
+    """Two nodes are no sound master-master pair, or cannot be made one. :attr:`problems` lists every
+    reason.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"The pair is not in order:{bullet_list(self.problems)}")
+
+
+class RollingRefused(OperationError, ValueError):
+    """Migrations cannot run on one side of a pair first. :attr:`problems` lists every reason."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            f"A rolling upgrade is refused, and nothing was changed:{bullet_list(self.problems)}"
+        )
+
+
+class SwitchRefused(OperationError, ValueError):
+    """The active side of shards on a pair of servers cannot be changed as requested.
+
+    :attr:`problems` lists every reason.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"The switch is refused:{bullet_list(self.problems)}")
+
+
+class SwitchFailed(OperationError, OperationalError):
+    """An error has stopped the switch of a shard to the other side of its pair."""
+
+
 class GrowthRefused(OperationError, ValueError):
     """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
 

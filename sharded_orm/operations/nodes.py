@@ -89,10 +89,10 @@ def ask_nodes(
     thread is abandoned: it may go on, but its result is ignored. For a node with
     :data:`MAX_ABANDONED` abandoned threads, ``ask`` is not called.
 
-    :param nodes: names of nodes, or of services.
+    :param nodes: names of nodes, of services, or of pairs of servers.
     :param patience: seconds to wait for a node's first answer.
     :param silence: seconds to wait for each later answer; None for no limit.
-    :param kind: what ``nodes`` are: "node" or "service".
+    :param kind: what ``nodes`` are: "node", "service" or "pair".
     :return: for each node, the result of ``ask`` or the exception that the node caused (one of
         :data:`TROUBLE`; :class:`NoAnswer` if the node was silent for too long).
     :raises: any other exception of ``ask``.

@@ -289,13 +289,14 @@ class Reach:
     behind: tuple[Process, ...]
 
 
-def wait_until_used(version: int, timeout: float) -> Reach | None:
+def wait_until_used(version: int, timeout: float, *, interval: float = _INTERVAL) -> Reach | None:
     """Wait until all other processes that are connected to the source use ``version`` or a later
     one.
 
     This process is left out, because it already uses the version that it has published.
 
     :param timeout: the largest number of seconds to wait.
+    :param interval: the number of seconds between two checks.
     :return: the other processes, as they are at the end of the wait; None if the source does not
         record which processes are connected to it.
     """
@@ -309,4 +310,4 @@ def wait_until_used(version: int, timeout: float) -> Reach | None:
         behind = tuple(process for process in others if process.version < version)
         if not behind or time.monotonic() >= deadline:
             return Reach(tuple(process for process in others if process.version >= version), behind)
-        time.sleep(_INTERVAL)
+        time.sleep(interval)

@@ -54,7 +54,9 @@ class ShardRange:
     ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards accept new
     keys. ``weight`` is the share of new keys that each shard of this range receives, relative to
     the weights of the group's other ranges. ``pinned`` says that ``shards balance`` does not move
-    the shards.
+    the shards. ``is_pair`` says that the two nodes replicate from each other (Yupoo, Y9):
+    ``primary`` is the active side, which takes the writes of these shards, and ``replica`` is the
+    passive side.
     """
 
     first: int
@@ -64,6 +66,7 @@ class ShardRange:
     open: bool = True
     weight: float = 1.0
     pinned: bool = False
+    is_pair: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,21 @@ class Topology:
         # The shards that resolve() has returned, by alias. A write calls resolve() several times.
         return {}
 
+    def pair_of(self, node: str) -> tuple[str, ...]:
+        """Return the nodes of the pair of servers to which ``node`` belongs; () if it belongs to none.
+
+        Several node names may stand for the same server.
+        """
+        server = server_of(self.nodes[node], node)
+        for group in self.groups.values():
+            for r in group.ranges:
+                if not r.is_pair or r.replica is None:
+                    continue
+                names = tuple(sorted((r.primary, r.replica)))
+                if server in [server_of(self.nodes[name], name) for name in names]:
+                    return names
+        return ()
+
     def _parse(self, alias: str) -> Shard | None:
         name, separator, digits = alias.rpartition("_")
         group = self.groups.get(name)
@@ -242,6 +260,8 @@ def _range_problems(topology: Topology, group: ShardGroup) -> Iterator[str]:
                 )
         if r.primary == r.replica:
             yield f"{where}: range {(r.first, r.last)!r} has the primary {r.primary!r} as its replica"
+        elif r.is_pair:
+            yield from _pair_problems(topology, f"{where}: range {(r.first, r.last)!r}", r)
         if not is_weight(r.weight):
             yield (
                 f"{where}: range {(r.first, r.last)!r}: weight must be a number from 0 to"
@@ -251,6 +271,17 @@ def _range_problems(topology: Topology, group: ShardGroup) -> Iterator[str]:
             engines.add(topology.nodes[r.primary].get("ENGINE"))
     if len(engines) > 1:
         yield f"{where}: its nodes use different engines {sorted(map(str, engines))!r}; use one"
+
+
+def _pair_problems(topology: Topology, where: str, r: ShardRange) -> Iterator[str]:
+    names = [name for name in (r.primary, str(r.replica)) if name in topology.nodes]
+    for name in names:
+        engine = str(topology.nodes[name].get("ENGINE"))
+        if engine.endswith(("postgresql", "sqlite3")):
+            yield f"{where}: node {name!r} has the engine {engine!r}; only MariaDB has pairs"
+            return
+    if len(names) == 2 and len({server_of(topology.nodes[name], name) for name in names}) < 2:
+        yield f"{where}: the nodes {names[0]!r} and {names[1]!r} of its pair are the same server"
 
 
 def _name_problems(group: ShardGroup) -> Iterator[str]:

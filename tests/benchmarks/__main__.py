@@ -36,6 +36,7 @@ def subjects() -> dict[str, Subject]:
         scatter,
         session_recycling,
         shard_moves,
+        side_switches,
         signals,
         tickets,
         topology,
@@ -63,6 +64,7 @@ def subjects() -> dict[str, Subject]:
         "moves": moves.key_moves,
         "beside_moves": moves.beside_moves,
         "shard_moves": shard_moves.shard_moves,
+        "side_switches": side_switches.side_switches,
         "balance": balance.balance_plan,
         "recycling": session_recycling.session_recycling,
         "mirrors": mirrors.mirrors,
@@ -76,7 +78,7 @@ def subjects() -> dict[str, Subject]:
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
-    "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
+    "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "side_switches", "balance",
     "recycling",
     "mirrors",
     "entities",

@@ -43,7 +43,7 @@ def shard_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
         pair = stack.enter_context(replicated_pair(**durable))
         (other,) = stack.enter_context(mariadb.servers(1, **durable))
         pair.reset(GROUP)
-        content = json.dumps(_settings(pair, other.address, new_prefix()))
+        content = json.dumps(settings_of(pair, other.address, new_prefix()))
 
         def process(role: str) -> OrderedProcess:
             return stack.enter_context(OrderedProcess(__name__, content, role))
@@ -79,7 +79,7 @@ def _promotions(
     old, new = names
     for _ in range(count):
         wait_until_equal(Pair(names[old], names[new]))
-        yield _stall(mover, writers, "promote", old)
+        yield stall(mover, writers, "promote", old)
         # The old primary becomes the replica.
         pair.follow(names[old], names[new])
         mover.ask("publish", new, old)
@@ -93,12 +93,10 @@ def _moves(
     pair: Pair, mover: OrderedProcess, writers: Sequence[OrderedProcess], count: int
 ) -> Iterator[Stall]:
     for number in range(count):
-        yield _stall(mover, writers, "move", "first" if number % 2 else "other")
+        yield stall(mover, writers, "move", "first" if number % 2 else "other")
 
 
-def _stall(
-    mover: OrderedProcess, writers: Sequence[OrderedProcess], order: str, node: str
-) -> Stall:
+def stall(mover: OrderedProcess, writers: Sequence[OrderedProcess], order: str, node: str) -> Stall:
     for writer in writers:
         writer.ask("writes")
     began, ended, pause, *_ = mover.ask(order, node)
@@ -140,7 +138,7 @@ def _copying(
 # ##### The children #####
 
 
-def _settings(pair: Pair, other: mariadb.Address, prefix: str) -> dict[str, Any]:
+def settings_of(pair: Pair, other: mariadb.Address, prefix: str) -> dict[str, Any]:
     root = pair.first.address.django()
     operator = {"USER": root["USER"], "PASSWORD": root["PASSWORD"]}
     options = {"charset": "utf8mb4", "isolation_level": "read committed"}
@@ -197,7 +195,7 @@ def configure(content: dict[str, Any]) -> None:
     django.setup()
 
 
-class _Orders:
+class Orders:
     """The orders of the parent; each is a method."""
 
     def __init__(self) -> None:
@@ -348,7 +346,7 @@ def main(settings: str, role: str) -> None:
     if role == "copier":
         content["databases"] |= content["stock"]
     configure(content)
-    obey(_Orders())
+    obey(Orders())
 
 
 if __name__ == "__main__":

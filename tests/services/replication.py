@@ -1,6 +1,7 @@
-"""Two private MariaDB servers, the second replicating from the first (binlog, GTID).
+"""Two private MariaDB servers in replication (binlog, GTID).
 
-They have the accounts of a site: one for the application, which may not write through
+:func:`replicated_pair` starts a primary and its replica, :func:`master_pair` two servers that replicate
+from each other. They have the accounts of a site: one for the application, which may not write through
 ``read_only``, one for the operator and one for the replication.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import MySQLdb
+from MySQLdb.cursors import DictCursor
 
 from tests.services.mariadb import MariaDBServer
 from tests.services.server import HOST
@@ -39,6 +41,13 @@ APPLICATION_PRIVILEGES = (
 )
 _OPERATOR_PRIVILEGES = (
     "READ_ONLY ADMIN, REPLICATION SLAVE ADMIN, SLAVE MONITOR, BINLOG MONITOR, PROCESS"
+)
+# The operator of servers that replicate from each other also changes the schemas of one side only.
+_PAIR_OPERATOR_PRIVILEGES = (
+    f"{_OPERATOR_PRIVILEGES}, BINLOG ADMIN, CONNECTION ADMIN, RELOAD, REPLICATION MASTER ADMIN"
+)
+_SCHEMA_PRIVILEGES = (
+    f"{APPLICATION_PRIVILEGES}, TRIGGER, EVENT, CREATE ROUTINE, ALTER ROUTINE, EXECUTE"
 )
 
 
@@ -82,8 +91,8 @@ class Pair:
         execute(replica, "START SLAVE")
 
     def reset(self, schemas: str) -> None:
-        """Reset both servers: they run, have no schemas that begin with the prefix, and the second
-        replicates from the first.
+        """Reset both servers: they run, have no schemas that begin with the prefix, and replicate as
+        at first.
 
         Replication, positions and fences of the test before are removed.
         """
@@ -97,7 +106,46 @@ class Pair:
                 execute(server, f"DROP DATABASE `{name}`")
             execute(server, "RESET MASTER")
             execute(server, "SET GLOBAL gtid_slave_pos = ''")
+        self.connect()
+
+    def connect(self) -> None:
+        """Start the replication between two servers without any position."""
         self.follow(self.second, self.first)
+
+
+class MasterPair(Pair):
+    """Two servers that replicate from each other. Both take writes, as a site has opened them.
+
+    In their configuration they are read only, and their events have a GTID domain each.
+    """
+
+    def node(self, server: LoggingServer, **more: Any) -> dict[str, Any]:
+        account = {"USER": REPLICATION[0], "PASSWORD": REPLICATION[1]}
+        return super().node(server, REPLICATION=account, **more)
+
+    def connect(self) -> None:
+        for server in (self.first, self.second):
+            self.follow(server, self.other(server))
+        for server in (self.first, self.second):
+            execute(server, "SET GLOBAL read_only = OFF")
+
+    def follow(self, replica: LoggingServer, primary: LoggingServer) -> None:
+        """Let ``replica`` start to replicate from ``primary``."""
+        execute(
+            replica,
+            "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
+            " MASTER_PASSWORD = %s, MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",
+            (HOST, primary.port, *REPLICATION),
+        )
+        execute(replica, "START SLAVE")
+
+    def other(self, server: LoggingServer) -> LoggingServer:
+        return self.second if server is self.first else self.first
+
+    def settle(self) -> None:
+        """Return when each server has all events that the other has written until now."""
+        for server in (self.first, self.second):
+            wait_for_events(server, self.other(server))
 
 
 def execute(
@@ -110,6 +158,24 @@ def execute(
         return list(cursor.fetchall())
 
 
+def execute_alone(server: MariaDBServer, *statements: str) -> None:
+    """Run statements that the server does not write into its binary log."""
+    connection = MySQLdb.connect(**server.address.mysqldb(), autocommit=True)
+    with contextlib.closing(connection), connection.cursor() as cursor:
+        cursor.execute("SET sql_log_bin = 0")
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def replication_status(server: MariaDBServer) -> dict[str, Any]:
+    """Return the state of a server's only replication connection, as the server names its parts."""
+    connection = MySQLdb.connect(**server.address.mysqldb())
+    with contextlib.closing(connection), connection.cursor(DictCursor) as cursor:
+        cursor.execute("SHOW ALL SLAVES STATUS")
+        (row,) = cursor.fetchall()
+    return dict(row)
+
+
 @contextlib.contextmanager
 def replicated_pair(**options: str | None) -> Iterator[Pair]:
     """Start two servers with equal data, in replication.
@@ -117,8 +183,53 @@ def replicated_pair(**options: str | None) -> Iterator[Pair]:
     :param options: further options of both servers.
     :raises ServiceMissing: MariaDB is not installed.
     """
+    own = [{"server-id": str(number)} for number in (1, 2)]
+    with _servers([{**each, **options} for each in own]) as servers:
+        for server in servers:
+            _create_account(server, OPERATOR, _OPERATOR_PRIVILEGES)
+        yield Pair(*servers)
+
+
+@contextlib.contextmanager
+def master_pair(
+    *,
+    first: dict[str, str | None] | None = None,
+    second: dict[str, str | None] | None = None,
+    **options: str | None,
+) -> Iterator[MasterPair]:
+    """Start two servers that replicate from each other.
+
+    :param first: further options of the first server; ``second`` are those of the second.
+    :param options: further options of both servers.
+    :raises ServiceMissing: MariaDB is not installed.
+    """
+    both = {
+        "binlog-format": "ROW",
+        "read-only": None,
+        # Fences have a function.
+        "log-bin-trust-function-creators": "1",
+        **options,
+    }
+    own = [
+        {"server-id": str(number), "gtid-domain-id": str(number), **both, **(more or {})}
+        for number, more in ((1, first), (2, second))
+    ]
+    with _servers(own) as servers:
+        for server in servers:
+            _create_account(server, OPERATOR, _PAIR_OPERATOR_PRIVILEGES)
+            execute(server, f"GRANT {_SCHEMA_PRIVILEGES} ON `%%`.* TO %s@'%%'", OPERATOR[:1])
+            # The events so far, the accounts, are the same on both.
+            execute(server, "RESET MASTER")
+        pair = MasterPair(*servers)
+        pair.connect()
+        yield pair
+
+
+@contextlib.contextmanager
+def _servers(options: list[dict[str, str | None]]) -> Iterator[list[LoggingServer]]:
+    """Start a server with each of ``options``. They have the accounts of application and replication."""
     with contextlib.ExitStack() as stack:
-        servers = [LoggingServer(**{"server-id": str(number), **options}) for number in (1, 2)]
+        servers = [LoggingServer(**each) for each in options]
         for server in servers:
             stack.callback(server.close)
         for server in servers:
@@ -126,8 +237,15 @@ def replicated_pair(**options: str | None) -> Iterator[Pair]:
             # Created on both servers without replication, as that is reset all the time.
             _create_account(server, REPLICATION, "REPLICATION SLAVE")
             _create_account(server, APPLICATION, APPLICATION_PRIVILEGES, "`%%`.*")
-            _create_account(server, OPERATOR, _OPERATOR_PRIVILEGES)
-        yield Pair(*servers)
+        yield servers
+
+
+def wait_for_events(replica: LoggingServer, primary: LoggingServer) -> None:
+    """Return when ``replica`` has executed all events that ``primary`` itself has written until now."""
+    ((domain, logged),) = execute(primary, "SELECT @@gtid_domain_id, @@gtid_binlog_pos")
+    own = [gtid for gtid in logged.split(",") if gtid.startswith(f"{domain}-")]
+    ((outcome,),) = execute(replica, "SELECT MASTER_GTID_WAIT(%s, 300)", (",".join(own),))
+    assert outcome == 0, f"the replica does not get to {own}"
 
 
 def wait_until_equal(pair: Pair) -> None:

@@ -41,6 +41,23 @@ def test_a_good_setting() -> None:
     assert (config.directory, config.tickets, config.max_idle_aliases) == ("default", (), 1024)
 
 
+def test_a_pair_has_a_primary_and_a_replica() -> None:
+    """What is no part of pairs need not know them: the active side is the primary."""
+    pair = {"pair": ["a", "b"], "open": False}
+    ranges = [
+        {"range": (0, 1), **pair, "active": "a"},
+        {"range": (2, 3), **pair, "active": "b"},
+        {"range": (4, 4), "primary": "a", "replica": "b"},
+    ]
+    nodes = {name: {**GOOD["NODES"]["a"], "HOST": name} for name in "ab"}
+    group = conf.parse(broken(NODES=nodes, GROUPS__photos__RANGES=ranges)).topology.groups["photos"]
+    assert [(r.primary, r.replica, r.is_pair, r.open) for r in group.ranges] == [
+        ("a", "b", True, False),
+        ("b", "a", True, False),
+        ("a", "b", False, True),
+    ]
+
+
 def test_the_options_of_tickets() -> None:
     assert conf.parse(GOOD).ticket_options == conf.TicketOptions(2.0, 5.0, 1, "proceed")
     given = {"TIMEOUT": 1, "BACKOFF": 0.5, "BLOCK_SIZE": 1000, "PARTNER_DOWN": "refuse"}
@@ -127,6 +144,22 @@ def test_the_options_of_the_cache() -> None:
         (
             broken(GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "replica": ["b"]}]),
             "replica must be a node",
+        ),
+        *(
+            (broken(GROUPS__photos__RANGES=[{"range": (0, 1), **entry}]), problem)
+            for entry, problem in (
+                ({"pair": ["a", "b"]}, "a range needs"),
+                ({"active": "a"}, "a range needs"),
+                ({"primary": "a", "active": "a"}, "a range needs"),
+                ({"pair": ["a"], "active": "a"}, "a range needs"),
+                ({"pair": ["a", "a"], "active": "a"}, "pair names 'a' twice"),
+                ({"pair": ["a", "b"], "active": "c"}, "active must be one of the pair ['a', 'b']"),
+                (
+                    {"pair": ["a", "b"], "active": "a", "primary": "a", "replica": "b"},
+                    "it has 'pair' and ['primary', 'replica']",
+                ),
+                ({"pair": ["a", "b"], "active": "a"}, "names the unknown replica 'b'"),
+            )
         ),
         (
             broken(GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "weight": math.nan}]),

@@ -17,7 +17,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, sees_all
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
-from sharded_orm.operations import growth, moves, shard_moves
+from sharded_orm.operations import growth, moves, pairs, shard_moves
 from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.imports import row_comparison, row_copy, source_follower
 from sharded_orm.operations.migrate import migration_run
@@ -37,13 +37,13 @@ STATES: Final = (
 )  # fmt: skip
 
 #: Kinds of runs whose work is not divided into steps (the work on one shard or node).
-_WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND)
+_WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND, pairs.KIND)
 _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
 class RunAdmin(FleetAdmin):
     """The pages "Operations": they show migrations, growth of shard groups, imports, moves of keys and of
-    shards, and promotions of replicas, with the state of each shard.
+    shards, switches of pairs, and promotions of replicas, with the state of each shard.
     """
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
@@ -194,9 +194,10 @@ def _busy(run: journal.RunStatus) -> list[str]:
     """Return a text for each shard or key on which the run is working now; at most 20 texts.
 
     A text is ``photos_00007: photos.0002_title`` for a migration, ``42: copying, shard 3 to 7`` for a
-    key that moves, and ``shard 3 from db1 to db2: copying`` for a shard that moves.
+    key that moves, and ``shard 3 from db1 to db2: copying`` for a shard that moves or changes the
+    active side of its pair.
     """
-    if run.kind == shard_moves.KIND:
+    if run.kind in (shard_moves.KIND, pairs.KIND):
         current = run.arguments.get("current")
         return [_shard_move(current)] if current else []
     if run.kind == moves.KIND:
@@ -243,6 +244,9 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
     elif run.state == "broken off" and run.kind == shard_moves.KIND:
         end_moves = f"manage.py shards move {run.subject} --repair"
         commands.append(("End the move that was broken off", end_moves))
+    elif run.state == "broken off" and run.kind == pairs.KIND:
+        end_switch = f"manage.py shards switch {run.subject} --repair"
+        commands.append(("End the switch that was broken off", end_switch))
     elif run.state == "broken off" and run.kind == source_follower.KIND:
         follow = f"manage.py shards import {' '.join(run.arguments.get('models') or ['…'])}"
         follow += f" --from {run.arguments.get('source')}"
@@ -261,7 +265,7 @@ def _shard_move(current: dict[str, Any]) -> str:
 
 
 def _argument(run: journal.RunStatus, name: str, value: Any) -> str:
-    if run.kind == shard_moves.KIND and value:
+    if run.kind in (shard_moves.KIND, pairs.KIND) and value:
         if name == "current":
             return _shard_move(value)
         if name == "left":

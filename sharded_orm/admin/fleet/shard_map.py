@@ -174,6 +174,8 @@ class Lane:
     strips: tuple[Strip, ...]
     #: Links to the ranges that have a replica on this node. A link is a pair of text and URL.
     replicas: tuple[tuple[str, str], ...] = ()
+    #: Links to the ranges of whose pair this node is the passive side, alike.
+    passive: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -277,7 +279,8 @@ def draw(
         strip = _strip(on_node, statuses, measure, largest, grouped, legend, urls)
         strips.setdefault(on_node.node, []).append(strip)
     names = [node.name for node in status.nodes]
-    replicas = _replicas(ranges, urls)
+    replicas = _replicas(ranges, urls, of_pairs=False)
+    passive = _replicas(ranges, urls, of_pairs=True)
     lanes = [
         Lane(
             name,
@@ -286,21 +289,27 @@ def draw(
             sum(len(on_node) for on_node in ranges if on_node.node == name),
             tuple(strips.get(name, ())),
             tuple(replicas.get(name, ())),
+            tuple(passive.get(name, ())),
         )
         for name in names
     ]
     return Drawing(tuple(lanes), legend, grouped, measure.unknown)
 
 
-def _replicas(ranges: Sequence[RangeOnNode], urls: Addresses) -> dict[str, list[tuple[str, str]]]:
+def _replicas(
+    ranges: Sequence[RangeOnNode], urls: Addresses, *, of_pairs: bool
+) -> dict[str, list[tuple[str, str]]]:
     """Return links to the ranges that have a replica, in lists keyed by the node of the replica.
 
     A link is a pair: the name of the range, such as ``photos 0-7``, and the URL of its page.
+
+    :param of_pairs: whether to return the ranges whose replica is the passive side of a pair, or
+        those with any other replica.
     """
     replicas: dict[str, list[tuple[str, str]]] = {}
     for on_node in ranges:
         name, shard_range = on_node.group.name, on_node.range
-        if shard_range.replica is not None:
+        if shard_range.replica is not None and shard_range.is_pair == of_pairs:
             text = f"{name} {span(shard_range.first, shard_range.last)}"
             url = urls.of_range(name, shard_range.first, shard_range.last)
             replicas.setdefault(shard_range.replica, []).append((text, url))

@@ -1,10 +1,13 @@
-"""Repeat statements that find no table, because their shard moves to another node or has just moved.
+"""Repeat statements that were refused because their shard moves to another node or has just moved.
 
 A shard moves while the application works (:mod:`sharded_orm.backends.schema_move`): its old tables are
 renamed, the new topology (the map of shards to nodes) is published, and the new tables get their real
 names. If this process does not know the new topology yet, its statement finds no table. Nothing was
 executed then. So in autocommit, the statement waits and runs again on the new node. In a transaction,
 the whole transaction fails.
+
+The same applies to a write that the passive side of a pair of servers refuses
+(:mod:`sharded_orm.backends.side_fence`): the other side is active, or becomes active.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.schema_move import NAMES
 from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
-from sharded_orm.exceptions import ShardMoved, TopologyError
+from sharded_orm.exceptions import ShardMoved, SideFenced, TopologyError
 
 # ER_BAD_DB_ERROR and ER_NO_SUCH_TABLE
 _MISSING: Final = frozenset({1049, 1146})
@@ -32,6 +35,9 @@ _SQLITE_MISSING: Final = "no such table: "
 _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
 # Seconds between two loads of the topology (the map of shards to nodes) while a statement waits.
 _INTERVAL: Final = 0.02
+# Seconds between two attempts to write while a pair of servers changes its active side, which takes
+# only some milliseconds.
+_FENCED_INTERVAL: Final = 0.005
 
 
 class TopologyLookup:
@@ -95,6 +101,16 @@ def rows_move(group: str) -> bool:
     return _lookup is not None and _lookup.is_moving(group)
 
 
+def look_up_places() -> None:
+    """Load the topology (the map of shards to nodes), because a shard has refused a transaction.
+
+    The next attempt of the transaction then goes to the shard's present node. No error is raised if
+    the source of the topology does not answer.
+    """
+    if _lookup is not None:
+        _lookup.refresh_since(time.monotonic())
+
+
 def is_missing_table(error: BaseException) -> bool:
     """Whether ``error``, of a driver or of Django, means that a table or schema does not exist."""
     if state := sqlstate_of(error):
@@ -106,7 +122,8 @@ def is_missing_table(error: BaseException) -> bool:
 
 
 class PlaceWait:
-    """Lets one statement that has found no table wait until its shard is usable again.
+    """Lets one statement that has found no table, or was refused by the fence of a passive side, wait
+    until its shard is usable again.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
     :param current: returns the shard's connection settings in the present topology (the map of shards
@@ -127,6 +144,7 @@ class PlaceWait:
         may_wait: bool = True,
         nothing_done: bool = True,
         may_repeat: bool = True,
+        is_fenced: bool = False,
     ) -> Mapping[str, Any] | None:
         """Return the connection settings with which the statement may run again.
 
@@ -138,6 +156,7 @@ class PlaceWait:
         :param may_wait: False in a transaction.
         :param nothing_done: False if a part of the statement may have been executed.
         :param may_repeat: False if the error has ended the transaction of the statement.
+        :param is_fenced: True if the passive side of a pair of servers has refused the statement.
         :raises ShardMoved: the shard has moved and the statement cannot follow it, or the move takes
             longer than ``MOVE_WAIT``.
         """
@@ -147,7 +166,7 @@ class PlaceWait:
             refused = _lookup.refresh_since(time.monotonic())
             settings = self._current()
             has_moved = settings is not None and not relocation.same_place(place, settings)
-            if not has_moved and not has_hidden_tables(self._wrapper, place):
+            if not (has_moved or is_fenced or has_hidden_tables(self._wrapper, place)):
                 # The shard has not moved, and its tables have their real names now. But they may have
                 # got these names only after the statement failed. So the statement may run once more.
                 # If it fails again, the table does not exist.
@@ -159,36 +178,49 @@ class PlaceWait:
                 return place if self._last_chance else None
             self._last_chance = False
             if not (may_wait and nothing_done):
-                raise self._cannot_follow(nothing_done=nothing_done)
+                raise self._cannot_follow(nothing_done=nothing_done, is_fenced=is_fenced)
             if self._deadline is None:
                 self._deadline = time.monotonic() + _lookup.patience()
             elif time.monotonic() > self._deadline:
-                raise self._out_of_use(refused)
+                raise self._out_of_use(refused, is_fenced=is_fenced)
             if has_moved and settings != self._offered:
                 self._offered = settings
                 return settings
             self._offered = None
             # Poll, because nothing signals the end of the move.
-            time.sleep(_INTERVAL)
+            time.sleep(_FENCED_INTERVAL if is_fenced else _INTERVAL)
+            if is_fenced:
+                # Only another attempt shows whether the fence is gone.
+                return place
 
-    def _cannot_follow(self, *, nothing_done: bool) -> ShardMoved:
+    def _cannot_follow(self, *, nothing_done: bool, is_fenced: bool = False) -> ShardMoved:
+        kind: type[ShardMoved] = ShardMoved
         moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"
+        if is_fenced:
+            kind = SideFenced
+            moves = (
+                f"The other server of the pair is the active side of shard {self._wrapper.alias!r}, or"
+                " becomes it"
+            )
         if not nothing_done:
-            return ShardMoved(
+            return kind(
                 f"{moves}. A part may have been done already, by executemany() or a procedure. Call it in"
                 " a transaction, which can be run again."
             )
-        return ShardMoved(
+        return kind(
             f"{moves}, and a transaction cannot follow it. Nothing of the statement was executed. Run"
             " the transaction again."
         )
 
-    def _out_of_use(self, refused: str) -> ShardMoved:
+    def _out_of_use(self, refused: str, *, is_fenced: bool) -> ShardMoved:
         assert _lookup is not None
-        return ShardMoved(
+        cause, command = "it moves to another node", "move"
+        if is_fenced:
+            cause, command = "its pair of servers changes the active side", "switch"
+        return (SideFenced if is_fenced else ShardMoved)(
             f"Shard {self._wrapper.alias!r} has been out of use for {_lookup.patience():g} s, because"
-            " it moves to another node. Try again; if no move is under way, end the one that was"
-            " broken off by 'manage.py shards move GROUP --repair'."
+            f" {cause}. Try again; if no {command} is under way, end the one that was"
+            f" broken off by 'manage.py shards {command} GROUP --repair'."
             + (f" The topology could not be looked up: {refused}" if refused else "")
         )
 
@@ -241,15 +273,20 @@ class ShardCursor(CursorWrapper):
             except (OperationalError, ProgrammingError) as exc:
                 if not self._may_have_moved(exc):
                     raise
+                is_fenced = isinstance(exc, SideFenced)
                 if _PROCEDURE.match(str(sql)):
                     # The statement calls a stored procedure, which may have committed a part of its
                     # work. So never repeat the statement.
-                    self._next_place(self._wait(), may_wait=False, nothing_done=False)
+                    self._next_place(
+                        self._wait(), may_wait=False, nothing_done=False, is_fenced=is_fenced
+                    )
                     raise
                 wait = wait or self._wait()
                 may_wait = not relocation.must_stay(self.db)
                 may_repeat = may_wait or not features_of(self.db).errors_end_transactions
-                place = self._next_place(wait, may_wait=may_wait, may_repeat=may_repeat)
+                place = self._next_place(
+                    wait, may_wait=may_wait, may_repeat=may_repeat, is_fenced=is_fenced
+                )
                 if place is None:
                     raise
             if not relocation.same_place(place, self.db.settings_dict):
@@ -263,13 +300,19 @@ class ShardCursor(CursorWrapper):
         except (OperationalError, ProgrammingError) as exc:
             if self._may_have_moved(exc):
                 in_transaction = self.db.in_atomic_block
-                self._next_place(self._wait(), may_wait=False, nothing_done=in_transaction)
+                self._next_place(
+                    self._wait(),
+                    may_wait=False,
+                    nothing_done=in_transaction,
+                    is_fenced=isinstance(exc, SideFenced),
+                )
             raise
 
     def _may_have_moved(self, exc: BaseException) -> bool:
         # Receivers of connection_created may run statements on this alias during the lookup of the new
         # node. Such a statement does not begin another lookup, because that would never end.
-        return is_missing_table(exc) and not self.db.looks_for_place
+        is_refused = isinstance(exc, SideFenced) or is_missing_table(exc)
+        return is_refused and not self.db.looks_for_place
 
     def _next_place(self, wait: PlaceWait, **how: bool) -> Any:
         self.db.looks_for_place = True

@@ -29,6 +29,7 @@ from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.mysql.schema_move import MySQLSchemaMove
+from sharded_orm.backends.mysql.side_fence import MySQLSideFence
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 from sharded_orm.backends.server_connection import ServerConnectionMixin
 from sharded_orm.backends.session_mode import SessionMode
@@ -227,6 +228,11 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
     ) -> MySQLSchemaMove:
         return MySQLSchemaMove(self._stock_wrapper(account or {}), confirm)
+
+    def side_fence(
+        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+    ) -> MySQLSideFence:
+        return MySQLSideFence(self._stock_wrapper(account or {}), confirm)
 
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
         """Return a connection object of Django's own backend, for statements that leave session state."""

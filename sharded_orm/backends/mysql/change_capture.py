@@ -7,11 +7,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
-from django.db import DatabaseError, Error, OperationalError
+from django.db import DatabaseError, OperationalError
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
@@ -31,6 +30,7 @@ from sharded_orm.backends.mysql.capture_lock import (
     tables_lock,
 )
 from sharded_orm.backends.mysql.lock_waits import LockWaits
+from sharded_orm.backends.mysql.locked_changes import LockedChanges
 from sharded_orm.backends.mysql.row_copy import PASSES
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
@@ -68,6 +68,7 @@ class MySQLChangeCapture(ChangeCapture):
         super().__init__(connection)
         self._flavor = MySQLFlavor.of(connection)
         self._locks = LockWaits(self._rows, self._flavor, _PATIENCE)
+        self._changes = LockedChanges(connection, self._rows, self._locks)
         self._rows("SET NAMES utf8mb4")
         self._rows("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:d}")
@@ -242,9 +243,9 @@ class MySQLChangeCapture(ChangeCapture):
             present = self.triggers()
             missing = [event for event in EVENTS if trigger_name(table.name, event) not in present]
             for event in missing:
-                self._alone(table.name, deadline, self._trigger(table, event))
+                self._changes.change(table.name, deadline, self._trigger(table, event))
             if not missing:
-                self._alone(table.name, deadline)
+                self._changes.change(table.name, deadline)
 
     def uninstall(self, patience: float) -> bool:
         with self.exclusively(patience):
@@ -261,56 +262,9 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE event_object_schema = DATABASE()"
         ):
             if name in own:
-                self._alone(table, deadline, f"DROP TRIGGER IF EXISTS {self._quote(name)}")
+                self._changes.change(table, deadline, f"DROP TRIGGER IF EXISTS {self._quote(name)}")
         self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}, {self._quote(FENCES)}")
         return True
-
-    def _alone(self, table: str, deadline: float, *changes: str) -> None:
-        """Wait for every transaction that has used ``table``, then change the triggers of the
-        table.
-
-        Only the wait for the lock has a time limit. A limit for the changes would be dangerous: if
-        the server stops a session while the session opens a table, the server has read only some of
-        the triggers, and later writes by any session fail. The table is opened before the wait, and
-        nobody else uses it while the lock is held. So the changes never have to open the table.
-
-        :param deadline: a moment of ``time.monotonic()`` until which to wait.
-        :param changes: the statements that change the triggers.
-        """
-        quoted = self._quote(table)
-        statements = (
-            f"LOCK TABLES {quoted} WRITE",
-            self._locks.unlimited,
-            *changes,
-            "UNLOCK TABLES",
-        )
-
-        def change() -> None:
-            try:
-                self._together(statements)
-            except BaseException:
-                with suppress(Error):
-                    self._rows("UNLOCK TABLES")
-                raise
-
-        self._locks.attempt(
-            deadline, change, partial(self._rows, f"SELECT 1 FROM {quoted} LIMIT 0")
-        )
-
-    def _together(self, statements: Sequence[str]) -> None:
-        """Send statements to the server in one request, or one by one if multi-statements are off.
-
-        If one statement takes a lock and a later one releases it, one request has an advantage: the
-        server releases the lock even if this process is paused.
-        """
-        if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
-            for statement in statements:
-                self._rows(statement)
-            return
-        with self._connection.cursor() as cursor:
-            cursor.execute("; ".join(statements))
-            while cursor.nextset():
-                pass
 
     def is_prepared(self) -> bool:
         return bool(self._rows("SHOW TABLES LIKE %s", FENCES.replace("_", r"\_")))

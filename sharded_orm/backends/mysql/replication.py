@@ -35,6 +35,7 @@ _NEEDED: Final[Mapping[Task, Sequence[str]]] = {
     "fence": ("READ_ONLY ADMIN", "BINLOG MONITOR"),
     "promote": ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR"),
     "end": ("REPLICATION SLAVE ADMIN", "SLAVE MONITOR", "RELOAD"),
+    "switch": ("BINLOG ADMIN", "BINLOG MONITOR", "SLAVE MONITOR"),
 }
 
 _CONNECT_TIMEOUT = 5  # seconds
@@ -199,19 +200,21 @@ class MySQLReplicationServer(ReplicationServer):
 
         Roles that are not active in this session are included, and so is the role ``PUBLIC``.
         """
-        texts = [self._grants("SHOW GRANTS")]
+        return {
+            privilege
+            for line in self._grant_lines()
+            if (match := _GLOBAL_GRANT.match(line))
+            for privilege in match["privileges"].split(", ")
+        }
+
+    def _grant_lines(self) -> list[str]:
+        """Return the lines of ``SHOW GRANTS`` for the account and for all its roles."""
         roles = self._rows(
             "SELECT DISTINCT ROLE_NAME name FROM information_schema.applicable_roles"
         )
         quote = self._connection.ops.quote_name
-        texts += [self._grants(f"SHOW GRANTS FOR {quote(row['name'])}") for row in roles]
-        return {
-            privilege
-            for text in texts
-            for line in text
-            if (match := _GLOBAL_GRANT.match(line))
-            for privilege in match["privileges"].split(", ")
-        }
+        queries = ["SHOW GRANTS", *(f"SHOW GRANTS FOR {quote(row['name'])}" for row in roles)]
+        return [line for sql in queries for line in self._grants(sql)]
 
     def _grants(self, sql: str) -> list[str]:
         return [str(value) for row in self._rows(sql) for value in row.values()]
@@ -280,7 +283,8 @@ class MySQLReplicationServer(ReplicationServer):
             yield f"{self.name!r} replicates without GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos"
         for name, value in link.filters.items():
             yield (
-                f"{self.name!r} does not replicate everything ({name} = {value!r}): rows would be lost"
+                f"{self.name!r} does not replicate everything ({name} = {value!r}): rows would be lost."
+                " Remove the filter"
             )
         if link.delay:
             yield f"{self.name!r} replicates {link.delay} s later on purpose (MASTER_DELAY): set it to 0"
@@ -315,6 +319,54 @@ class MySQLReplicationServer(ReplicationServer):
                 f" both will write: give {self.name!r} another one (SET GLOBAL gtid_domain_id = …, and"
                 " so in its configuration)"
             )
+
+    def pair_problems(self, other: Self, *, keeps_for_later: bool = False) -> Iterator[str]:
+        status, others = self.status(), other.status()
+        if status.server_id == others.server_id:
+            yield (
+                f"{self.name!r} and {other.name!r} have the same server_id ({status.server_id}), so each"
+                " ignores the changes of the other: give each server an id of its own"
+            )
+            return
+        if status.domain == others.domain:
+            yield (
+                f"{self.name!r} and {other.name!r} have the same gtid_domain_id ({status.domain}), and"
+                " both write: give each server another one (SET GLOBAL gtid_domain_id = …, and so in"
+                " its configuration)"
+            )
+        if status.read_only:
+            yield (
+                f"{self.name!r} is read only, and both servers of a pair take writes: SET GLOBAL"
+                " read_only = OFF"
+            )
+        variables = self._rows(
+            "SELECT @@GLOBAL.binlog_format format, @@GLOBAL.slave_run_triggers_for_rbr triggers"
+        )[0]
+        if variables["format"] != "ROW":
+            yield (
+                f"{self.name!r} logs statements (binlog_format = {variables['format']}), and replicated"
+                " statements would call the triggers of the passive side: set binlog_format = ROW"
+            )
+        if variables["triggers"] != "NO":
+            yield (
+                f"{self.name!r} calls triggers for replicated rows (slave_run_triggers_for_rbr ="
+                f" {variables['triggers']}), and the passive side would refuse them: set it to NO"
+            )
+        yield from self.source_problems()
+        link = self.link_from(other)
+        if link is None:
+            yield (
+                f"{self.name!r} does not replicate from {other.name!r}: the servers of a pair replicate"
+                " from each other. Set that up with 'manage.py pairs setup'"
+            )
+            return
+        yield from self.link_problems(link)
+        for is_running, what in (
+            (link.receives, f"receive from {other.name!r}"),
+            (link.executes or keeps_for_later, "execute what it receives"),
+        ):
+            if not is_running:
+                yield f"{self.name!r} does not {what}: {link.error or 'START SLAVE'}"
 
     # ##### Changes #####
 

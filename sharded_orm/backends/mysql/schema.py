@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db.backends.mysql import schema
 
-from sharded_orm.backends.schema import EditorMixin
+from sharded_orm.backends.schema import KEEP_DEFAULTS, EditorMixin
 
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
@@ -15,3 +15,8 @@ class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
         # method may have to lease a session first, which may fail.
         with self.connection.wrap_database_errors:
             return super().quote_value(value)
+
+    def skip_default_on_alter(self, field: Any) -> bool:
+        # Django drops the default of a new column unless this returns True.
+        keeps = bool(self.connection.settings_dict.get(KEEP_DEFAULTS))
+        return keeps or bool(super().skip_default_on_alter(field))

@@ -15,6 +15,7 @@ from django.db import Error
 
 from sharded_orm.exceptions import OperationHeld, ShardedOrmError
 from sharded_orm.management.progress import ShardProgress, failure_line
+from sharded_orm.management.rolling_options import add_rolling, refuse_without_rolling, run_rolling
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
@@ -99,6 +100,7 @@ class Command(BaseCommand):
             help="After more than N failures, begin with no further shard. Default: no limit.",
         )
 
+        add_rolling(parser)
         modes = parser.add_argument_group("instead of migrating").add_mutually_exclusive_group()
         modes.add_argument("--plan", action="store_true", help="Show what would be done.")
         modes.add_argument(
@@ -132,6 +134,10 @@ class Command(BaseCommand):
         if options["migration_name"] and not options["app_label"]:
             raise CommandError("A migration is named after its app.")
         try:
+            if options["rolling"]:
+                run_rolling(self, options, _options(options))
+                return
+            refuse_without_rolling(options)
             if options["settle"]:
                 self._settle(options["settle"], as_json=options["json"])
             elif options["plan"] or options["check_unapplied"] or options["status"]:

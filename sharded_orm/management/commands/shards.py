@@ -16,6 +16,7 @@ from sharded_orm.management.shards import (
     run,
     split,
     status,
+    switch,
     where,
 )
 
@@ -31,6 +32,7 @@ class Command(CommandOfActions):
         *where.ACTIONS,
         *grow.ACTIONS,
         *promote.ACTIONS,
+        *switch.ACTIONS,
         *imports.ACTIONS,
         *move.ACTIONS,
         *split.ACTIONS,

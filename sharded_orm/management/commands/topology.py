@@ -408,8 +408,8 @@ def _write_groups(command: BaseCommand, current: Topology) -> None:
                 group.name if number == 0 else "",
                 group.strategy if number == 0 else "",
                 f"{r.first}-{r.last}",
-                r.primary,
-                r.replica or "",
+                f"{r.primary} (active side)" if r.is_pair else r.primary,
+                f"{r.replica} (passive side)" if r.is_pair else r.replica or "",
                 "open" if r.open and r.weight > 0 else "closed",
                 f"{r.weight:g}",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +15,7 @@ from django.template.defaultfilters import filesizeformat
 from sharded_orm.management.actions import Action, problems_error
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.tables import write_table
+from sharded_orm.operations.pairs.state import PairStatus, pair_states
 from sharded_orm.operations.shards.fleet_status import FleetStatus, GroupOnNode
 from sharded_orm.operations.shards.health import SAMPLE, HealthReport, check
 from sharded_orm.operations.shards.status import PATIENCE, status
@@ -33,14 +34,15 @@ class StatusAction(Action):
         _add_options(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        fleet = status(
-            _selected_shards(options), timeout=options["timeout"], sizes=options["sizes"]
-        )
+        shards = _selected_shards(options)
+        fleet = status(shards, timeout=options["timeout"], sizes=options["sizes"])
+        pairs = pair_states(shards)
         if options["json"]:
-            _write_json(command, _fleet_json(fleet, each=options["each"]))
+            _write_json(command, _fleet_json(fleet, pairs, each=options["each"]))
             return
         _show(command, fleet, each=options["each"])
-        for problem in fleet.problems:
+        _show_pairs(command, pairs)
+        for problem in [*fleet.problems, *_pair_problems(pairs)]:
             command.stdout.write("")
             command.stdout.write(command.style.WARNING(problem))
 
@@ -67,21 +69,24 @@ class Check(Action):
         rows.add_argument("--all", action="store_true", help="Check all rows.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        shards = _selected_shards(options)
+        pairs = pair_states(shards)
         health = check(
-            _selected_shards(options),
+            shards,
             timeout=options["timeout"],
             sample=None if options["all"] else options["sample"],
             sizes=options["sizes"],
         )
         if options["json"]:
-            _write_json(command, _health_json(health, each=options["each"]))
+            _write_json(command, _health_json(health, pairs, each=options["each"]))
         else:
             _show(command, health.status, each=options["each"])
+            _show_pairs(command, pairs)
             if options["all"] or options["sample"]:
                 command.stdout.write("")
                 command.stdout.write(f"{health.rows:,} rows looked at.")
-        if health.problems:
-            raise problems_error(health.problems)
+        if problems := [*health.problems, *_pair_problems(pairs)]:
+            raise problems_error(problems)
 
 
 ACTIONS: tuple[type[Action], ...] = (StatusAction, Check)
@@ -152,6 +157,27 @@ def _show(command: BaseCommand, fleet: FleetStatus, *, each: bool) -> None:
         )
 
 
+def _show_pairs(command: BaseCommand, pairs: Sequence[PairStatus]) -> None:
+    if not pairs:
+        return
+    command.stdout.write("")
+    rows = []
+    for pair in pairs:
+        behind = {direction.target: direction for direction in pair.directions}
+        for node, active in zip(pair.nodes, pair.active, strict=True):
+            direction = behind.get(node)
+            seconds = None if direction is None else direction.seconds_behind
+            rows.append(
+                [" and ".join(pair.nodes), node, str(active), _number(seconds),
+                 _WRONG if pair.problems else "ok"]
+            )  # fmt: skip
+    write_table(command, ("pair", "side", ">active", ">seconds behind", ""), rows, {_WRONG})
+
+
+def _pair_problems(pairs: Sequence[PairStatus]) -> list[str]:
+    return [problem for pair in pairs for problem in pair.problems]
+
+
 def _lines(fleet: FleetStatus) -> Iterator[list[str]]:
     for node in fleet.nodes:
         if node.error is not None:
@@ -190,7 +216,7 @@ def _write_json(command: BaseCommand, value: Any) -> None:
     command.stdout.write(json.dumps(value, indent=2, default=str))
 
 
-def _fleet_json(fleet: FleetStatus, *, each: bool) -> dict[str, Any]:
+def _fleet_json(fleet: FleetStatus, pairs: Sequence[PairStatus], *, each: bool) -> dict[str, Any]:
     return {
         "nodes": [
             {
@@ -201,7 +227,19 @@ def _fleet_json(fleet: FleetStatus, *, each: bool) -> dict[str, Any]:
             }
             for node in fleet.nodes
         ],
-        "problems": fleet.problems,
+        "pairs": [_pair_json(pair) for pair in pairs],
+        "problems": [*fleet.problems, *_pair_problems(pairs)],
+    }
+
+
+def _pair_json(pair: PairStatus) -> dict[str, Any]:
+    return {
+        "nodes": list(pair.nodes),
+        "active": dict(zip(pair.nodes, pair.active, strict=True)),
+        "replication": [asdict(direction) for direction in pair.directions],
+        "writable": [shard.alias for shard in pair.writable],
+        "closed": [shard.alias for shard in pair.closed],
+        "error": pair.error or None,
     }
 
 
@@ -236,9 +274,11 @@ def _aliases(on_node: GroupOnNode, state: str) -> list[str]:
     return [shard.alias for shard in on_node.of_state(state)]
 
 
-def _health_json(health: HealthReport, *, each: bool) -> dict[str, Any]:
+def _health_json(
+    health: HealthReport, pairs: Sequence[PairStatus], *, each: bool
+) -> dict[str, Any]:
     return {
-        **_fleet_json(health.status, each=each),
+        **_fleet_json(health.status, pairs, each=each),
         "inexact_keys": [
             {
                 "model": entry.key.model._meta.label,
@@ -295,5 +335,5 @@ def _health_json(health: HealthReport, *, each: bool) -> dict[str, Any]:
             for entry in health.dangling
         ],
         "rows_looked_at": health.rows,
-        "problems": health.problems,
+        "problems": [*health.problems, *_pair_problems(pairs)],
     }

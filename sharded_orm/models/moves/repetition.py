@@ -15,8 +15,8 @@ from django.db import DatabaseError, OperationalError
 
 from sharded_orm import runtime
 from sharded_orm.backends.fence import is_deadlock
-from sharded_orm.backends.group.moved_shards import rows_move
-from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved
+from sharded_orm.backends.group.moved_shards import look_up_places, rows_move
+from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved, SideFenced
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved
 from sharded_orm.routing.placement_lease import KeyInFlight
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
@@ -185,6 +185,10 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
                 deadline = time.monotonic() + runtime.config().move_wait
             elif time.monotonic() > deadline:
                 raise
+            if isinstance(error, SideFenced):
+                # The statement that was refused may have been sent with the COMMIT, and so without a
+                # lookup of the shard's present node.
+                look_up_places()
         time.sleep(_PAUSE)
 
 

@@ -124,7 +124,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         clone = super().uncached()
         # Querysets of cached models record no calls, because a plan does not ask the cache. This one
         # will not ask it, either.
-        if clone._recording is None and _are_plans_on.get() and not is_any_bound():
+        if clone._recording is None and are_plans_on() and not is_any_bound():
             query: Any = clone.query
             if clone._has_no_options() and query.bound_key is None:
                 recording = _new_recording(type(clone), clone.model, is_uncached=True)

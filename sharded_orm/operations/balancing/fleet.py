@@ -62,7 +62,7 @@ def balance_problem(
             # A server and its replica have the same schemas, so no shard may move from one to the
             # other.
             allowed = targets - replication.get(part.primary, frozenset()) - {part.replica}
-            if group.name not in groups or part.pinned:
+            if group.name not in groups or part.pinned or part.is_pair:
                 allowed = frozenset()
             for number in range(part.first, part.last + 1):
                 alias = group.shard(number).alias
@@ -87,6 +87,8 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
         if (name in primaries or "CAPACITY" in node)
         and capacity_of(topology, name) > 0
         and node.get("ENGINE") == engine
+        # Shards cannot be moved to or from a pair of servers.
+        and not topology.pair_of(name)
     )
 
 

@@ -11,6 +11,7 @@ from sharded_orm import runtime
 from sharded_orm.operations.exceptions import BalanceRefused
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
+from sharded_orm.topology.range_entries import primary_of, replica_of
 from sharded_orm.topology.sources.base import Revision
 
 #: The number of entries that are read first from the history of the topology. If they do not
@@ -97,5 +98,5 @@ def _nodes(document: Document, group: str) -> list[_Nodes]:
     nodes: list[_Nodes] = []
     for entry in sorted(ranges, key=lambda entry: entry["range"][0]):
         first, last = entry["range"]
-        nodes += [(entry["primary"], entry.get("replica"))] * (last + 1 - first)
+        nodes += [(primary_of(entry), replica_of(entry))] * (last + 1 - first)
     return nodes

@@ -96,6 +96,16 @@ class MigrationRequest:
     create: bool = False
     #: Whether to migrate only the shards that failed in an earlier run.
     retry_failed: bool = False
+    #: The name of the node on which shards are migrated apart from the other side of their pair; ""
+    #: for shards that are migrated as a whole. Each side has runs of its own in the journal.
+    side: str = ""
+
+    @property
+    def kind(self) -> str:
+        return f"{KIND} side" if self.side else KIND
+
+    def subject(self, group: str) -> str:
+        return f"{group} on {self.side}" if self.side else group
 
 
 def migrate(
@@ -120,7 +130,7 @@ def migrate(
     migrator = Migrator(selected.group, request.options, journal.Scripts())
     pending = PendingShards(migrator, selected, request)
     if not pending.shards:
-        _finish_broken_off(selected.group.name)
+        _finish_broken_off(request.kind, request.subject(selected.group.name))
         pending.report_failures(progress)
         return pending.report
     refuse_prepared(selected.group, pending.shards)
@@ -130,7 +140,8 @@ def migrate(
         "fake_initial": request.options.fake_initial,
         "shards": len(pending.shards),
     }
-    with journal.hold_run(KIND, selected.group.name, arguments) as run:
+    subject = request.subject(selected.group.name)
+    with journal.hold_run(request.kind, subject, arguments) as run:
         refuse_conflicts(run)
         if run.resumed:
             run.note(**arguments)
@@ -154,16 +165,16 @@ def migrate(
     return report
 
 
-def _finish_broken_off(group: str) -> None:
-    """Mark the group's last run (migration of its shards) as finished, if the process of that run
-    was killed after the last shard.
+def _finish_broken_off(kind: str, subject: str) -> None:
+    """Mark the last run of ``kind`` on ``subject`` (a migration of shards) as finished, if the process
+    of that run was killed after the last shard.
     """
-    last = journal.last_run(KIND, group)
+    last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":
         return
     if not set(last.by_state()) <= {journal.DONE, journal.CARRIED}:
         return  # Do not finish the run, because it has unfinished shards that are not selected now.
-    with suppress(OperationHeld), journal.hold_run(KIND, group, last.arguments) as run:
+    with suppress(OperationHeld), journal.hold_run(kind, subject, last.arguments) as run:
         run.finish()
 
 
@@ -173,7 +184,7 @@ class PendingShards:
     def __init__(self, migrator: Migrator, selected: Selected, request: MigrationRequest) -> None:
         states: dict[str, str] = {}
         unclear: dict[str, Failure] = {}
-        for row in _open_steps(selected.group.name):
+        for row in _open_steps(request.kind, request.subject(selected.group.name)):
             states[row.alias] = row.state
             if row.state == journal.UNCLEAR:
                 unclear[row.alias] = _failure(row)
@@ -217,9 +228,9 @@ def _looks_current(alias: str, behind: set[str], missing: set[str]) -> bool:
     return alias not in behind and alias not in missing
 
 
-def _open_steps(group: str) -> Iterator[OperationStep]:
+def _open_steps(kind: str, subject: str) -> Iterator[OperationStep]:
     with journal.require_journal():
-        yield from journal.in_batches(journal.open_steps(KIND, group))
+        yield from journal.in_batches(journal.open_steps(kind, subject))
 
 
 class _Worker:
@@ -399,7 +410,7 @@ def status(selected: Selected, options: MigrateOptions) -> MigrationStatus:
     state = Migrator(selected.group, options, journal.Scripts()).applied_state(selected.shards)
     left: dict[str, int] = {}
     failures = []
-    for row in _open_steps(selected.group.name):
+    for row in _open_steps(KIND, selected.group.name):
         left[row.state] = left.get(row.state, 0) + 1
         if row.state in (journal.FAILED, journal.UNCLEAR):
             failures.append(_failure(row))

@@ -56,6 +56,11 @@ class Planner:
                 self._plans[key] = self._make(connection, key)
             return self._plans[key]
 
+    @property
+    def plans(self) -> list[MigrationPlan]:
+        """The plans that were made until now."""
+        return list(self._plans.values())
+
     def _make(self, connection: Any, applied: frozenset[Key]) -> MigrationPlan:
         executor = MigrationExecutor(connection if applied else None)
         loader = executor.loader

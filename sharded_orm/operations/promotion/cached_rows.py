@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
-from sharded_orm.operations.promotion.record import PromotionRecord
 
 #: The largest number of seconds that a promotion waits until all processes use its new map, the
 #: topology document. After that time, the cache is invalidated in any case.
 READERS_PATIENCE: Final = 10.0
 
 
-def invalidate(record: PromotionRecord) -> None:
+def invalidate(node: str, tell: Callable[[str], None], warn: Callable[[str], None]) -> None:
     """Wait until every process reads from the new primary, then invalidate the cache.
 
     There are two reasons. First, the cache may have rows that a forced promotion has lost. Second,
@@ -26,20 +26,20 @@ def invalidate(record: PromotionRecord) -> None:
     """
     if runtime.cache() is None:
         return
-    _wait_for_readers(record)
-    record.tell("makes the cache void: it may hold rows as the old primary has them")
+    _wait_for_readers(node, warn)
+    tell("makes the cache void: it may hold rows as the old primary has them")
     try:
         for cached in cache.cached_models():
             model: Any = cached.model
             model.cache.invalidate()
     except CacheUnavailable as exc:
-        record.warn(
+        warn(
             f"the cache may hold rows as the old primary has them ({exc}): run 'manage.py"
             " cache_invalidate --all'"
         )
 
 
-def _wait_for_readers(record: PromotionRecord) -> None:
+def _wait_for_readers(node: str, warn: Callable[[str], None]) -> None:
     """Wait until all processes that are connected to the topology's source use the new topology.
 
     Add a warning if a process still does not use it after :data:`READERS_PATIENCE` seconds, or if
@@ -53,8 +53,8 @@ def _wait_for_readers(record: PromotionRecord) -> None:
         if reach is None or not reach.behind:
             return
         late = ", ".join(f"{process.host} ({process.pid})" for process in reach.behind)
-    record.warn(
-        f"processes that do not use the new map yet ({late}) read on {record.plan.node!r}, and may"
+    warn(
+        f"processes that do not use the new map yet ({late}) read on {node!r}, and may"
         " cache what they read: run 'manage.py cache_invalidate --all' when they follow or have"
         " ended"
     )

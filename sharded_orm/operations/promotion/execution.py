@@ -82,7 +82,7 @@ class Promotion:
         record = self._record
         if record.phase == "promoting":
             promote_published(record)
-        cached_rows.invalidate(record)
+        cached_rows.invalidate(record.plan.node, record.tell, record.warn)
         arguments = record.run.arguments
         record.report.position = record.report.position or str(arguments["position"])
         earliest, latest = arguments["switched"]

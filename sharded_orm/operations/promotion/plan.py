@@ -110,6 +110,7 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
         for group, r in ranges
         if r.replica is None
     ]
+    problems += _sides_of_pairs(topology, [node, *(r.replica for _, r in ranges if r.replica)])
     if problems:
         raise PromotionRefused(problems)
     moves = tuple(Move(group, r.first, r.last, r.primary, str(r.replica)) for group, r in ranges)
@@ -159,6 +160,15 @@ def _wrong_databases(topology: Topology, node: str, moves: Sequence[Move]) -> It
             yield (
                 f"the replica of {old!r} has its shards in the same database, and node {new!r} has the"
                 f" NAME {topology.nodes[new].get('NAME')!r} instead of {topology.nodes[old].get('NAME')!r}"
+            )
+
+
+def _sides_of_pairs(topology: Topology, names: Iterable[str]) -> Iterator[str]:
+    for name in sorted(set(names)):
+        if name in topology.nodes and (pair := topology.pair_of(name)):
+            yield (
+                f"{name!r} is a side of the pair {pair!r}, and a promotion would end its replication; 'manage.py"
+                " shards switch' changes the side that is active"
             )
 
 

@@ -16,6 +16,7 @@ from sharded_orm.operations import topology
 from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.topology.document import Document
+from sharded_orm.topology.range_entries import primary_of
 
 
 def is_switched(plan: PromotionPlan, document: Document) -> bool:
@@ -35,7 +36,7 @@ def is_switched(plan: PromotionPlan, document: Document) -> bool:
 
 def _primaries(document: Document) -> dict[tuple[str, int, int], str]:
     return {
-        (group, *entry["range"]): entry["primary"]
+        (group, *entry["range"]): primary_of(entry)
         for group, options in document.groups.items()
         for entry in options.get("RANGES", ())
     }

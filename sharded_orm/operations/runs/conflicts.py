@@ -21,6 +21,8 @@ _COMMANDS: Final = {
     "move keys": "'manage.py keys repair {subject}'",
     "move shards": "'manage.py shards move {subject} --repair'",
     "grow": "'manage.py shards grow {subject}'",
+    "rolling": "'manage.py migrate_shards --rolling'",
+    "switch sides": "'manage.py shards switch {subject} --repair'",
 }
 #: Sets of kinds of operations that must not run at the same time. For example, moves create
 #: triggers and copies of tables on the shards, which migrations would not expect.
@@ -31,10 +33,20 @@ _EXCLUSIVE: Final = (
     frozenset({"move shards", "migrate"}),
     frozenset({"move shards", "promote"}),
     frozenset({"move shards", "grow"}),
+    *(
+        frozenset({"rolling", other})
+        for other in ("migrate", "promote", "move keys", "move shards", "grow", "switch sides")
+    ),
+    frozenset({"switch sides", "move keys"}),
+    frozenset({"switch sides", "move shards"}),
+    frozenset({"switch sides", "migrate"}),
+    frozenset({"switch sides", "promote"}),
 )
 
 
-def refuse_conflicts(run: JournalRun, *, only_held: bool = False) -> None:
+def refuse_conflicts(
+    run: JournalRun, *, only_held: bool = False, within: str | None = None
+) -> None:
     """Raise an error if an operation that conflicts with ``run`` is under way. One query.
 
     Each operation makes this check after it has taken its own ``run`` in the journal. So if two
@@ -42,17 +54,19 @@ def refuse_conflicts(run: JournalRun, *, only_held: bool = False) -> None:
     not resumed, it is finished before the error is raised.
 
     :param only_held: whether to ignore other operations that were interrupted and not finished.
+    :param within: the kind of an operation that ``run`` is a part of, or that is a part of it. It does
+        not conflict.
     :raises OperationHeld: there is such an operation.
     """
-    conflict = _conflict(run.kind, run.subject, only_held)
+    conflict = _conflict(run.kind, run.subject, only_held, within)
     if conflict:
         if not run.resumed:
             run.finish("refused", conflict)
         raise OperationHeld(conflict)
 
 
-def _conflict(kind: str, subject: str, only_held: bool) -> str:
-    others = {other for pair in _EXCLUSIVE if kind in pair for other in pair} - {kind}
+def _conflict(kind: str, subject: str, only_held: bool, within: str | None) -> str:
+    others = {other for pair in _EXCLUSIVE if kind in pair for other in pair} - {kind, within}
     for row in leases.with_silence(leases.runs()).filter(kind__in=others, unfinished=True):
         if row.subject != subject and EVERYTHING not in (row.subject, subject):
             continue

@@ -62,7 +62,11 @@ def _configured_names() -> Iterator[str]:
     topology = config.topology
     entries = [
         *topology.nodes.values(),
-        *(node.get("OPERATOR") or {} for node in topology.nodes.values()),
+        *(
+            node.get(account) or {}
+            for node in topology.nodes.values()
+            for account in ("OPERATOR", "REPLICATION")
+        ),
         *(
             settings.DATABASES.get(alias) or {}
             for alias in {DEFAULT_DB_ALIAS, config.directory, *config.tickets}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Shard, Topology, server_of
+from sharded_orm.topology.range_entries import entry_of, primary_of, replace_shard
 
 
 @dataclass(frozen=True)
@@ -48,65 +49,29 @@ class ShardToMove:
 
     def is_published(self, document: Document) -> bool:
         """Return whether the topology in ``document`` places the shard on the target."""
-        entry = self._entry(document.content())
-        return entry is not None and entry["primary"] == self.target
+        entry = entry_of(document.content(), self.group, self.number)
+        return entry is not None and primary_of(entry) == self.target
 
     def publish_in(self, document: Document) -> Document:
         """Return a copy of ``document`` whose topology places the shard on the target node.
 
-        All shards of a range are on one node. So the range that contains the shard is divided, and
-        neighbouring ranges that are alike are joined.
-
         :raises MoveRefused: the document places the shard neither on the source node nor on the
-            target.
+            target, or the shard is on a pair of servers.
         """
         if self.is_published(document):
             return document
         content = document.content()
-        entry = self._entry(content)
-        if entry is None or entry["primary"] != self.source:
+        entry = entry_of(content, self.group, self.number)
+        if entry is None or "pair" in entry or primary_of(entry) != self.source:
             raise MoveRefused(
                 [f"the topology was changed meanwhile: it no longer has {self} on {self.source!r}"]
             )
-        ranges = []
-        for each in content["groups"][self.group]["RANGES"]:
-            ranges += list(self._divided(each)) if each is entry else [each]
-        content["groups"][self.group]["RANGES"] = _joined(ranges)
-        return Document.from_content(content)
-
-    def _entry(self, content: dict[str, Any]) -> dict[str, Any] | None:
-        for entry in content["groups"].get(self.group, {}).get("RANGES", ()):
-            first, last = entry["range"]
-            if first <= self.number <= last:
-                found: dict[str, Any] = entry
-                return found
-        return None
-
-    def _divided(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        first, last = entry["range"]
-        if first < self.number:
-            yield {**entry, "range": [first, self.number - 1]}
-        moved = {**entry, "range": [self.number, self.number], "primary": self.target}
+        moved = {**entry, "primary": self.target}
         moved.pop("replica", None)
-        yield moved if self.replica is None else {**moved, "replica": self.replica}
-        if self.number < last:
-            yield {**entry, "range": [self.number + 1, last]}
-
-
-def _joined(ranges: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join neighbouring ranges that differ only in the numbers of their shards."""
-    joined: list[dict[str, Any]] = []
-    for entry in sorted(ranges, key=lambda entry: entry["range"][0]):
-        if joined and _without_shards(joined[-1]) == _without_shards(entry):
-            joined[-1] = {**joined[-1], "range": [joined[-1]["range"][0], entry["range"][1]]}
-        else:
-            joined.append(entry)
-    return joined
-
-
-def _without_shards(entry: dict[str, Any]) -> dict[str, Any]:
-    defaults = {"replica": None, "open": True, "weight": 1, "pinned": False}
-    return {**defaults, **{key: value for key, value in entry.items() if key != "range"}}
+        if self.replica is not None:
+            moved["replica"] = self.replica
+        replace_shard(content, self.group, self.number, moved)
+        return Document.from_content(content)
 
 
 @dataclass(frozen=True)
@@ -175,6 +140,14 @@ def _problems(
             return
     if replica is not None and _same_server(topology, to, replica):
         yield f"{replica!r} is the same server as {to!r}, so it cannot be the replica"
+    for number in sorted(set(numbers)):
+        if number in found and found.range_of(number).is_pair:
+            yield (
+                f"shard {number} of group {group!r} is on a pair of servers, from which shards cannot be"
+                " moved; 'manage.py shards switch' changes the side that is active"
+            )
+    if pair := topology.pair_of(to):
+        yield f"{to!r} is a side of the pair {pair!r}, to which shards cannot be moved"
     engines = {topology.nodes[name]["ENGINE"] for name in (to, found.ranges[0].primary)}
     if len(engines) > 1:
         yield (

@@ -9,7 +9,7 @@ from django.db import DatabaseError
 from django.db.models import Q
 from django.utils import timezone
 
-from sharded_orm.operations import moves
+from sharded_orm.operations import moves, pairs
 from sharded_orm.operations.runs import lease as leases
 
 #: The kind under which the journal stores the runs that move shards.
@@ -23,11 +23,13 @@ _RECENT: Final = timedelta(minutes=1)
 def are_moving(group: str) -> bool:
     """Return whether shards or keys of ``group`` are being moved, or were in the last minute.
 
+    Shards that change the active side of their pair count as moving.
+
     A move that was broken off counts until it is repaired. Returns False if the journal does not
     answer. One query.
     """
     is_recent = Q(unfinished=True) | Q(finished_at__gte=timezone.now() - _RECENT)
-    runs = leases.runs().filter(is_recent, kind__in=[KIND, moves.KIND], subject=group)
+    runs = leases.runs().filter(is_recent, kind__in=[KIND, moves.KIND, pairs.KIND], subject=group)
     try:
         return runs.exists()
     except DatabaseError:

@@ -133,6 +133,9 @@ class TopologySource(ABC):
     writable: ClassVar[bool] = False
     #: Whether the topology document can change while the process runs.
     live: ClassVar[bool] = True
+    #: Whether the source tells all processes of a change at once, instead of being asked by them from
+    #: time to time.
+    pushes: ClassVar[bool] = False
     #: Names of the options that this class accepts, in addition to :data:`COMMON`, the options of
     #: every source.
     option_names: ClassVar[frozenset[str]] = frozenset()

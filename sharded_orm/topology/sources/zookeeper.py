@@ -86,6 +86,7 @@ class ZooKeeperSource(TopologySource):
     """
 
     writable: ClassVar[bool] = True
+    pushes: ClassVar[bool] = True
     option_names = frozenset(
         {"HOSTS", "PATH", "TIMEOUT", "WAIT", "AUTH", "ACL", "HISTORY", "CLIENT"}
     )

@@ -119,6 +119,8 @@ def write(folder: Path, number: int, users: int) -> None:
             except Error as exc:
                 code = exc.args[0] if exc.args and isinstance(exc.args[0], int) else 0
                 text = " ".join(str(exc).split())
+                if not taken % 4:
+                    text += " (in a transaction)"
                 errors.write(f"{time.time()} {code} {type(exc).__name__} {text}\n")
                 errors.flush()
             else:

@@ -40,6 +40,36 @@ def test_ranges_tell_node_and_replica() -> None:
         group.shard(1024)
 
 
+def test_the_servers_of_a_pair() -> None:
+    nodes = {**NODES, "same as b": NODES["b"], "c": {**NODES["a"], "HOST": "three"}}
+    ranges = ShardRange(0, 5, "a", "b", is_pair=True), ShardRange(6, 9, "c", "a")
+    found = Topology(nodes, {"photos": ShardGroup("photos", ranges, "modulo")})
+    assert problems(found) == []
+    assert [found.pair_of(name) for name in ("a", "same as b", "c")] == [("a", "b"), ("a", "b"), ()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"HOST": "one"}, "the nodes 'a' and 'b' of its pair are the same server"),
+        (
+            {"ENGINE": "sharded_orm.backends.postgresql"},
+            "node 'b' has the engine 'sharded_orm.backends.postgresql'; only MariaDB has pairs",
+        ),
+        (
+            {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": "x"},
+            "node 'b' has the engine 'sharded_orm.backends.sqlite3'; only MariaDB has pairs",
+        ),
+    ],
+)
+def test_what_is_no_pair(changes: dict[str, Any], problem: str) -> None:
+    nodes = {"a": NODES["a"], "b": {**NODES["b"], **changes}}
+    group = ShardGroup("photos", (ShardRange(0, 5, "a", "b", is_pair=True),), "modulo")
+    assert problems(Topology(nodes, {"photos": group})) == [
+        f"group 'photos': range (0, 5): {problem}"
+    ]
+
+
 @pytest.mark.parametrize(
     ("alias", "number"),
     [

@@ -116,3 +116,19 @@ def test_groups_whose_schemas_have_the_same_names() -> None:
     ]
     with pytest.raises(BalanceRefused, match="must not meet on a server"):
         problem(nodes, *groups, template="db{shard:05d}")
+
+
+def test_shards_stay_on_pairs_and_none_moves_there() -> None:
+    nodes = {name: node(name) for name in "abcd"}
+    ranges = [
+        ShardRange(0, 0, "a", "b", is_pair=True),
+        ShardRange(1, 1, "b", "a", is_pair=True),
+        ShardRange(2, 2, "c"),
+        ShardRange(3, 3, "d"),
+    ]
+    assert targets(problem(nodes, ("photos", ranges))) == {
+        "photos_00000": "",
+        "photos_00001": "",
+        "photos_00002": "d",
+        "photos_00003": "c",
+    }

@@ -1,0 +1,375 @@
+"""One server of a master-master pair: two MariaDB servers that replicate from each other.
+
+The module checks and changes the replication of the server. Replication between the two is safe only
+with the settings that :meth:`MySQLPairSide.server_problems` requires.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from django.db.backends.mysql.base import DatabaseWrapper
+
+from sharded_orm.backends.mysql.gtids import positions
+from sharded_orm.backends.mysql.replication import MySQLReplicationLink, MySQLReplicationServer
+from sharded_orm.backends.mysql.row_copy import PASSES
+from sharded_orm.backends.mysql.side_rows import MySQLSideRows
+from sharded_orm.backends.schema import KEEP_DEFAULTS
+from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.topology.aliases import complete
+
+#: Privileges of the operator's account on the whole server, and on the schemas of shards.
+SERVER_PRIVILEGES: Final = (
+    "BINLOG ADMIN", "BINLOG MONITOR", "READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR",
+)  # fmt: skip
+SCHEMA_PRIVILEGES: Final = (
+    "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER", "INDEX", "REFERENCES",
+    "TRIGGER", "EVENT",
+)  # fmt: skip
+#: The names of tables and triggers of the library begin with this.
+_LIBRARY = OWN_PREFIX.partition("capture")[0]
+# Settings of sessions that change one side only. Rows that both sides insert by themselves, such as
+# those of django_migrations, get the same ids, whatever steps the servers have.
+_QUIET: Final = (
+    f"sql_log_bin = 0, auto_increment_increment = 1, auto_increment_offset = 1, {PASSES} = 1"
+)
+# Seconds between two looks whether replication has stopped.
+_POLL: Final = 0.02
+
+
+@dataclass(frozen=True)
+class _Variable:
+    """A variable of the server, the value that a pair needs, and what any other value would do.
+
+    :param restart: whether the server reads the variable only at its start.
+    """
+
+    name: str
+    value: str
+    consequence: str
+    restart: bool = False
+
+    def remedy(self) -> str:
+        setting = f"{self.name} = {self.value}" if self.value else f"an empty {self.name}"
+        if self.restart:
+            return f"set {setting} in its configuration, and restart it"
+        text = f"'{self.value}'" if not self.value.isalnum() else self.value
+        return f"SET GLOBAL {self.name} = {text}, and so in its configuration"
+
+
+_VARIABLES: Final = (
+    _Variable("log_bin", "ON", "the other side receives nothing", restart=True),
+    _Variable(
+        "log_slave_updates", "ON", "a server made from this one would miss rows", restart=True
+    ),
+    _Variable(
+        "binlog_format", "ROW", "statements would run on both sides, and could give other values"
+    ),
+    _Variable("binlog_row_image", "FULL", "the other side could not tell which row is meant"),
+    _Variable("gtid_strict_mode", "ON", "events could be logged out of their order"),
+    _Variable("slave_run_triggers_for_rbr", "NO", "triggers would change replicated rows again"),
+    _Variable("slave_type_conversions", "", "values could be changed to fit a column"),
+    _Variable("slave_exec_mode", "STRICT", "differences of rows would not be noticed"),
+    _Variable("slave_skip_errors", "OFF", "events that fail would be left out", restart=True),
+)
+
+
+class MySQLPairSide(MySQLReplicationServer):
+    """A connection to one server of a pair, with the operator's account. For one thread only.
+
+    Sentences in results have no full stop.
+    """
+
+    # ##### Reasons against a pair #####
+
+    def operator_problems(self, schemas: Iterable[str]) -> Iterator[str]:
+        """Yield the reasons why the operator's account cannot look after the pair.
+
+        :param schemas: the schemas of the pair's shards.
+        """
+        granted = self._privileges()
+        if "ALL PRIVILEGES" in granted:
+            return
+        lacking = [name for name in SERVER_PRIVILEGES if name not in granted]
+        if lacking:
+            yield (
+                f"the OPERATOR account of node {self.name!r} lacks a privilege; there, run"
+                f" GRANT {', '.join(lacking)} ON *.* TO that account"
+            )
+        grants = self._grant_lines()
+        for schema in schemas:
+            granted_here = granted | _schema_privileges(grants, schema)
+            lacking = [name for name in SCHEMA_PRIVILEGES if name not in granted_here]
+            if lacking and "ALL PRIVILEGES" not in granted_here:
+                yield (
+                    f"the OPERATOR account of node {self.name!r} lacks a privilege on the schema"
+                    f" {schema!r}, and perhaps on others; there, run GRANT {', '.join(lacking)} ON"
+                    f" `{schema}`.* TO that account"
+                )
+                return
+
+    def server_problems(self) -> Iterator[str]:
+        """Yield the settings of this server with which replication in both directions is not safe."""
+        status = self.status()
+        if not status.can_be_promoted:
+            yield f"{self.name!r} is no MariaDB ({status.version}): pairs need MariaDB's GTIDs"
+            return
+        values = {
+            str(row["name"]).lower(): (str(row["value"]), str(row["origin"]))
+            for row in self._rows(
+                "SELECT VARIABLE_NAME name, GLOBAL_VALUE value, GLOBAL_VALUE_ORIGIN origin"
+                " FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME IN ({})".format(
+                    ", ".join(["%s"] * (len(_VARIABLES) + 1))
+                ),
+                *(variable.name.upper() for variable in _VARIABLES),
+                "READ_ONLY",
+            )
+        }
+        for variable in _VARIABLES:
+            value, _ = values[variable.name]
+            if value.upper() != variable.value:
+                yield (
+                    f"{self.name!r} has {variable.name} = {value!r}, so {variable.consequence}:"
+                    f" {variable.remedy()}"
+                )
+        value, origin = values["read_only"]
+        # After SET GLOBAL the server no longer shows the value of its configuration.
+        if origin != "SQL" and value.upper() != "ON":
+            yield (
+                f"{self.name!r} would take writes after a restart, although the other side may have"
+                " become active meanwhile: set read_only = ON in its configuration, and open the"
+                " server by SET GLOBAL read_only = OFF"
+            )
+        for name, value in self._log_filters().items():
+            yield (
+                f"{self.name!r} does not log everything ({name} = {value!r}), so rows would be lost:"
+                f" remove {name.lower().replace('_', '-')} from its configuration"
+            )
+
+    def identity_problems(self, other: Self) -> Iterator[str]:
+        """Yield the reasons why this server and ``other`` cannot be a pair at all."""
+        mine, theirs = self.status(), other.status()
+        if mine.identity == theirs.identity:
+            yield (
+                f"{self.name!r} and {other.name!r} are the same server: a pair needs two; correct HOST"
+                " and PORT in NODES"
+            )
+            return
+        if mine.server_id == theirs.server_id:
+            yield (
+                f"{self.name!r} and {other.name!r} have the same server_id ({mine.server_id}), so each"
+                " would leave out the other's events: give one of them another, also in its"
+                " configuration"
+            )
+        if mine.domain == theirs.domain:
+            yield (
+                f"{self.name!r} and {other.name!r} have the same gtid_domain_id ({mine.domain}), and"
+                " both write: give one of them another (SET GLOBAL gtid_domain_id = …), also in its"
+                " configuration"
+            )
+
+    def follow_problems(self, source: Self) -> Iterator[str]:
+        """Yield the reasons why this server does not receive and execute everything of ``source``."""
+        number = source.status().server_id
+        links = self.links()
+        if not links:
+            yield (
+                f"{self.name!r} does not replicate from {source.name!r}: run 'manage.py pairs setup"
+                f" {source.name} {self.name}'"
+            )
+        for link in links:
+            address = f"{link.host}:{link.port}"
+            why = f" ({link.error})" if link.error else ""
+            if link.source_id == number:
+                yield from self.link_problems(link)
+                for runs, thread in ((link.receives, "IO_THREAD"), (link.executes, "SQL_THREAD")):
+                    if not runs:
+                        yield (
+                            f"replication from {source.name!r} to {self.name!r} does not run{why}:"
+                            f" repair the cause, then START SLAVE {thread} on {self.name!r}"
+                        )
+            elif link.is_connected:
+                yield (
+                    f"{self.name!r} replicates from {address}, which is not {source.name!r}, and a side"
+                    f" of a pair has one source: STOP SLAVE {link.name!r}, RESET SLAVE {link.name!r} ALL"
+                )
+            else:
+                yield (
+                    f"{self.name!r} has not reached {address}, from which it replicates{why}: correct"
+                    f" the cause, or STOP SLAVE {link.name!r}, RESET SLAVE {link.name!r} ALL, and run"
+                    f" 'manage.py pairs setup {source.name} {self.name}'"
+                )
+
+    def follows(self, source: Self) -> bool:
+        """Whether this server receives and executes what ``source`` writes."""
+        link = self.link_from(source)
+        return link is not None and link.receives and link.executes
+
+    def foreign_objects(self, schemas: Sequence[str]) -> Iterator[str]:
+        """Yield triggers and events in ``schemas`` that are not this library's. Two queries.
+
+        :param schemas: schemas whose passive side this server is.
+        """
+        if not schemas:
+            return
+        listed = ", ".join(["%s"] * len(schemas))
+        for kind, column in (("trigger", "TRIGGER"), ("event", "EVENT")):
+            rows = self._rows(
+                f"SELECT {column}_SCHEMA place, {column}_NAME name"
+                f" FROM information_schema.{column}S WHERE {column}_SCHEMA IN ({listed})",
+                *schemas,
+            )
+            for row in rows:
+                if not str(row["name"]).startswith(_LIBRARY):
+                    yield (
+                        f"{self.name!r} has the {kind} {row['name']!r} in {row['place']!r}, where it is"
+                        f" the passive side: rows there may come from the other side only; SET"
+                        f" sql_log_bin = 0, then DROP {kind.upper()} `{row['place']}`.`{row['name']}`"
+                    )
+
+    def columns(self, schemas: Sequence[str]) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
+        """Return the columns of all tables, in their order, by schema and table. One query.
+
+        Row-based replication matches columns by their position, so their order counts. A column is its
+        name, type, whether it takes NULL, and its default.
+        """
+        columns: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
+        if not schemas:
+            return columns
+        rows = self._rows(
+            "SELECT TABLE_SCHEMA place, TABLE_NAME name, COLUMN_NAME col, COLUMN_TYPE kind,"
+            " CHARACTER_SET_NAME charset, IS_NULLABLE takes_null, COLUMN_DEFAULT fallback"
+            " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA IN ({})"
+            " ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION".format(
+                ", ".join(["%s"] * len(schemas))
+            ),
+            *schemas,
+        )
+        for row in rows:
+            if str(row["name"]).startswith(_LIBRARY):
+                continue
+            names = ("col", "kind", "charset", "takes_null", "fallback")
+            tables = columns.setdefault(str(row["place"]), {})
+            tables.setdefault(str(row["name"]), []).append(tuple(row[name] for name in names))
+        return columns
+
+    def knows_events_of(self, source: Self) -> bool:
+        """Whether this server knows up to which event of ``source`` it has executed all."""
+        return source.status().domain in positions(self.status().current)
+
+    def application_problems(self, account: str) -> Iterator[str]:
+        yield from super().application_problems(account)
+        if "BINLOG ADMIN" in self._privileges():
+            yield (
+                f"{account} of node {self.name!r} may write without logging it (BINLOG ADMIN), so the"
+                " other side would lack rows: REVOKE BINLOG ADMIN ON *.* from it"
+            )
+
+    # ##### Changes #####
+
+    def follow(self, source: Self, settings: Mapping[str, Any], account: Mapping[str, str]) -> None:
+        """Start to replicate from ``source``, after everything that this server has by now.
+
+        :param settings: the settings of the source's node, for its address.
+        :param account: ``USER`` and ``PASSWORD`` of the replication account on ``source``.
+        """
+        # All that this server has written by itself is not to come back to it.
+        self._rows("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos")
+        encrypted = int(bool(settings.get("OPTIONS", {}).get("ssl")))
+        self._rows(
+            "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
+            f" MASTER_PASSWORD = %s, MASTER_SSL = {encrypted}, MASTER_CONNECT_RETRY = 10,"
+            " MASTER_USE_GTID = slave_pos",
+            str(settings.get("HOST") or "localhost"),
+            int(settings.get("PORT") or self.default_port),
+            account["USER"],
+            account["PASSWORD"],
+        )
+        self._rows("START SLAVE")
+
+    @staticmethod
+    def quiet_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings of a node whose sessions change this side only.
+
+        They write nothing into the binary log, and fences let them pass. New columns keep their default
+        in the database.
+
+        :param settings: the settings of the node with the operator's account.
+        """
+        options = dict(settings.get("OPTIONS") or {})
+        own = str(options.get("init_command") or "").rstrip("; ")
+        options["init_command"] = f"{own}, {_QUIET}" if own else f"SET {_QUIET}"
+        return {**settings, "OPTIONS": options, KEEP_DEFAULTS: True}
+
+    def rows(self, settings: Mapping[str, Any]) -> MySQLSideRows:
+        """Open a session that compares rows.
+
+        :param settings: the settings of the node with the operator's account.
+        """
+        options = {**(settings.get("OPTIONS") or {}), "binary_prefix": True}
+        own = {**complete(settings), "NAME": "", "TIME_ZONE": None, "OPTIONS": options}
+        return MySQLSideRows(DatabaseWrapper(own, f"{self.name} (comparison)"))
+
+    def run_until(self, link: MySQLReplicationLink, position: str, seconds: float) -> bool:
+        """Execute what arrives by the stopped ``link`` up to ``position``, and stop there.
+
+        Return False if that takes more than ``seconds``. Then the link may still run.
+        """
+        if self.missing(position, self.status().current):
+            # The name of the connection and the position must be literals.
+            name, until = self._connection_name(link.name), self._connection_name(position)
+            self._rows(f"START SLAVE {name} UNTIL master_gtid_pos = {until}")
+            deadline = time.monotonic() + seconds
+            while self._executes(link.name):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_POLL)
+        return not self.missing(position, self.status().current)
+
+    def _executes(self, link: str) -> bool:
+        return any(each.executes for each in self.links() if each.name == link)
+
+    def pause(self, link: MySQLReplicationLink) -> None:
+        """Stop executing what arrives by ``link``. The server still receives and keeps it."""
+        self._rows(f"STOP SLAVE {self._connection_name(link.name)} SQL_THREAD")
+
+    def resume(self, link: MySQLReplicationLink) -> None:
+        """Execute again what has arrived, and what arrives, by ``link``."""
+        self._rows(f"START SLAVE {self._connection_name(link.name)}")
+
+    def written(self) -> str:
+        """Return the position of the last event that this server itself has written; "" if none."""
+        return self.own_part(self.status().logged)
+
+    def own_part(self, position: str) -> str:
+        """Return the part of ``position`` that is about events of this server."""
+        domain = self.status().domain
+        last = positions(position).get(domain)
+        return "" if last is None else f"{domain}-{last[0]}-{last[1]}"
+
+
+# Matches a line of SHOW GRANTS with privileges on schemas, whose name may have wildcards.
+_SCHEMA_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON `(?P<pattern>[^`]+)`\.\* TO ")
+
+
+def _schema_privileges(grants: Iterable[str], schema: str) -> set[str]:
+    """Return the privileges on ``schema`` that lines of ``SHOW GRANTS`` give."""
+    return {
+        privilege
+        for line in grants
+        if (match := _SCHEMA_GRANT.match(line)) and _like(match["pattern"]).fullmatch(schema)
+        for privilege in match["privileges"].split(", ")
+    }
+
+
+def _like(pattern: str) -> re.Pattern[str]:
+    r"""Return the regular expression for a pattern of ``LIKE``, in which ``\_`` is an underscore."""
+    parts = re.findall(r"\\.|.", pattern)
+    wildcards = {"%": ".*", "_": "."}
+    return re.compile(
+        "".join(wildcards.get(part) or re.escape(part[-1]) for part in parts), re.DOTALL
+    )

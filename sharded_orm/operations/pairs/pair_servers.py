@@ -1,0 +1,126 @@
+"""The two servers of a master-master pair, and the shards that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error
+from django.db.utils import load_backend
+from django.utils.module_loading import import_string
+
+from sharded_orm import database_settings, runtime
+from sharded_orm.backends.features import features_of
+from sharded_orm.operations.exceptions import PairRefused
+from sharded_orm.topology.model import Shard
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.pair_side import MySQLPairSide
+
+
+@dataclass(frozen=True)
+class PairServers:
+    """Connections to both servers of a pair with the operators' accounts. For one thread only.
+
+    :param shards: the shards that the topology has on these two nodes.
+    """
+
+    first: MySQLPairSide
+    second: MySQLPairSide
+    shards: tuple[Shard, ...]
+
+    @property
+    def both(self) -> tuple[MySQLPairSide, MySQLPairSide]:
+        return self.first, self.second
+
+    @property
+    def directions(self) -> Iterator[tuple[MySQLPairSide, MySQLPairSide]]:
+        """The directions of replication: the server that receives, and the server it receives from."""
+        yield self.second, self.first
+        yield self.first, self.second
+
+    def passive_schemas(self, side: MySQLPairSide) -> list[str]:
+        """Return the schemas that are active on the other side."""
+        return [shard.schema for shard in self.shards if shard.node != side.name]
+
+
+def shards_of(first: str, second: str) -> tuple[Shard, ...]:
+    """Return the shards whose primary is one of the two nodes, and whose replica is the other."""
+    names = {first, second}
+    return tuple(
+        shard
+        for group in runtime.topology().groups.values()
+        for shard in group.shards()
+        if {shard.node, shard.replica} == names
+    )
+
+
+def all_pairs() -> list[tuple[str, str]]:
+    """Return the nodes of each pair of the topology."""
+    pairs = {
+        (min(r.primary, r.replica), max(r.primary, r.replica))
+        for group in runtime.topology().groups.values()
+        for r in group.ranges
+        if r.is_pair and r.replica is not None
+    }
+    return sorted(pairs)
+
+
+@contextmanager
+def open_pair(first: str, second: str) -> Iterator[PairServers]:
+    """A context manager that yields the connections to the two nodes, and closes them at the end.
+
+    :raises PairRefused: a node does not exist, cannot be in a pair, or gives no session. The message
+        lists all reasons.
+    """
+    servers: list[MySQLPairSide] = []
+    problems: list[str] = []
+    with ExitStack() as stack:
+        for name in (first, second):
+            try:
+                servers.append(stack.enter_context(_side(name)))
+            except PairRefused as exc:
+                problems += exc.problems
+        if problems:
+            raise PairRefused(dict.fromkeys(problems))
+        yield PairServers(servers[0], servers[1], shards_of(first, second))
+
+
+def _side(name: str) -> MySQLPairSide:
+    nodes = runtime.topology().nodes
+    if name not in nodes:
+        raise PairRefused([f"there is no node {name!r}; NODES has {sorted(nodes)!r}"])
+    kind = side_class(nodes[name])
+    if kind is None:
+        raise PairRefused(
+            [
+                f"node {name!r} has the engine {nodes[name]['ENGINE']!r}, and only MariaDB servers can"
+                " replicate from each other: give its ranges a replica, and replace a primary by"
+                " 'manage.py shards promote'"
+            ]
+        )
+    entry = database_settings.operator_settings(name)
+    if entry is None:
+        raise PairRefused(
+            [
+                f"node {name!r} has no OPERATOR: give it"
+                ' "OPERATOR": {"USER": …, "PASSWORD": …}, an account that the application does not use'
+            ]
+        )
+    try:
+        return kind(name, entry)
+    except Error as exc:
+        account = f"the OPERATOR account {entry['USER']!r}"
+        raise PairRefused([kind.why_no_session(name, account, exc)]) from exc
+
+
+def side_class(settings: Any) -> type[MySQLPairSide] | None:
+    """Return the class for a server of a pair; None if this kind of server cannot be in a pair.
+
+    :param settings: the settings of a node.
+    """
+    path = features_of(load_backend(settings["ENGINE"]).DatabaseWrapper).pair_side
+    kind: type[MySQLPairSide] | None = import_string(path) if path else None
+    return kind

@@ -1,0 +1,147 @@
+"""Check that two servers replicate from each other, and that nothing makes this unsafe.
+
+Each operation on a pair begins with :func:`require_sound`. Nothing is changed. Problems are sentences
+without a full stop, and name the remedy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from django.db import Error
+
+from sharded_orm import runtime
+from sharded_orm.operations.exceptions import PairRefused
+from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.pair_side import MySQLPairSide
+
+# The number of tables that a problem names.
+_NAMED: Final = 3
+# Seconds of one wait for a server.
+_SLICE: Final = 1.0
+# Seconds between two looks whether a server is connected to the other.
+_POLL: Final = 0.05
+
+
+def check(first: str, second: str) -> list[str]:
+    """Return everything that is wrong with the pair of the two nodes; empty if it is in order.
+
+    Cost: about ten round trips to each server, one query per server for the columns of all tables, and
+    a login with the application's account.
+    """
+    try:
+        with open_pair(first, second) as servers:
+            problems = list(server_problems(servers))
+            if not problems:
+                problems += link_problems(servers)
+                problems += content_problems(servers)
+    except PairRefused as exc:
+        return list(exc.problems)
+    return problems
+
+
+def require_sound(first: str, second: str) -> None:
+    """Check the pair of the two nodes; see :func:`check`.
+
+    :raises PairRefused: anything is wrong.
+    """
+    if problems := check(first, second):
+        raise PairRefused(problems)
+
+
+def server_problems(servers: PairServers) -> Iterator[str]:
+    """Yield the reasons why replication between the two servers would not be safe.
+
+    The reasons are in settings of the servers and in privileges. The replication itself is not looked
+    at.
+    """
+    first, second = servers.both
+    schemas = [shard.schema for shard in servers.shards]
+    for side in servers.both:
+        if not side.status().can_be_promoted:
+            yield from side.server_problems()
+            continue
+        if lacking := list(side.operator_problems(schemas)):
+            # Without these privileges, the account cannot see the settings.
+            yield from lacking
+        else:
+            yield from side.server_problems()
+        yield from _application_problems(side.name, servers)
+    if all(side.status().can_be_promoted for side in servers.both):
+        yield from second.identity_problems(first)
+
+
+def _application_problems(name: str, servers: PairServers) -> Iterator[str]:
+    node = runtime.topology().nodes[name]
+    account = f"the application's account {node.get('USER')!r}"
+    kind = type(servers.first)
+    try:
+        with kind(name, node) as application:
+            yield from application.application_problems(account)
+    except Error as exc:
+        yield kind.why_no_session(name, account, exc)
+
+
+def link_problems(servers: PairServers) -> Iterator[str]:
+    """Yield the reasons why the two servers do not receive and execute everything of each other."""
+    return chain.from_iterable(
+        replica.follow_problems(source) for replica, source in servers.directions
+    )
+
+
+def await_events(
+    replica: MySQLPairSide,
+    source: MySQLPairSide,
+    seconds: float,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until ``replica`` replicates, and has executed everything that ``source`` itself has written
+    until now.
+
+    :param check: called before each second of the wait. Raises an error if the wait is to end.
+    :raises PairRefused: replication fails, or it takes more than ``seconds``.
+    """
+    position, deadline = source.written(), time.monotonic() + seconds
+    while True:
+        has_all = not position or replica.wait_for(position, _SLICE)
+        if has_all and replica.follows(source):
+            return
+        check()
+        if time.monotonic() > deadline or any(link.error for link in replica.links()):
+            raise PairRefused(
+                list(replica.follow_problems(source))
+                or [
+                    f"{replica.name!r} has not executed everything of {source.name!r} within"
+                    f" {seconds:g} s: wait, or give a longer --timeout, and run the command again"
+                ]
+            )
+        if has_all:
+            time.sleep(_POLL)
+
+
+def content_problems(servers: PairServers) -> Iterator[str]:
+    """Yield triggers and events that do not belong on a passive side, and tables that differ."""
+    for side in servers.both:
+        yield from side.foreign_objects(servers.passive_schemas(side))
+    first, second = servers.both
+    schemas = [shard.schema for shard in servers.shards]
+    here, there = first.columns(schemas), second.columns(schemas)
+    different = [
+        f"{schema}.{table}"
+        for schema in schemas
+        for table in sorted({*here.get(schema, ()), *there.get(schema, ())})
+        if here.get(schema, {}).get(table) != there.get(schema, {}).get(table)
+    ]
+    if different:
+        more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
+        yield (
+            f"{', '.join(different[:_NAMED])}{more} have not the same columns in the same order on"
+            f" {first.name!r} and {second.name!r}, and replication matches columns by their position:"
+            f" finish what was begun ('manage.py migrate_shards --rolling'), or make one side anew from"
+            " the other"
+        )

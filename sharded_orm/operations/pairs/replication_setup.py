@@ -1,0 +1,83 @@
+"""Start the replication of two servers in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sharded_orm import runtime
+from sharded_orm.operations.exceptions import PairRefused
+from sharded_orm.operations.pairs import replication_check
+from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.pair_side import MySQLPairSide
+
+#: The default number of seconds in which each server must execute what it lacks.
+TIMEOUT = 60.0
+
+
+def set_up(
+    first: str,
+    second: str,
+    *,
+    timeout: float = TIMEOUT,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Let two nodes replicate from each other.
+
+    The second must be empty, or a copy of the first that knows its position (``gtid_slave_pos``), such
+    as a replica of the first. What is set up already stays. After an interruption, call this again.
+
+    :param timeout: seconds in which each server must execute what it lacks of the other.
+    :param tell: called with a line for the operator for each thing that was done.
+    :raises PairRefused: the servers cannot be a pair, or replication does not run. The message lists
+        all reasons; nothing was changed if they are about settings of the servers.
+    """
+    with open_pair(first, second) as servers:
+        problems = list(replication_check.server_problems(servers))
+        if not problems:
+            problems = [p for pair in servers.directions for p in _unrelated(servers, *pair)]
+        if problems:
+            raise PairRefused(dict.fromkeys(problems))
+        for replica, source in servers.directions:
+            if replica.links():
+                tell(f"{replica.name} replicates from {source.name} already")
+            else:
+                _follow(replica, source)
+                tell(f"{replica.name} replicates from {source.name}")
+            replication_check.await_events(replica, source, timeout)
+    replication_check.require_sound(first, second)
+
+
+def _unrelated(servers: PairServers, replica: MySQLPairSide, source: MySQLPairSide) -> list[str]:
+    """Return the reasons why ``replica`` must not begin, or does not continue, to receive."""
+    if replica.links():
+        return list(replica.follow_problems(source))
+    problems = []
+    if _account_of(source) is None:
+        problems.append(
+            f'node {source.name!r} has no REPLICATION: give it "REPLICATION": {{"USER": …, "PASSWORD":'
+            " …}}, the account with which the other side reads its log (GRANT REPLICATION SLAVE ON *.*)"
+        )
+    written = source.written()
+    schemas = [shard.schema for shard in servers.shards]
+    has_tables = bool(replica.columns(schemas))
+    if written and has_tables and not replica.knows_events_of(source):
+        problems.append(
+            f"{replica.name!r} has tables of shards, and no position in the log of {source.name!r}: it"
+            f" cannot be known which rows it lacks. Make it anew from a copy of {source.name!r}, and"
+            " SET GLOBAL gtid_slave_pos to the position of the copy"
+        )
+    return problems
+
+
+def _follow(replica: MySQLPairSide, source: MySQLPairSide) -> None:
+    account = _account_of(source)
+    assert account is not None, "_unrelated() has checked this"
+    replica.follow(source, runtime.topology().nodes[source.name], account)
+
+
+def _account_of(side: MySQLPairSide) -> dict[str, str] | None:
+    account: dict[str, str] | None = runtime.topology().nodes[side.name].get("REPLICATION")
+    return account

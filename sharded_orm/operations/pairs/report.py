@@ -1,0 +1,64 @@
+"""The options of a switch between the sides of a pair of servers, and the report on its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SwitchOptions:
+    """The options of a switch.
+
+    :param patience: the largest number of seconds for each of three waits: until the other side has
+        almost caught up, until all transactions that have written are over, and until the other side
+        has their changes. During the second and the third wait, writes of the shard wait too.
+    :param is_upgrade: whether the switch is a step of a rolling upgrade. Then the old side keeps what it
+        receives for later.
+    """
+
+    patience: float = 10.0
+    is_upgrade: bool = False
+
+
+@dataclass
+class SwitchReport:
+    """The outcome of a switch.
+
+    :param run: the id of the run in the journal.
+    :param switched: for the number of each switched shard, the side that is active now.
+    :param already: the numbers of shards that were active on the wanted side before.
+    :param failures: for the number of each shard that was not switched, the reason.
+    :param notes: further sentences for the operator.
+    :param pauses: for each switched shard, the seconds for which its writes waited.
+    :param stopped: why the work was stopped early; "" if it was not.
+    """
+
+    group: str
+    run: int | None = None
+    switched: dict[int, str] = field(default_factory=dict)
+    already: list[int] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    stopped: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures and not self.stopped
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "group": self.group,
+            "run": self.run,
+            "switched": {str(number): node for number, node in self.switched.items()},
+            "already": self.already,
+            "failures": {str(number): why for number, why in self.failures.items()},
+            "notes": self.notes,
+            "pauses": [round(pause, 4) for pause in self.pauses],
+            "stopped": self.stopped,
+        }

@@ -1,0 +1,168 @@
+"""The plan of a rolling upgrade: which shards get the new schema on which side first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.db import router
+from django.db.migrations.operations import RunPython, RunSQL
+
+from sharded_orm import runtime
+from sharded_orm.operations.exceptions import PairRefused, RollingRefused
+from sharded_orm.operations.migrate.applied_state import applied_state
+from sharded_orm.operations.migrate.plan import MigrationPlan, Piece, Unit
+from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
+from sharded_orm.operations.pairs.pair_servers import shards_of
+from sharded_orm.operations.pairs.schema_compatibility import PlannedOperation, examine
+from sharded_orm.operations.runs.journal import one_line
+from sharded_orm.operations.selection import Selected, numbers_text
+from sharded_orm.topology.model import Shard
+
+
+@dataclass(frozen=True)
+class UpgradeRound:
+    """The shards that are active on one side, and are upgraded on the other side first.
+
+    :param numbers: the numbers of the shards, by group.
+    """
+
+    active: str
+    passive: str
+    numbers: Mapping[str, Sequence[int]]
+
+    def shards(self) -> list[Shard]:
+        """Return the shards, as the topology in use has them."""
+        return [shard for selected in self.selected() for shard in selected.shards]
+
+    def selected(self) -> list[Selected]:
+        groups = runtime.topology().groups
+        return [
+            Selected(groups[name], [groups[name].shard(number) for number in numbers])
+            for name, numbers in self.numbers.items()
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{s.group.name} {numbers_text(s.shards)}" for s in self.selected())
+
+
+@dataclass(frozen=True)
+class RollingPlan:
+    """The plan of a rolling upgrade of one pair.
+
+    :param migrations: the names of the migrations that run.
+    :param kept_defaults: the new columns that keep their default in the database.
+    """
+
+    first: str
+    second: str
+    options: MigrateOptions
+    rounds: Sequence[UpgradeRound]
+    migrations: Sequence[str]
+    kept_defaults: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pair": [self.first, self.second],
+            "targets": list(self.options.targets),
+            "rounds": [asdict(each) for each in self.rounds],
+            "migrations": list(self.migrations),
+            "kept_defaults": list(self.kept_defaults),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RollingPlan:
+        first, second = content["pair"]
+        app, migration = content["targets"]
+        return cls(
+            first,
+            second,
+            MigrateOptions(targets=(app, migration)),
+            tuple(UpgradeRound(**each) for each in content["rounds"]),
+            content["migrations"],
+            content["kept_defaults"],
+        )
+
+
+def find_plan(first: str, second: str, options: MigrateOptions) -> RollingPlan:
+    """Return the plan that brings all shards of the pair to the target. Changes nothing.
+
+    :raises RollingRefused: an operation must not run on one side first. The message lists each with
+        the reason and with what to do instead.
+    :raises PairRefused: the topology has no shard on the pair, or a shard does not answer.
+    :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
+
+    Cost: that of :func:`applied_state`.
+    """
+    shards = shards_of(first, second)
+    if not shards:
+        raise PairRefused(
+            [f"no range has its shards on {first!r} and {second!r}; see 'manage.py topology show'"]
+        )
+    behind: list[Shard] = []
+    problems: list[str] = []
+    refused: list[str] = []
+    kept: list[str] = []
+    migrations: list[str] = []
+    for group in dict.fromkeys(shard.group for shard in shards):
+        planner = Planner(options)
+        state = applied_state(planner, [shard for shard in shards if shard.group == group])
+        behind += state.behind
+        problems += [f"{shard.alias} does not exist" for shard in state.missing]
+        problems += [f"{alias}: {one_line(exc)}" for alias, exc in state.unreachable.items()]
+        for plan in planner.plans:
+            migrations += map(str, plan.units)
+            refusals, kept_defaults = _examine(plan)
+            refused += refusals
+            kept += kept_defaults
+    if problems:
+        raise PairRefused(problems)
+    if refused:
+        raise RollingRefused(dict.fromkeys(refused))
+    rounds = [
+        UpgradeRound(active, passive, numbers)
+        for active, passive in ((first, second), (second, first))
+        if (numbers := _numbers(shard for shard in behind if shard.node == active))
+    ]
+    return RollingPlan(first, second, options, rounds, _once(migrations), _once(kept))
+
+
+def _once(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _numbers(shards: Iterator[Shard]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for shard in shards:
+        numbers.setdefault(shard.group, []).append(shard.number)
+    return numbers
+
+
+def _examine(plan: MigrationPlan) -> tuple[list[str], list[str]]:
+    if plan.backwards:
+        return [
+            f"{plan.units[0]} would be undone: rows of the new schema do not fit into the old one."
+            " Instead, write a migration that leads forward"
+        ], []
+    compatibility = examine(_operations(plan))
+    return list(compatibility.refusals), list(map(str, compatibility.kept_defaults))
+
+
+def _operations(plan: MigrationPlan) -> Iterator[PlannedOperation]:
+    """Yield the operations of the plan that run on shards, in their order."""
+    for number, unit in enumerate(plan.units):
+        for index, piece in enumerate(unit.pieces(plan.state_before(number))):
+            if _runs_on_shards(unit, index, piece):
+                yield PlannedOperation(unit.migration.app_label, str(unit), piece)
+
+
+def _runs_on_shards(unit: Unit, index: int, piece: Piece) -> bool:
+    operation = piece.operation
+    if isinstance(operation, (RunPython, RunSQL)):
+        return unit.runs_per_shard(index)
+    model = getattr(operation, "model_name", None) or getattr(operation, "name", None)
+    if type(operation).__module__.partition(".")[0] != "django" or not isinstance(model, str):
+        return True  # Nobody knows which tables it changes.
+    label = unit.migration.app_label
+    return bool(router.allow_migrate(unit.alias, label, model_name=model.lower()))

@@ -1,0 +1,273 @@
+"""Which operations of migrations may run on the passive side of a pair first.
+
+While the passive side has the new schema, it executes row events of the old schema. These name no
+columns: the server matches columns by position, and a column that an event lacks gets its default, or 0
+or an empty text without any error if it has none. So an operation is allowed only if rows of the old
+schema fit into the new one. Each unknown operation is refused.
+
+Events of the new schema never reach a side with the old one, because replication in that direction
+stands still until both sides have the new schema.
+
+This module sends no query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.db.models import Field, GeneratedField, Value
+
+from sharded_orm.operations.migrate.plan import Piece
+
+_MODULES: Final = frozenset(
+    f"django.db.migrations.operations.{module}" for module in ("fields", "models", "special")
+)
+#: Callable defaults that give the same value each time.
+_CONSTANT_DEFAULTS: Final = (dict, list)
+
+_PLAIN: Final = (
+    "run that migration by 'manage.py migrate_shards' without --rolling: its statements are replicated"
+    " in order with the rows"
+)
+_EXPAND: Final = (
+    "add another column (null=True) with --rolling, deploy a release that writes both and fill the new"
+    " one, deploy a release that uses only the new one, and then remove the old one by 'manage.py"
+    " migrate_shards' without --rolling"
+)
+_CONTRACT: Final = (
+    "deploy a release whose models do not have it (a migration with SeparateDatabaseAndState and only"
+    f" state_operations), and when no other release runs, {_PLAIN}"
+)
+
+
+@dataclass(frozen=True)
+class PlannedOperation:
+    """An operation that runs on the shards.
+
+    :param migration: the name of its migration, such as ``photos.0007_title``.
+    """
+
+    app_label: str
+    migration: str
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class KeptDefault:
+    """A new column that keeps its default in the database until all releases know the column."""
+
+    app_label: str
+    model: str
+    field: str
+
+    def __str__(self) -> str:
+        return f"{self.app_label}.{self.model}.{self.field}"
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Whether operations may run on one side first.
+
+    :param refusals: a sentence for each operation that may not: the reason, and what would do.
+    :param kept_defaults: the columns that must keep their default for now.
+    """
+
+    refusals: tuple[str, ...]
+    kept_defaults: tuple[KeptDefault, ...]
+
+
+def examine(operations: Iterable[PlannedOperation]) -> Compatibility:
+    """Return whether ``operations``, in their order, may run on one side of a pair first.
+
+    No operation may run backwards.
+    """
+    refusals: list[str] = []
+    kept: list[KeptDefault] = []
+    created: set[tuple[str, str]] = set()
+    for planned in operations:
+        operation, label = planned.piece.operation, planned.app_label
+        kind = type(operation).__name__
+        model = str(getattr(operation, "model_name", getattr(operation, "name", ""))).lower()
+        if type(operation).__module__ not in _MODULES:
+            reason = _unknown(planned.piece, label)
+        elif kind == "CreateModel":
+            created.add((label, model))
+            continue
+        elif (label, model) in created and kind in _ON_NEW_TABLES:
+            # No row event of the old schema is about a table that it does not have.
+            continue
+        else:
+            reason = _RULES.get(kind, _unknown)(planned.piece, label)
+        if reason:
+            refusals.append(f"{planned.migration}: {operation.describe()}: {reason}")
+        elif kind == "AddField" and _keeps_default(operation.field):  # type: ignore[attr-defined]  # an AddField
+            kept.append(KeptDefault(label, model, str(operation.name)))  # type: ignore[attr-defined]  # an AddField
+    return Compatibility(tuple(refusals), tuple(kept))
+
+
+# ##### Rules: each returns the reason for a refusal, or "" #####
+
+
+def _allowed(piece: Piece, label: str) -> str:
+    return ""
+
+
+def _unknown(piece: Piece, label: str) -> str:
+    return (
+        f"it is not known what {type(piece.operation).__qualname__} does to rows that the other side writes"
+        f" meanwhile. Instead, {_PLAIN}"
+    )
+
+
+def _per_side(piece: Piece, label: str) -> str:
+    return (
+        "it would run on each side, on rows of different moments, so the sides could differ."
+        f" Instead, {_PLAIN}"
+    )
+
+
+def _dropped(piece: Piece, label: str) -> str:
+    return (
+        "the other side still sends rows with what is removed: values would come into wrong columns, or"
+        f" replication would stop. Instead, {_CONTRACT}"
+    )
+
+
+def _renamed(piece: Piece, label: str) -> str:
+    return (
+        "releases with the old name fail on the side with the new one, and the other way round."
+        " Instead, keep the name in the database (db_column, db_table); or create it anew:"
+        f" {_EXPAND}"
+    )
+
+
+def _demanding(piece: Piece, label: str) -> str:
+    return (
+        "the other side still accepts rows that the new schema refuses: replication stops, or stores them"
+        " all the same."
+        f" Instead, {_PLAIN}"
+    )
+
+
+def _unique_together(piece: Piece, label: str) -> str:
+    operation: Any = piece.operation
+    options = piece.from_state.models[label, operation.name_lower].options
+    before = set(options.get(operation.option_name) or ())
+    return "" if set(operation.option_value or ()) <= before else _demanding(piece, label)
+
+
+def _new_column(piece: Piece, label: str) -> str:
+    field: Any = piece.operation.field  # type: ignore[attr-defined]  # an AddField
+    if field.many_to_many:
+        return ""  # A new table.
+    if isinstance(field, GeneratedField):
+        return (
+            "rows of the old schema bring no value of a generated column. Instead, store the value:"
+            f" {_EXPAND}"
+        )
+    if field.primary_key:
+        return "replication finds rows by their primary key. Instead, create a new model"
+    if field.unique and not field.null:
+        return (
+            "all rows of the old schema would get the same value. Instead, add it with null=True, fill"
+            " it when all releases write it, and then remove null=True by 'manage.py migrate_shards'"
+            " without --rolling"
+        )
+    if not _is_constant(field):
+        return (
+            "its default is computed, so each side would store another value in the same row. Instead,"
+            " add it with null=True and without a default in this migration, and fill it when all"
+            " releases write it"
+        )
+    if not (field.null or field.has_db_default() or _keeps_default(field)):
+        return (
+            "it is NOT NULL without a default, so rows of the old schema would silently get 0 or an"
+            " empty value. Instead, give it a default or null=True"
+        )
+    return ""
+
+
+def _is_constant(field: Any) -> bool:
+    """Whether each row gets the same value for ``field``, on whatever side and whenever."""
+    if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
+        return False
+    if field.has_db_default():
+        expression = field.db_default
+        return isinstance(expression, Value) or not hasattr(expression, "resolve_expression")
+    return (
+        not callable(field.default) or field.default in _CONSTANT_DEFAULTS or _lacks_default(field)
+    )
+
+
+def _lacks_default(field: Any) -> bool:
+    return not field.has_default()
+
+
+def _keeps_default(field: Any) -> bool:
+    """Whether Django's schema editor adds the column with a default and drops the default at once."""
+    if field.many_to_many or field.has_db_default():
+        return False
+    if field.has_default():
+        return field.default is not None
+    return bool(not field.null and field.blank and field.empty_strings_allowed)
+
+
+def _changed_column(piece: Piece, label: str) -> str:
+    operation: Any = piece.operation
+    old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]
+    new: Any = operation.field
+    if old.many_to_many != new.many_to_many:
+        return _dropped(piece, label)
+    if old.db_column != new.db_column:
+        return _renamed(piece, label)
+    before, after = _database_part(old), _database_part(new)
+    if new.null:
+        # Rows of the old schema, without NULL, fit into a column that takes NULL.
+        before.pop("null", None)
+        after.pop("null", None)
+    if before.get("unique") and not after.get("unique"):
+        before.pop("unique")
+    elif after.get("unique") and not before.get("unique"):
+        return _demanding(piece, label)
+    if before == after:
+        return ""
+    if {**before, "null": None} == {**after, "null": None}:
+        return _demanding(piece, label)
+    return (
+        f"replication stops at a value of the old type, or stores another one. Instead, {_EXPAND}"
+    )
+
+
+def _database_part(field: Field[Any, Any]) -> dict[str, Any]:
+    """Return what makes the column of ``field``, without indexes, comments and defaults in Python."""
+    _, path, arguments, keywords = field.deconstruct()
+    left_out = {*field.non_db_attrs, "default", "db_index", "db_comment"}
+    kept = {name: value for name, value in keywords.items() if name not in left_out}
+    return {"path": path, "arguments": list(arguments), **kept}
+
+
+_RULES: Final[dict[str, Callable[[Piece, str], str]]] = {
+    **dict.fromkeys(
+        (
+            "AddIndex", "RemoveIndex", "RenameIndex", "AlterIndexTogether", "RemoveConstraint",
+            "AlterConstraint", "AlterModelOptions", "AlterModelManagers", "AlterModelTableComment",
+        ),
+        _allowed,
+    ),
+    **dict.fromkeys(("RunPython", "RunSQL"), _per_side),
+    **dict.fromkeys(("RemoveField", "DeleteModel"), _dropped),
+    **dict.fromkeys(("RenameField", "RenameModel", "AlterModelTable"), _renamed),
+    "AddConstraint": _demanding,
+    "AlterUniqueTogether": _unique_together,
+    "AddField": _new_column,
+    "AlterField": _changed_column,
+}  # fmt: skip
+# Operations that may do anything to a table that the same plan has created.
+_ON_NEW_TABLES: Final = frozenset(
+    {
+        "AddField", "AlterField", "RemoveField", "AddConstraint", "RemoveConstraint", "AddIndex",
+        "RemoveIndex", "AlterUniqueTogether", "AlterIndexTogether", "AlterModelOptions",
+    }
+)  # fmt: skip

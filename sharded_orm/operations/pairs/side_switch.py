@@ -1,0 +1,197 @@
+"""The switch of one shard from the active side of its pair to the passive side.
+
+Both sides never take writes at the same time, whatever process is killed or paused:
+
+========== =====================================================================================
+preparing  The passive side refuses all writes. The active side gets triggers that refuse nothing.
+           The passive side has nearly caught up.
+fencing    The active side refuses writes, after its open transactions have ended. The passive side
+           executes everything that the active side has logged until then.
+publishing The new topology is being published: the commit point. Before it, everything is undone.
+opening    The new side takes writes. Its triggers are dropped; the old side keeps its own.
+========== =====================================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from django.db import OperationalError
+
+from sharded_orm import runtime
+from sharded_orm.backends.replication import ReplicationServer
+from sharded_orm.backends.side_fence import SideFence
+from sharded_orm.exceptions import TopologyError
+from sharded_orm.operations import topology
+from sharded_orm.operations.exceptions import SwitchFailed
+from sharded_orm.operations.pairs.record import (
+    FENCING,
+    OPENING,
+    PREPARING,
+    PUBLISHING,
+    SwitchRecord,
+)
+from sharded_orm.operations.shard_moves.replication import Pair
+from sharded_orm.two_phase.recovery import refuse_prepared
+
+#: The largest number of seconds that creating or dropping triggers may take.
+TRIGGER_PATIENCE: Final = 10.0
+#: The largest number of seconds that writes wait, in addition, until every process uses the new
+#: topology. If a process takes longer, the cache is invalidated later.
+FOLLOWERS_PATIENCE: Final = 0.03
+# Seconds between two checks whether every process uses the new topology, while writes wait.
+_INTERVAL: Final = 0.003
+# Seconds of one wait for the passive side. Between two waits, the lease of the run is checked.
+_SLICE: Final = 1.0
+
+
+class SideSwitch:
+    """Switches one shard. Used by one thread.
+
+    :param pair: the operator's sessions on the servers of the old and the new side.
+    :param old: the fence of the shard on the old side; ``new`` is that on the new side.
+    :param check: called before each step. It raises an error if this process must not continue.
+    """
+
+    def __init__(
+        self,
+        record: SwitchRecord,
+        pair: Pair,
+        old: SideFence,
+        new: SideFence,
+        patience: float,
+        check: Callable[[], None],
+    ) -> None:
+        self._record = record
+        self._change = record.change
+        self._servers = pair
+        self._old = old
+        self.new = new
+        self._patience = patience
+        self._check = check
+        #: The number of seconds for which writes of the shard waited.
+        self.pause = 0.0
+        #: Whether every process used the new topology before the new side took writes.
+        self.is_followed = False
+
+    def run(self) -> None:
+        """Switch the shard. When this returns, the new side takes writes.
+
+        :raises SwitchFailed: the new side did not catch up, or an unknown table accepts writes.
+        :raises django.db.Error: a server has failed, or a transaction was open for too long.
+        """
+        self._record.enter(PREPARING)
+        close_side(self.new)
+        with self._open_transactions():
+            self._old.prepare(self._patience)
+        self._wait_for_new("before its writes were to wait")
+        self._record.prepare()
+        self._refuse_prepared()
+        self._record.enter(FENCING)
+        began = time.monotonic()
+        with self._open_transactions():
+            self._old.close(self._patience)
+        self._refuse_prepared()
+        self._wait_for_new("while its writes waited")
+        if open_tables := self._old.open_tables():
+            raise SwitchFailed(
+                f"{self._change} was not switched: somebody has created the tables"
+                f" {open_tables!r} meanwhile. Try again."
+            )
+        self._record.enter(PUBLISHING)
+        version = self._record.publish()
+        self._record.enter(OPENING)
+        self.is_followed = _is_followed(version)
+        self.new.open(TRIGGER_PATIENCE)
+        self.pause = time.monotonic() - began
+
+    @contextmanager
+    def _open_transactions(self) -> Iterator[None]:
+        """Turn the error of a wait for transactions into one that says what to do."""
+        try:
+            yield
+        except OperationalError as exc:
+            raise SwitchFailed(
+                f"{self._change} was not switched: for {self._patience:g} s, there was always a transaction"
+                f" that used a table of it ({exc}). End it, or allow more with --patience."
+            ) from exc
+
+    def _refuse_prepared(self) -> None:
+        # A transaction that is prepared for a two-phase commit holds no metadata locks after its
+        # session has ended, so the fence does not wait for it.
+        change = self._change
+        refuse_prepared(runtime.group(change.group), [change.on(change.source)])
+
+    def _wait_for_new(self, when: str) -> None:
+        """Wait until the new side has executed all that the old side has logged until now."""
+        position = self._servers.source.status().logged
+        if lacking := wait_for(self._servers.target, position, self._patience, self._check):
+            raise SwitchFailed(
+                f"{self._change} was not switched: {when}, {self._change.target!r} did not get to"
+                f" {lacking} within {self._patience:g} s. Try again when it is nearer, or allow more"
+                " with --patience."
+            )
+
+
+def _is_followed(version: int) -> bool:
+    """Wait for a moment until every process uses the topology ``version``. Return whether they all do.
+
+    Does not wait if the processes learn of the topology only when they ask for it.
+    """
+    if not runtime.source().pushes:
+        return False
+    try:
+        reach = topology.wait_until_used(version, FOLLOWERS_PATIENCE, interval=_INTERVAL)
+    except TopologyError:
+        return False
+    return reach is not None and not reach.behind
+
+
+def close_side(fence: SideFence) -> None:
+    """Make one side refuse the writes of a shard. Can be repeated; costs a few queries if it does
+    already.
+
+    :raises django.db.OperationalError: a transaction was open for too long.
+    """
+    if not fence.is_closed():
+        fence.close(TRIGGER_PATIENCE)
+    if fence.open_tables():
+        fence.prepare(TRIGGER_PATIENCE)
+
+
+def remove_fence(fence: SideFence) -> str:
+    """Let one side take the writes of a shard, and drop its triggers. Can be repeated.
+
+    Return why the triggers could not be dropped; "" if they were. They refuse nothing, and the next
+    switch uses them.
+
+    :raises django.db.OperationalError: the side could not be opened.
+    """
+    fence.open(TRIGGER_PATIENCE)
+    try:
+        fence.remove(TRIGGER_PATIENCE)
+    except OperationalError as exc:
+        return str(exc)
+    return ""
+
+
+def wait_for(
+    server: ReplicationServer, position: str, seconds: float, check: Callable[[], None]
+) -> str:
+    """Wait until ``server`` has executed everything up to ``position``.
+
+    Return the part that it still lacks after ``seconds``; "" if it lacks nothing.
+
+    :param check: called before each slice of the wait. It raises an error to end the wait.
+    """
+    deadline = time.monotonic() + seconds
+    while lacking := server.missing(position, server.status().current):
+        check()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return lacking
+        server.wait_for(lacking, min(left, _SLICE))
+    return ""

@@ -1,0 +1,35 @@
+"""The sessions of the operator on the two servers of a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from django.db.utils import load_backend
+
+from sharded_orm import database_settings
+from sharded_orm.backends.side_fence import SideFence
+from sharded_orm.topology.aliases import complete
+from sharded_orm.topology.model import Shard
+
+
+@contextmanager
+def open_fence(shard: Shard, confirm: Callable[[], None]) -> Iterator[SideFence]:
+    """A context manager that yields the fence of ``shard`` on the node ``shard.node``.
+
+    The session uses the account ``OPERATOR`` of the node.
+
+    :param confirm: called before each change; raises an error if this process must not make it.
+    :raises django.db.Error: the server does not answer, or refuses the account.
+    """
+    settings = database_settings.shard_settings(shard)
+    del settings["SHARD"]
+    backend = load_backend(settings["ENGINE"])
+    wrapper = backend.DatabaseWrapper(complete(settings), shard.alias)
+    with wrapper.side_fence(confirm, database_settings.operator_settings(shard.node)) as fence:
+        yield fence
+
+
+def change_nothing() -> None:
+    """Raise an error. Fences that are only read get this function as ``confirm``."""
+    raise AssertionError("checks change nothing")

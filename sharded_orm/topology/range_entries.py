@@ -1,0 +1,84 @@
+"""Read and change the entries of ``RANGES`` in a topology document.
+
+An entry names the nodes of its shards in one of two forms: ``primary`` and perhaps ``replica``, or
+``pair``, the two nodes of a master-master pair (Yupoo, Y9), and ``active``, the node of the pair that
+takes writes. Code that only asks for the primary or the replica need not know which form it is. This
+module uses neither Django nor a database driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+Entry = dict[str, Any]
+
+
+def primary_of(entry: Mapping[str, Any]) -> str:
+    """Return the node that takes writes. Of a pair, this is the active side."""
+    return str(entry["active"] if "pair" in entry else entry["primary"])
+
+
+def replica_of(entry: Mapping[str, Any]) -> str | None:
+    """Return the node that only replicates; None if there is none. Of a pair, this is the passive
+    side.
+    """
+    if "pair" not in entry:
+        replica = entry.get("replica")
+        return None if replica is None else str(replica)
+    return next(str(node) for node in entry["pair"] if node != entry["active"])
+
+
+def entry_of(content: Mapping[str, Any], group: str, number: int) -> Entry | None:
+    """Return the entry whose range contains the shard ``number``; None if there is none.
+
+    :param content: the content of a document.
+    """
+    for entry in content["groups"].get(group, {}).get("RANGES", ()):
+        first, last = entry["range"]
+        if first <= number <= last:
+            found: Entry = entry
+            return found
+    return None
+
+
+def replace_shard(content: Mapping[str, Any], group: str, number: int, entry: Entry) -> None:
+    """Give the shard ``number`` the settings of ``entry``, in place.
+
+    All shards of a range are on the same nodes. So the range that contains the shard is divided, and
+    neighbouring ranges that are alike are joined.
+
+    :param content: the content of a document, in which a range contains the shard.
+    :param entry: the new entry of the shard. Its ``range`` is ignored.
+    """
+    old = entry_of(content, group, number)
+    assert old is not None
+    ranges: list[Entry] = []
+    for each in content["groups"][group]["RANGES"]:
+        ranges += _divided(each, number, entry) if each is old else [each]
+    content["groups"][group]["RANGES"] = _joined(ranges)
+
+
+def _divided(old: Entry, number: int, entry: Entry) -> Iterator[Entry]:
+    first, last = old["range"]
+    if first < number:
+        yield {**old, "range": [first, number - 1]}
+    yield {**entry, "range": [number, number]}
+    if number < last:
+        yield {**old, "range": [number + 1, last]}
+
+
+def _joined(ranges: Iterable[Entry]) -> list[Entry]:
+    """Join neighbouring ranges that differ only in the numbers of their shards."""
+    joined: list[Entry] = []
+    for entry in sorted(ranges, key=lambda entry: entry["range"][0]):
+        if joined and _without_shards(joined[-1]) == _without_shards(entry):
+            joined[-1] = {**joined[-1], "range": [joined[-1]["range"][0], entry["range"][1]]}
+        else:
+            joined.append(entry)
+    return joined
+
+
+def _without_shards(entry: Entry) -> Entry:
+    defaults = {"replica": None, "open": True, "weight": 1, "pinned": False}
+    return {**defaults, **{key: value for key, value in entry.items() if key != "range"}}
