@@ -18,19 +18,31 @@ class Line:
     to_reach: str = ""
     reached: bool | None = None
     detail: str = ""
+    cpu: str = ""
 
 
 def at_most(
-    limit: float, what: str, against: str, measured: Measured, *, goal: bool = True
+    limit: float,
+    what: str,
+    against: str,
+    measured: Measured,
+    *,
+    goal: bool = True,
+    of_cpu: bool = False,
 ) -> Line:
-    """A line about time: ours / stock must not exceed ``limit``."""
+    """A line about time: ours / stock must not exceed ``limit``.
+
+    :param of_cpu: whether ``limit`` is about the processor time of this process.
+    """
+    ratio = measured.cpu if of_cpu and measured.cpu is not None else measured.ratio
     return Line(
         what,
         against,
         f"{measured.ratio:.2f}x",
-        f"<= {limit:.2f}x" if goal else "",
-        measured.ratio <= limit if goal else None,
+        f"<= {limit:.2f}x{' CPU' if of_cpu else ''}" if goal else "",
+        ratio <= limit if goal else None,
         _detail(measured),
+        _cpu(measured),
     )
 
 
@@ -46,7 +58,12 @@ def at_least(
         f">= {limit:.2f}x" if goal else "",
         speed >= limit if goal else None,
         _detail(measured),
+        _cpu(measured),
     )
+
+
+def _cpu(measured: Measured) -> str:
+    return "" if measured.cpu is None else f"{measured.cpu:.2f}x"
 
 
 def _detail(measured: Measured) -> str:
@@ -66,12 +83,13 @@ def _seconds(value: float) -> str:
 
 def show(lines: Sequence[Line]) -> str:
     """The lines as a table of plain text."""
-    head = ("what", "against", "measured", "to reach", "reached?", "ours / stock")
+    head = ("what", "against", "measured", "CPU", "to reach", "reached?", "ours / stock")
     cells = [head] + [
         (
             line.what,
             line.against,
             line.measured,
+            line.cpu,
             line.to_reach,
             {True: "yes", False: "NO", None: ""}[line.reached],
             line.detail,

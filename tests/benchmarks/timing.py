@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 Work = Callable[[], object]
@@ -34,6 +34,8 @@ class Measured:
     stock: float
     spread: tuple[float, float]
     """The quartiles of the ratio."""
+    cpu: float | None = None
+    """The ratio of the processor time of this process, if it was measured."""
 
 
 def compare(
@@ -56,18 +58,24 @@ def compare(
     turns = _TURNS if number >= _TURNS else 1
     calls = max(1, rounds.of(number) // turns)
     pairs: list[tuple[float, float]] = []
+    cpu: list[float] = []
     gc.disable()
     try:
         for _ in range(rounds.count):
             gc.collect()
             seconds = {ours: 0.0, stock: 0.0}
+            of_cpu = {ours: 0.0, stock: 0.0}
             for turn in range(turns):
                 for work in (ours, stock) if (turn + len(pairs)) % 2 else (stock, ours):
-                    seconds[work] += _time(work, calls, before)
+                    wall, processor = _time(work, calls, before)
+                    seconds[work] += wall
+                    of_cpu[work] += processor
             pairs.append((seconds[ours] / turns / calls, seconds[stock] / turns / calls))
+            if of_cpu[stock]:
+                cpu.append(of_cpu[ours] / of_cpu[stock])
     finally:
         gc.enable()
-    return summary(pairs)
+    return replace(summary(pairs), cpu=median(cpu) if cpu else None)
 
 
 def summary(pairs: list[tuple[float, float]]) -> Measured:
@@ -82,10 +90,12 @@ def summary(pairs: list[tuple[float, float]]) -> Measured:
     )
 
 
-def _time(work: Work, number: int, before: Work | None) -> float:
+def _time(work: Work, number: int, before: Work | None) -> tuple[float, float]:
+    """Return the seconds of ``number`` calls, and those that the processor worked for this process."""
     if before is not None:
         before()
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     for _ in range(number):
         work()
-    return time.perf_counter() - began
+    processor = time.process_time() - processor
+    return time.perf_counter() - began, processor

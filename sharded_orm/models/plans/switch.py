@@ -1,0 +1,27 @@
+"""Switches plans off, for a block or for a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_are_plans_on: ContextVar[bool] = ContextVar("sharded_orm_plans", default=True)
+
+
+@contextmanager
+def without_plans() -> Iterator[None]:
+    """Within the ``with`` block, let Django compile each query.
+
+    This applies only to the current context (:mod:`contextvars`).
+    """
+    token = _are_plans_on.set(False)
+    try:
+        yield
+    finally:
+        _are_plans_on.reset(token)
+
+
+def are_plans_on() -> bool:
+    """Whether the calling code runs outside of :func:`without_plans`."""
+    return _are_plans_on.get()
