@@ -105,6 +105,12 @@ def test_values_of_a_queryset_with_other_rows(items: World) -> None:
             Item.objects.filter(owner_id=ONE).values("pk").contains(items.of("Item", 101))
 
 
+def test_a_name_that_is_selected_twice(items: World) -> None:
+    for _ in range(4):
+        rows = Item.objects.filter(owner_id=ONE, pk=101).values_list("pk", "pk", named=True)
+        assert [row._asdict() for row in rows] == [{"pk": 101, "pk1": 101}]
+
+
 class Reduced(QuerySet[Any]):
     """A mixin of a project that stands behind the library's class."""
 

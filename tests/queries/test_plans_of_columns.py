@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -147,6 +148,33 @@ def _compare(part: int, start: Callable[[], Any], columns: list[str], alias: str
             expected = outcome(program, alias)
         for _ in range(4):
             assert outcome(program, alias) == expected, seed
+
+
+#: The columns that are tried in each run; others in long runs.
+ROUTINE = ("owner", "number", "flag", "at")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param(name, marks=[] if name in ROUTINE else pytest.mark.long)
+        for name in ("owner", *COLUMNS)
+    ],
+)
+def test_the_plan_of_one_value_is_not_used_for_another(column: str, samples: None) -> None:
+    """Values of all kinds take turns with each lookup."""
+    for lookup in sorted(set(LOOKUPS)):
+        for method in ("filter", "exclude"):
+
+            def read(value: Callable[[], Any]) -> Any:
+                rows = getattr(Sample.objects.filter(owner=ONE), method)  # noqa: B023
+                return list(rows(**{column + lookup: value()}).values_list("id"))  # noqa: B023
+
+            with without_plans():
+                expected = [outcome(partial(read, value), SHARD[ONE]) for value in VALUES]
+            for _ in range(3):
+                found = [outcome(partial(read, value), SHARD[ONE]) for value in VALUES]
+                assert found == expected, (lookup, method)
 
 
 READS: dict[str, Callable[[], Any]] = {

@@ -49,7 +49,7 @@ _LISTS = frozenset({list, tuple, set, frozenset})
 _MODULES_OF_FIELDS = ("django.db.models.fields", "sharded_orm.models.fields.")
 
 
-class Form(Enum):
+class ValueForm(Enum):
     """How the value of a condition becomes parameters of the SQL."""
 
     #: One parameter.
@@ -80,14 +80,14 @@ class Condition(NamedTuple):
     target: Any
     lookup: str
     names_shard: bool = False
-    form: Form = Form.VALUE
+    form: ValueForm = ValueForm.VALUE
     is_excluded: bool = False
     takes_instance: bool = False
     names_instance: bool = False
 
     def frozen(self, value: Any) -> Any:
         """Return the value as it is now: later changes of a list or instance do not change it."""
-        if self.form is Form.LIST:
+        if self.form is ValueForm.LIST:
             return list(value)
         if not self.takes_instance:
             return value
@@ -106,9 +106,9 @@ class Condition(NamedTuple):
         prepare = self.target.get_prep_value
         if self.names_instance:
             value = getattr(value, self.target.attname)
-        if self.form is Form.VALUE:
+        if self.form is ValueForm.VALUE:
             return prepare(value)
-        if self.form is Form.LIST:
+        if self.form is ValueForm.LIST:
             # In.process_rhs() drops values that occur twice.
             return tuple(dict.fromkeys(map(prepare, value)))
         return value is None or value  # ``= None`` is IS NULL: the lookup isnull with True.
@@ -122,9 +122,9 @@ class Condition(NamedTuple):
             from ``number`` on.
         :param length: the number of values in a list.
         """
-        if self.form is Form.FIXED:
+        if self.form is ValueForm.FIXED:
             return prepared
-        if self.form is Form.VALUE:
+        if self.form is ValueForm.VALUE:
             make = _EXAMPLES.get(type(prepared))
             return None if make is None else make(number)
         kinds = set(map(type, prepared))
@@ -176,7 +176,7 @@ def condition_of(
     # plain_key() in sharded_orm.models.querysets.route.
     if options is None or not (field is options.key or field.column in options.columns):
         return named
-    if is_excluded or named.form is not Form.VALUE:
+    if is_excluded or named.form is not ValueForm.VALUE:
         return None  # Such a condition on the shard key may be one that no row meets.
     names_shard = field is options.key or options.names_shard(field)
     return named._replace(names_shard=names_shard and lookup == "exact")
@@ -190,13 +190,13 @@ def _with_form(
         kinds = set(map(type, value)) if kind in _LISTS else set()
         if len(kinds) != 1 or datetime in kinds or not _accepts(part.target, kinds.pop(), None):
             return None
-        return part._replace(form=Form.LIST)
+        return part._replace(form=ValueForm.LIST)
     if part.lookup == "isnull":
-        return part._replace(form=Form.FIXED) if kind is bool else None
+        return part._replace(form=ValueForm.FIXED) if kind is bool else None
     if part.lookup == "exact" and value is None:
-        return part._replace(form=Form.FIXED, lookup="isnull")
+        return part._replace(form=ValueForm.FIXED, lookup="isnull")
     if part.lookup == "exact" and kind is bool:
-        return part._replace(form=Form.FIXED) if type(part.target) is BooleanField else None
+        return part._replace(form=ValueForm.FIXED) if type(part.target) is BooleanField else None
     if isinstance(value, Model):
         if part.lookup != "exact" or not _refers_to(part, name, kind):
             return None

@@ -18,7 +18,7 @@ from django.db.models.expressions import Col
 from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 
-from sharded_orm.models.plans.conditions import MODULES_OF_LOOKUPS, Form
+from sharded_orm.models.plans.conditions import MODULES_OF_LOOKUPS, ValueForm
 from sharded_orm.models.plans.instances import InstanceLoader
 from sharded_orm.models.plans.joined_instances import JoinedInstances
 from sharded_orm.models.plans.selection import EVERYTHING
@@ -97,15 +97,15 @@ class Plan:
         self._bounds = [_bounds(part.target, connection) for part in shape.conditions]
         # The number of parameters if a list has one value.
         self._single = len(constants) + sum(
-            len(fixed[position]) if part.form is Form.FIXED else 1
+            len(fixed[position]) if part.form is ValueForm.FIXED else 1
             for position, part in enumerate(shape.conditions)
         )
 
     def parameters(self, values: Sequence[Any], connection: Any) -> list[Any] | None:
         """Return the parameters of the SQL for ``values``, as Django's lookups make them.
 
-        Return None if the plan cannot be used. This is so if a number is too large for its column
-        or a list is empty, because the SQL would differ, or if the model or a field was changed
+        Return None if the plan cannot be used. This is so if a number is too large for its column,
+        because the SQL would differ, or if the model or a field was changed
         since the plan was made.
 
         :param values: one value for each condition, prepared by the condition's field.
@@ -118,11 +118,11 @@ class Plan:
         ):
             if field.get_lookup(name) is not lookup:
                 return None
-            if form is Form.FIXED:
+            if form is ValueForm.FIXED:
                 parameters += fixed
                 continue
-            if form is Form.LIST:
-                if not value or None in value:
+            if form is ValueForm.LIST:
+                if None in value:
                     return None
                 if bounds is not None and not bounds[0] <= min(value) <= max(value) <= bounds[1]:
                     return None
@@ -315,7 +315,7 @@ def _fixed_parameters(
     """Return the parameters of the conditions whose values belong to the shape, by position."""
     parameters = {}
     for position, part in enumerate(shape.conditions):
-        if part.form is Form.FIXED:
+        if part.form is ValueForm.FIXED:
             column = part.field.get_col(shape.model._meta.db_table)
             lookup = part.field.get_lookup(part.lookup)(column, values[position])
             parameters[position] = tuple(compiler.compile(lookup)[1])

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Q
 
-from sharded_orm.models.plans.conditions import Condition, Form, condition_of, kind_of
+from sharded_orm.models.plans.conditions import Condition, ValueForm, condition_of, kind_of
 from sharded_orm.models.plans.plan import Plan
 from sharded_orm.models.plans.selection import EVERYTHING, Selection
 from sharded_orm.models.sharding.options import ShardOptions
@@ -83,12 +83,12 @@ class Shape:
         #: The position of the condition that determines the shard; None if there is no such
         #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
-        self.has_list = any(part.form is Form.LIST for part in conditions)
+        self.has_list = any(part.form is ValueForm.LIST for part in conditions)
         self.excludes = any(part.is_excluded for part in conditions)
         #: Whether the values of the last call may be changed by their owner later, or are not
         #: prepared by their field.
         self.freezes = any(
-            part.form is not Form.VALUE or part.takes_instance
+            part.form is not ValueForm.VALUE or part.takes_instance
             for part in conditions[len(conditions) - len(names) :]
         )
         #: The shapes (calls without their values) after one more call, such as filter(), keyed by
@@ -197,7 +197,7 @@ class Recording(NamedTuple):
         is_plain = (
             None not in new
             and sum(part.names_shard for part in conditions) < 2
-            and sum(part.form is Form.LIST for part in conditions) < 2
+            and sum(part.form is ValueForm.LIST for part in conditions) < 2
         )
         longer = (names, conditions, shape.ordering, shape.selection)
         shape.keep(call, Shape(shape.model, shape.options, *longer) if is_plain else None)
@@ -257,7 +257,7 @@ class Recording(NamedTuple):
                 if value is None:
                     return None
                 values.append(value)
-                example[name] = named[name] if part.form is Form.FIXED else value
+                example[name] = named[name] if part.form is ValueForm.FIXED else value
             filters.append((excluded, example))
         return Recording(self.shape, tuple(filters), tuple(values))
 

@@ -24,8 +24,9 @@ def install() -> None:
     from sharded_orm.models.querysets.direct_plans import PlanQuerySet
 
     use_plans_at_once()
-    # The name is part of representations.
-    Manager._queryset_class = type("QuerySet", (PlanQuerySet,), {})  # type: ignore[attr-defined]
+    # The name is part of representations, and is looked up by pickle.
+    kind = globals()["QuerySet"] = type("QuerySet", (PlanQuerySet,), {})
+    Manager._queryset_class = kind  # type: ignore[attr-defined]
 
 
 def use_plans_at_once() -> None:
@@ -35,6 +36,7 @@ def use_plans_at_once() -> None:
     from sharded_orm.models.querysets.direct_plans import PlanQuerySet
     from sharded_orm.models.querysets.recorder import CallRecorder, learn
 
+    @wraps(CallRecorder.get)  # The package looks at the module of a method.
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         recording = self._recorded() if kwargs and not args else None
         if recording is not None and recording.limits is None and are_plain(kwargs.values()):

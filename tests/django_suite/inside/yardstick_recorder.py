@@ -80,7 +80,7 @@ class Runner(DiscoverRunner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if settings.YARDSTICK_PLANS:
+        if getattr(settings, "YARDSTICK_PLANS", False):
             # Not in the settings: the modules of the package need them.
             import_module("yardstick_plans").install()
 
@@ -91,6 +91,6 @@ class Runner(DiscoverRunner):
         # The last call of DiscoverRunner.run_tests(): all tests have run, and the test databases are
         # destroyed. An error before it leaves the run without its end.
         result.end()
-        if settings.YARDSTICK_PLANS:
+        if getattr(settings, "YARDSTICK_PLANS", False):
             print(import_module("yardstick_plans").planned, "reads by plans")
         return super().suite_result(suite, result, **kwargs)
