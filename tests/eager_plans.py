@@ -17,8 +17,8 @@ def pytest_sessionstart() -> None:
 
     from sharded_orm import runtime
     from sharded_orm.contrib.lookups.declaration import lookups_of
+    from sharded_orm.models.querysets.plan_examples import learn
     from sharded_orm.models.querysets.plans import PlannedQuerySet
-    from sharded_orm.models.querysets.recorder import learn
 
     def read(self: Any, kind: str, recording: Any, limits: Any, read_by_django: Any) -> Any:
         shape = recording.shape

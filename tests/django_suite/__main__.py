@@ -131,6 +131,8 @@ def compare(plan: Plan, parts: Sequence[Sequence[str]]) -> int:
     allowed = read_allowed(_HERE / "exceptions.toml", _DECISIONS)
     if plan.pooler:
         allowed |= read_allowed(_HERE / "exceptions_pgbouncer.toml", _DECISIONS)
+    if plan.plans:
+        allowed |= read_allowed(_HERE / "exceptions_plans.toml", _DECISIONS)
     began = time.monotonic()
 
     def progress(where: str, text: str) -> None:

@@ -183,11 +183,14 @@ class Recording(NamedTuple):
         )
         return all(part.prepared(part.frozen(named[name])) == value for name, part, value in new)
 
-    def learn_filter(self, named: dict[str, Any], *, excluded: bool = False) -> None:
-        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`."""
+    def learn_filter(self, named: dict[str, Any], *, excluded: bool = False) -> bool:
+        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`.
+
+        :returns: False if the shape was known already.
+        """
         shape, call = self.shape, _filter_call(named, excluded)
         if call in shape.children:
-            return
+            return False
         names = tuple(sorted(named))  # As Q() sorts them.
         new = [
             condition_of(shape.model, shape.options, name, named[name], is_excluded=excluded)
@@ -201,6 +204,7 @@ class Recording(NamedTuple):
         )
         longer = (names, conditions, shape.ordering, shape.selection)
         shape.keep(call, Shape(shape.model, shape.options, *longer) if is_plain else None)
+        return True
 
     def ordered(self, names: tuple[Any, ...]) -> Recording | None:
         """Return a new recording: the calls recorded here, followed by ``order_by(*names)``.

@@ -12,17 +12,16 @@ from django.db.models.sql import Query
 from sharded_orm.models.cached.cached_model import declares_cache
 from sharded_orm.models.plans.plan import GET, ROWS
 from sharded_orm.models.plans.shapes import Recording, Shape
-from sharded_orm.models.querysets.recorder import CallRecorder, learn
+from sharded_orm.models.querysets.plan_examples import learn
+from sharded_orm.models.querysets.recorder import CallRecorder
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.type_variables import M
 
 
-class PlanQuerySet(CallRecorder[M]):
-    """A queryset for a model that is not sharded, which reads by plans.
+class DirectPlanReader(CallRecorder[M]):
+    """A mixin that reads by plans, for querysets of models that are not sharded.
 
-    A plan is SQL that was compiled once for all queries that differ only in their values. The
-    results, the SQL and the errors are those of Django's queryset. The class can also be a mixin:
-    list it before the other base classes of a queryset.
+    A plan is SQL that was compiled once for all queries that differ only in their values.
     """
 
     @classmethod
@@ -42,7 +41,7 @@ class PlanQuerySet(CallRecorder[M]):
         limits: tuple[int, int | None] | None,
         read_by_django: Callable[[], Any],
     ) -> Any:
-        if self._for_write or not _are_plans_on():  # type: ignore[attr-defined]  # missing in Django's type stubs
+        if self._for_write or not _are_plans_on():
             return read_by_django()
         shape = recording.shape
         alias = self._db or router.db_for_read(self.model, **self._hints)
@@ -73,6 +72,14 @@ def _are_plans_on() -> bool:
     # other models can be read.
     setting = getattr(settings, "SHARDED_ORM", None)
     return not isinstance(setting, dict) or setting.get("READ_PLANS", True) is not False
+
+
+class PlanQuerySet(DirectPlanReader[M], models.QuerySet[M]):
+    """A queryset for a model that is not sharded, which reads by plans.
+
+    A plan is SQL that was compiled once for all queries that differ only in their values. The
+    results, the SQL and the errors are those of Django's queryset.
+    """
 
 
 PlanManager = models.Manager.from_queryset(PlanQuerySet, class_name="PlanManager")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
-from django.db.models.query import MAX_GET_RESULTS, QuerySet
-
-R = TypeVar("R")
+from django.db.models.query import MAX_GET_RESULTS
 
 
-def matching_rows(queryset: QuerySet[Any, R]) -> list[R]:
+def matching_rows(queryset: Any) -> list[Any]:
     """Return the rows of ``queryset``, at most ``MAX_GET_RESULTS``, for ``get()``. Changes its query."""
     queryset.query.clear_ordering(force=True)
     queryset.query.set_limits(high=MAX_GET_RESULTS)
     return list(queryset)
 
 
-def only_row(model: Any, rows: list[R]) -> R:
+def only_row(model: Any, rows: list[Any]) -> Any:
     """Return the only row in ``rows``; otherwise raise the same error as Django's ``get()``.
 
     :param rows: the rows that match, at most ``MAX_GET_RESULTS``.

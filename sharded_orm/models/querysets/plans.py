@@ -16,7 +16,8 @@ from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import without_plans as without_plans
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
 from sharded_orm.models.querysets.guesses import shard_of
-from sharded_orm.models.querysets.recorder import CallRecorder, learn
+from sharded_orm.models.querysets.plan_examples import learn
+from sharded_orm.models.querysets.recorder import CallRecorder
 from sharded_orm.models.querysets.route import PLAIN_KEYS, is_scoped, plain_key
 from sharded_orm.models.querysets.value_keys import ValueKeys
 from sharded_orm.models.sharding import key_sources

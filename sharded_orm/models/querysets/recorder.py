@@ -22,7 +22,7 @@ from django.db.models.query import (
 )
 
 from sharded_orm import runtime
-from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS, Plan, compile_plan
+from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS
 from sharded_orm.models.plans.selection import (
     DEFERRED,
     EVERYTHING,
@@ -31,11 +31,11 @@ from sharded_orm.models.plans.selection import (
     VALUES_LISTS,
     Selection,
 )
-from sharded_orm.models.plans.shapes import Recording, Shape, logger
+from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.shapes import forget as forget_shapes
 from sharded_orm.models.plans.switch import are_plans_on
+from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
-from sharded_orm.models.querysets.route import has_one_table
 from sharded_orm.models.sharding.type_variables import M
 
 # The value of ``_query`` as long as the recorded calls have not been applied to a query.
@@ -49,7 +49,7 @@ _COPIED = frozenset(QuerySet().__dict__) | {
 }  # fmt: skip
 
 
-class CallRecorder(QuerySet[M]):
+class CallRecorder(QuerySetMixin[M]):
     """A mixin that records the calls that build a queryset, for subclasses that read by plans.
 
     A subclass defines :meth:`_read`.
@@ -71,19 +71,7 @@ class CallRecorder(QuerySet[M]):
             super().__init__(model, _UNBUILT, using, hints)
             self._recording = recording
 
-    if TYPE_CHECKING:
-        _query: Any  # These attributes are missing in the stubs of Django's QuerySet.
-        _db: str | None
-        _hints: dict[str, Any]
-        _result_cache: list[Any] | None
-        _prefetch_related_lookups: tuple[Any, ...]
-        _known_related_objects: dict[Any, Any]
-        _defer_next_filter: bool
-        _deferred_filter: Any
-        _sticky_filter: bool
-
-        def _chain(self) -> Self: ...
-    else:  # For type checkers, ``query`` is the attribute of Django's QuerySet.
+    if not TYPE_CHECKING:  # For type checkers, ``query`` is the attribute of Django's QuerySet.
 
         @property
         def query(self) -> Any:
@@ -163,7 +151,7 @@ class CallRecorder(QuerySet[M]):
         # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``. So the query is
         # built first.
         self._end_recording()
-        super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]  # missing in Django's type stubs
+        super()._filter_or_exclude_inplace(negate, args, kwargs)
 
     def __getstate__(self) -> Any:
         self._end_recording()
@@ -221,27 +209,35 @@ class CallRecorder(QuerySet[M]):
         # Overrides QuerySet._clone(), which would copy the query. While calls are recorded, no
         # query is built, so copy only the recording.
         recording = self._recorded()
-        return super()._clone() if recording is None else self._with_recording(recording)  # type: ignore[misc]  # missing in Django's type stubs
+        return super()._clone() if recording is None else self._with_recording(recording)
+
+    def _by_django(self, recording: Recording, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Make a call as Django does, but on a copy, so that this queryset goes on recording.
+
+        :param recording: the calls that this queryset has recorded.
+        """
+        return getattr(super(CallRecorder, self._with_recording(recording)), method)(
+            *args, **kwargs
+        )
 
     def filter(self, *args: Any, **kwargs: Any) -> Self:
-        return self._filtered(args, kwargs, super().filter, excluded=False)
+        is_recorded = kwargs and not args
+        filtered = self._filtered("filter", kwargs) if is_recorded else None
+        return super().filter(*args, **kwargs) if filtered is None else filtered
 
     def exclude(self, *args: Any, **kwargs: Any) -> Self:
-        return self._filtered(args, kwargs, super().exclude, excluded=True)
+        is_recorded = kwargs and not args
+        filtered = self._filtered("exclude", kwargs) if is_recorded else None
+        return super().exclude(*args, **kwargs) if filtered is None else filtered
 
-    def _filtered(
-        self,
-        args: Any,
-        kwargs: dict[str, Any],
-        filter_by_django: Callable[..., Self],
-        *,
-        excluded: bool,
-    ) -> Self:
+    def _filtered(self, method: str, kwargs: dict[str, Any]) -> Self | None:
+        """Return the queryset after a call of filter() or exclude(); None if it is not recorded."""
         is_deferred, self._defer_next_filter = self._defer_next_filter, False
-        recording = self._recorded() if kwargs and not args else None
+        recording = self._recorded()
         if recording is None or recording.limits is not None:
             self._defer_next_filter = is_deferred
-            return filter_by_django(*args, **kwargs)
+            return None
+        excluded = method == "exclude"
         try:
             longer = recording.filtered(kwargs, excluded=excluded)
         except Exception:
@@ -253,12 +249,16 @@ class CallRecorder(QuerySet[M]):
         if longer is not None:
             clone = self._with_recording(longer)
             if is_deferred:
-                clone._deferred_filter = excluded, args, kwargs
+                clone._deferred_filter = excluded, (), kwargs
             return clone
-        self._defer_next_filter = is_deferred
-        filtered = filter_by_django(**kwargs)
-        recording.learn_filter(kwargs, excluded=excluded)
-        if not is_deferred:
+        if is_deferred:
+            recording.learn_filter(kwargs, excluded=excluded)
+            self._defer_next_filter = True
+            return None
+        # As QuerySet._filter_or_exclude(), but without a second copy of the query.
+        filtered = self._with_recording(recording)
+        filtered._filter_or_exclude_inplace(excluded, (), kwargs)
+        if recording.learn_filter(kwargs, excluded=excluded):
             filtered._recording = recording.filtered(kwargs, excluded=excluded)
         return filtered
 
@@ -269,52 +269,46 @@ class CallRecorder(QuerySet[M]):
         ordered = recording.ordered(field_names)
         if ordered is not None:
             return self._with_recording(ordered)
-        in_order = super().order_by(*field_names)
+        in_order: Self = self._by_django(recording, "order_by", *field_names)
         recording.learn_order(field_names)
         in_order._recording = recording.ordered(field_names)
         return in_order
 
     def values(self, *fields: Any, **expressions: Any) -> Any:
-        select = super().values
-        if expressions:
-            return select(*fields, **expressions)
-        return self._selected(Selection(ValuesIterable, fields), lambda: select(*fields))
+        selection = None if expressions else Selection(ValuesIterable, fields)
+        rows = self._selected(selection, "values", *fields)
+        return super().values(*fields, **expressions) if rows is None else rows
 
     def values_list(self, *fields: Any, flat: bool = False, named: bool = False) -> Any:
-        select = super().values_list
         iterable = VALUES_LISTS.get((bool(flat), bool(named)))
-        if iterable is None:
-            return select(*fields, flat=flat, named=named)  # Django raises an error.
-        return self._selected(
-            Selection(iterable, fields), lambda: select(*fields, flat=flat, named=named)
-        )
+        # If both arguments are true, Django raises an error.
+        selection = None if iterable is None else Selection(iterable, fields)
+        rows = self._selected(selection, "values_list", *fields, flat=flat, named=named)
+        return super().values_list(*fields, flat=flat, named=named) if rows is None else rows
 
     def only(self, *fields: Any) -> Self:
-        select = super().only
-        selection = Selection(ModelIterable, fields, LOADED)
-        rows: Self = self._selected(selection, lambda: select(*fields))
-        return rows
+        rows = self._selected(Selection(ModelIterable, fields, LOADED), LOADED, *fields)
+        return super().only(*fields) if rows is None else rows
 
     def defer(self, *fields: Any) -> Self:
-        select = super().defer
-        selection = Selection(ModelIterable, fields, DEFERRED)
-        rows: Self = self._selected(selection, lambda: select(*fields))
-        return rows
+        rows = self._selected(Selection(ModelIterable, fields, DEFERRED), DEFERRED, *fields)
+        return super().defer(*fields) if rows is None else rows
 
     def select_related(self, *fields: Any) -> Self:
-        select = super().select_related
-        selection = Selection(ModelIterable, fields, JOINED)
-        rows: Self = self._selected(selection, lambda: select(*fields))
-        return rows
+        rows = self._selected(Selection(ModelIterable, fields, JOINED), JOINED, *fields)
+        return super().select_related(*fields) if rows is None else rows
 
-    def _selected(self, selection: Selection, select_by_django: Callable[[], Any]) -> Any:
-        recording = self._recorded()
-        if recording is None or recording.shape.selection is not EVERYTHING:
-            return select_by_django()
+    def _selected(
+        self, selection: Selection | None, method: str, *fields: Any, **options: Any
+    ) -> Self | None:
+        """Return the queryset after a call that selects fields; None if it is not recorded."""
+        recording = None if selection is None else self._recorded()
+        if selection is None or recording is None or recording.shape.selection is not EVERYTHING:
+            return None
         chosen = recording.selected(selection)
         if chosen is not None:
             return self._with_recording(chosen)
-        selected = select_by_django()
+        selected: Self = self._by_django(recording, method, *fields, **options)
         recording.learn_selection(selection)
         selected._recording = recording.selected(selection)
         return selected
@@ -356,7 +350,7 @@ class CallRecorder(QuerySet[M]):
         matching = self._with_recording(selected)
         limits = (0, MAX_GET_RESULTS)
         rows = matching._read(GET, selected, limits, lambda: matching_rows(matching))
-        return only_row(self.model, rows)  # type: ignore[no-any-return]  # rows of any kind
+        return only_row(self.model, rows)
 
     def first(self) -> M | None:
         recording = self._recording
@@ -386,44 +380,6 @@ class CallRecorder(QuerySet[M]):
         if recording is None or recording.limits is not None:
             return super().count()
         return int(self._read(COUNT, recording, None, super().count))
-
-
-def learn(kind: str, key: Any, recording: Recording, queryset_class: Any, connection: Any) -> None:
-    """Make the plan of a recorded query. Called after Django has run the query on ``connection``.
-
-    :param key: the key of the plan in the shape's plans.
-    """
-    shape = recording.shape
-    plan: Plan | None = None
-    try:
-        plan = _plan_of_examples(kind, recording, queryset_class, connection)
-    except Exception:
-        # A field or the backend refuses the values of the example query. The read itself has
-        # succeeded, so ignore the error. Django compiles such reads each time.
-        logger.debug("%s has no plan", shape, exc_info=True)
-    logger.debug("%s of %s: %s", kind, shape, "left to Django" if plan is None else "planned")
-    shape.plans[key] = plan
-
-
-def _plan_of_examples(
-    kind: str, recording: Recording, queryset_class: Any, connection: Any
-) -> Plan | None:
-    shape, examples = recording.shape, []
-    # Three lists of different lengths show how the SQL depends on the length.
-    for length in (1, 2, 3) if shape.has_list else (1,):
-        example = recording.example(length)
-        if example is None:
-            return None
-        query = queryset_class._new_query(shape.model)
-        example.replay(query, selects=False)
-        if not has_one_table(query, ordered=kind == ROWS):
-            return None
-        if not queryset_class._is_routed(kind, example):
-            return None
-        if kind in (ROWS, GET) and shape.selection is not EVERYTHING:
-            shape.selection.apply(query)
-        examples.append((query, example))
-    return compile_plan(kind, shape, examples, connection)
 
 
 # A read by a plan (stored SQL of an earlier, similar query) does not call these methods. So the

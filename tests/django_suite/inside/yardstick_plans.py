@@ -33,8 +33,9 @@ def use_plans_at_once() -> None:
     """Make each recorded read of a model that is not sharded use a plan from its first use on."""
     from django.db import connections, router
 
-    from sharded_orm.models.querysets.direct_plans import PlanQuerySet
-    from sharded_orm.models.querysets.recorder import CallRecorder, learn
+    from sharded_orm.models.querysets.direct_plans import DirectPlanReader
+    from sharded_orm.models.querysets.plan_examples import learn
+    from sharded_orm.models.querysets.recorder import CallRecorder
 
     @wraps(CallRecorder.get)  # The package looks at the module of a method.
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,13 +53,13 @@ def use_plans_at_once() -> None:
         planned += plans[kind, alias] is not None
         return read_by_plan(self, kind, recording, limits, read_by_django)
 
-    get_by_plan, read_by_plan = CallRecorder.get, PlanQuerySet._read
+    get_by_plan, read_by_plan = CallRecorder.get, DirectPlanReader._read
     for name in (
         "filter", "exclude", "order_by", "values", "values_list", "only", "defer", "select_related",
     ):  # fmt: skip
         setattr(CallRecorder, name, _twice(getattr(CallRecorder, name)))
     CallRecorder.get = get  # type: ignore[method-assign]
-    PlanQuerySet._read = read  # type: ignore[method-assign]
+    DirectPlanReader._read = read  # type: ignore[method-assign]
 
 
 def _twice(method: Callable[..., Any]) -> Callable[..., Any]:
