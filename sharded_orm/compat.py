@@ -130,6 +130,16 @@ def update_result(exists: bool) -> Any:
     return [()] if exists else []
 
 
+def returning_columns(ops: Any, fields: Any) -> tuple[str, Any]:
+    """Return the clause of an INSERT that returns the values of ``fields``, and its parameters.
+
+    :param ops: the ``ops`` of a connection.
+    """
+    if not _RETURNS_UPDATED_ROWS:
+        return ops.return_insert_columns(fields)  # type: ignore[no-any-return]  # ops is of the type Any
+    return ops.returning_columns(fields)  # type: ignore[no-any-return]  # ops is of the type Any
+
+
 def changes_rows_unseen(on_delete: Any) -> bool:
     """Whether the database itself, and not Django, deletes or changes rows because of ``on_delete``."""
     return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # the older type stubs lack this class

@@ -1,11 +1,13 @@
-"""A pytest plugin: each read is done by a plan already at its first use.
+"""A pytest plugin: each read and each UPDATE is done by a plan already at its first use, and each INSERT
+at the second one.
 
 ``python -m pytest -p tests.eager_plans …`` runs any tests so. Otherwise a plan is used at the third
-use of a shape, and most tests read each shape once.
+use of a shape, and most tests use each shape once.
 """
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 from tests.django_suite.inside.yardstick_plans import use_plans_at_once
@@ -17,8 +19,13 @@ def pytest_sessionstart() -> None:
 
     from sharded_orm import runtime
     from sharded_orm.contrib.lookups.declaration import lookups_of
+    from sharded_orm.models import base
+    from sharded_orm.models.plans import inserts
+    from sharded_orm.models.plans.updates import PLAIN_TYPES
+    from sharded_orm.models.querysets import updates
     from sharded_orm.models.querysets.plan_examples import learn
     from sharded_orm.models.querysets.plans import PlannedQuerySet
+    from sharded_orm.models.querysets.updates import PlannedUpdateQuerySet
 
     def read(self: Any, kind: str, recording: Any, limits: Any, read_by_django: Any) -> Any:
         shape = recording.shape
@@ -35,3 +42,38 @@ def pytest_sessionstart() -> None:
     use_plans_at_once()
     read_by_plan = PlannedQuerySet._read
     PlannedQuerySet._read = read  # type: ignore[method-assign]
+
+    @wraps(PlannedUpdateQuerySet.update)
+    def update(self: Any, **kwargs: Any) -> Any:
+        recording = self._recorded()
+        if (
+            recording is not None
+            and (recording.limits, recording.shape.ordering) == (None, None)
+            and recording.shape.shard_at is not None
+            and recording.shape.is_simple
+            and not self._hints
+            and PLAIN_TYPES.issuperset(map(type, kwargs.values()))
+        ):
+            self._refuse_key(kwargs, "update()")
+            for _ in range(2):
+                updates._learn(recording, (*kwargs, *map(type, kwargs.values())), kwargs)
+        return update_by_plan(self, **kwargs)
+
+    def save(*args: Any) -> Any:
+        results = (save_by_plan(*args) for _ in range(3))
+        return next((result for result in results if result is not None), None)
+
+    class SeenInserts(dict[Any, Any]):
+        """The plans of one model, each of whose shapes counts as seen."""
+
+        def get(self, shape: Any, default: Any = None) -> Any:
+            return super().get(shape, inserts._SEEN)
+
+    class InsertsByModel(dict[Any, Any]):
+        def setdefault(self, model: Any, default: Any) -> Any:  # type: ignore[override]
+            return super().setdefault(model, SeenInserts())
+
+    update_by_plan, save_by_plan = PlannedUpdateQuerySet.update, base.save_row
+    PlannedUpdateQuerySet.update = update  # type: ignore[method-assign]
+    base.save_row = save
+    inserts._inserts = InsertsByModel()

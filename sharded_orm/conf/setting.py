@@ -23,7 +23,7 @@ SETTING = "SHARDED_ORM"
 KEYS = {
     "NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES", "CACHE",
     "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY", "ADMIN", "BOUND_KEY", "PLACEMENT_LEASE",
-    "MOVE_WAIT", "READ_PLANS",
+    "MOVE_WAIT", "READ_PLANS", "WRITE_PLANS",
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
@@ -74,6 +74,7 @@ class Config:
     :param move_wait: seconds for which a write waits while its key moves to another shard.
     :param read_plans: whether the SQL of a query is kept for later queries that differ from it only
         in their values.
+    :param write_plans: the same of an UPDATE by ``save()`` or ``update()``.
     """
 
     topology: Topology
@@ -87,6 +88,7 @@ class Config:
     placement_lease: float | None = None
     move_wait: float = 2.0
     read_plans: bool = True
+    write_plans: bool = True
 
 
 def read() -> Mapping[str, Any]:
@@ -170,6 +172,7 @@ def parse(raw: Any, document: Document | None = None) -> Config:
         lease = seconds("", "PLACEMENT_LEASE", raw, 5.0, problems)
     move_wait = seconds("", "MOVE_WAIT", raw, 2.0, problems)
     read_plans = flag("", "READ_PLANS", raw, True, problems)
+    write_plans = flag("", "WRITE_PLANS", raw, True, problems)
     if problems:
         raise InvalidConfiguration(problems)
     return Config(
@@ -184,6 +187,7 @@ def parse(raw: Any, document: Document | None = None) -> Config:
         lease,
         move_wait,
         read_plans,
+        write_plans,
     )
 
 

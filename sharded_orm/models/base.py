@@ -16,6 +16,9 @@ from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.moves.repetition import repeated
+from sharded_orm.models.plans.inserts import insert_row
+from sharded_orm.models.plans.saves import SavedRows, SavedTable, save_row
+from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations.descriptors import install_descriptors
@@ -25,7 +28,7 @@ from sharded_orm.models.row_validation import RowValidation
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
-from sharded_orm.models.sharding.kept_shard import keep_shard
+from sharded_orm.models.sharding.kept_shard import KeptShard, keep_shard
 from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -39,7 +42,7 @@ from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.same_key import (
     refuse_related_of_other_key,
 )
-from sharded_orm.models.sharding.statements import check_insert, check_update
+from sharded_orm.models.sharding.statements import check_insert, check_update, has_expressions
 from sharded_orm.topology.model import Shard
 
 
@@ -140,7 +143,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         # inside the transaction would make it unusable. For a new row, the insert checks the
         # expressions once more, and also refuses expressions that refer to columns: a row that is
         # not stored yet has no column values.
-        check_update(colocation_on(options, using), [self], update_fields)
+        if has_expressions(self):
+            check_update(colocation_on(options, using), [self], update_fields)
         if self._state.adding and not raw:
             check_references(using, [self])
         with writing(self):
@@ -216,12 +220,14 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         """
         options = self._shard_options()
         key = options.key
-        if (
-            key is not None
-            and alias == self._state.db
-            and key.attname in self.get_deferred_fields()
-        ):
-            return  # The shard key was never loaded, so it is unchanged and belongs on this shard.
+        kept: KeptShard | None = None
+        if key is not None:
+            if alias == self._state.db and key.attname not in self.__dict__:
+                # The shard key was never loaded, so it is unchanged and belongs on this shard.
+                return
+            kept = self._state.__dict__.get("kept_shard")
+            if kept is not None and kept.is_accepted(alias, self.__dict__.get(key.attname)):
+                return
         home = runtime.topology().resolve(alias)
         if home is None and database_settings.template_group(alias) == options.group:
             return
@@ -232,6 +238,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         if shard is None and self._state.adding:
             shard = options.place(self)
         if shard is not None and shard.alias == alias:
+            if kept is not None and key is not None and not options.key_has_pre_save:
+                kept.accept(alias, self.__dict__.get(key.attname))
             return
         name, key = options.key.name if options.key is not None else None, options.key_of(self)
         where = f"shard {shard.alias!r}" if shard is not None else "no shard yet"
@@ -277,8 +285,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
+        table = SavedTable(cls)
         return bool(
-            super()._save_table(raw, cls, force_insert, force_update, using, update_fields)  # type: ignore[misc]  # not in the stubs
+            super()._save_table(raw, table, force_insert, force_update, using, update_fields)  # type: ignore[misc]  # not in the stubs
         )
 
     def _do_insert(
@@ -288,11 +297,15 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         # fields that generate ids, insert with the library's queryset instead, because only this
         # queryset calls these fields.
         options = self._shard_options()
+        manager = manager.manager if isinstance(manager, SavedTable) else manager
         options.refuse_key_changed_on_insert(self)
-        check_insert(colocation_on(options, str(using)), [self])
+        if has_expressions(self):
+            check_insert(colocation_on(options, str(using)), [self])
         if generated_id_fields(manager.model):
             rows: Any = ShardedQuerySet(manager.model)
             return rows._insert([self], fields, returning_fields, raw, using)
+        if type(manager) is models.Manager and are_write_plans_on():
+            return insert_row(manager.model, self, fields, returning_fields, raw, str(using))
         insert = super()._do_insert  # type: ignore[misc]  # not in the stubs
         return insert(manager, using, fields, returning_fields, raw)
 
@@ -320,17 +333,31 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
         others = [value for value in values if value[0] is not key]
-        same_key = base_qs
-        if key.attname not in self.get_deferred_fields():
-            same_key = base_qs.filter(**{key.attname: options.key_of(self)})
-        if values and not others:
-            # Only the shard key would be saved, and the key is never written. Django would report
-            # success without a query, so check that the row exists.
-            updated = compat.update_result(same_key.filter(pk=pk_val).exists())
+        key_value, row_exists = None, None
+        if key.attname in self.__dict__:
+            key_value = options.key_of(self)
+            if (
+                others
+                and isinstance(base_qs, SavedRows)
+                and not any(returning_fields)
+                and (forced_update or not self._meta.select_on_save)
+                and are_write_plans_on()
+            ):
+                row_exists = save_row(options, base_qs, key_value, pk_val, others, update_fields)
+        if row_exists is not None:
+            updated = compat.update_result(row_exists)
         else:
-            updated = update(
-                same_key, using, pk_val, others, update_fields, forced_update, *returning_fields
-            )
+            same_key = base_qs
+            if key_value is not None:
+                same_key = base_qs.filter(**{key.attname: key_value})
+            if values and not others:
+                # Only the shard key would be saved, and the key is never written. Django would
+                # report success without a query, so check that the row exists.
+                updated = compat.update_result(same_key.filter(pk=pk_val).exists())
+            else:
+                updated = update(
+                    same_key, using, pk_val, others, update_fields, forced_update, *returning_fields
+                )
         if (
             not updated
             and not self._state.adding

@@ -55,6 +55,7 @@ def subjects() -> dict[str, Subject]:
         "lookups": lookups.reads_and_inserts,
         "scatter": scatter.top_rows,
         "update": writes.atomic_update,
+        "save": writes.save,
         "signals": signals.request_signals,
         "connections": connections.connections_held,
         "tickets": tickets.tickets,
@@ -76,7 +77,7 @@ def subjects() -> dict[str, Subject]:
 
 
 NAMES = (
-    "get", "alternating", "filter", "plans", "bulk_create", "lookups", "scatter", "update", "signals", "connections",
+    "get", "alternating", "filter", "plans", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
     "recycling",
     "mirrors",
@@ -87,7 +88,7 @@ NAMES = (
 )  # fmt: skip
 #: Subjects that are measured on PostgreSQL; "recycling" starts a server of PostgreSQL in any case.
 ON_POSTGRESQL = (
-    "get", "alternating", "filter", "plans", "bulk_create", "scatter", "update", "signals", "migrations",
+    "get", "alternating", "filter", "plans", "bulk_create", "scatter", "update", "save", "signals", "migrations",
     "recycling",
     "made_ids",
 )  # fmt: skip

@@ -68,6 +68,28 @@ def _empty(site: Site) -> None:
             cursor.execute(f"TRUNCATE {site.prefix}_uploads_{number:05d}.photo")
 
 
+def save(site: Site, rounds: Rounds) -> Iterator[Line]:
+    """Time ``save()`` of one changed row, of all its fields and of one."""
+    user, pk = site.photo(7)
+    alias = site.stock("photos_00007")
+    ours, stock = Photo.objects.get(user_id=user, pk=pk), Plain.objects.using(alias).get(pk=pk)
+    stars = count()
+
+    def save_row(row: Any, **kwargs: Any) -> None:
+        row.stars = next(stars)
+        row.save(**kwargs)
+
+    for kwargs in ({}, {"update_fields": ["stars"]}):
+        measured = compare(
+            lambda kwargs=kwargs: save_row(ours, **kwargs),
+            lambda kwargs=kwargs: save_row(stock, **kwargs),
+            rounds,
+            number=CALLS,
+        )
+        what = "save() of one changed row" + (", update_fields" if kwargs else "")
+        yield at_most(0.6, what, "save()", measured, of_cpu=True)
+
+
 def atomic_update(site: Site, rounds: Rounds) -> Iterator[Line]:
     """Time a transaction with one statement in it."""
     user, pk = site.photo(7)

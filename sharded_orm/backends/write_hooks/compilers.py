@@ -23,12 +23,12 @@ from django.db.models.sql.subqueries import InsertQuery
 
 from sharded_orm.backends import text_keys
 from sharded_orm.backends.write_hooks import observer
+from sharded_orm.backends.write_hooks.compiled_update import check_write
 from sharded_orm.backends.write_hooks.followers import (
     StatementFollower,
     WriteFollower,
     followers_of,
 )
-from sharded_orm.backends.write_hooks.route_check import check_route
 
 
 class ReadMixin(SQLCompiler):
@@ -95,17 +95,10 @@ class WriteMixin(ReadMixin):
         :param counted: whether the result is the number of rows that matched.
         """
         connection: Any = self.connection
-        if (shard := getattr(connection, "shard", None)) is not None:
-            # Check that the database compares text shard keys as the router does. Do so now,
-            # because the cache, which is notified of the write, may send queries before it runs the
-            # statement.
-            text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
-            if connection.features.shards_are_files:
-                # Check here that the keys are still on this shard. The other backends check this when
-                # they have leased a session, but an SQLite file has no sessions.
-                check_route()
-            if isinstance(self.query, InsertQuery):
-                text_keys.check_rows(shard, self.query)
+        shard = getattr(connection, "shard", None)
+        check_write(connection, self.query.get_meta().db_table)
+        if shard is not None and isinstance(self.query, InsertQuery):
+            text_keys.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)
         run = execute
         followers = [

@@ -99,6 +99,18 @@ def provide_followers(follower_of: FollowerOf, *, everywhere: bool = False) -> N
     (_finders_everywhere if everywhere else _finders).append(follower_of)
 
 
+def is_followed(model: Any, *, on_shard: bool) -> bool:
+    """Whether :func:`followers_of` returns a follower for the same arguments."""
+    for find in _finders_everywhere:
+        if find(model) is not None:
+            return True
+    if on_shard:
+        for find in _finders:
+            if find(model) is not None:
+                return True
+    return False
+
+
 def followers_of(model: Any, *, on_shard: bool) -> list[WriteFollower]:
     """Return the followers of ``model``: the objects to call for each write to the model.
 

@@ -34,7 +34,7 @@ from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 TRIES = 10
 
 
-class _ColumnDefault(DatabaseDefault):
+class ColumnDefault(DatabaseDefault):
     """The keyword DEFAULT as the value of a column in an INSERT."""
 
     # These attributes are constants to save time: Django's class computes them for each row.
@@ -42,7 +42,7 @@ class _ColumnDefault(DatabaseDefault):
     contains_column_references = False
     contains_over_clause = False
 
-    def resolve_expression(self, *args: Any, **kwargs: Any) -> _ColumnDefault:
+    def resolve_expression(self, *args: Any, **kwargs: Any) -> ColumnDefault:
         # Overrides Django's method, which returns a resolved copy. DEFAULT contains nothing to
         # resolve, so no copy is needed.
         return self
@@ -247,7 +247,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         :param new: the instances that have no id.
         :raises TimestampedIDMismatch: the generated ids contain the number of another shard.
         """
-        default = _ColumnDefault(Value(None), self)
+        default = ColumnDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
         rows: list[Any] = []
@@ -278,11 +278,12 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         shard = shard_of(alias)
         if shard is None:
             return
+        shift, bits = self.embedded_shard
         for row, answer in zip(instances, answers, strict=False):
             if getattr(row, self.attname) is not default:
                 continue
-            parts = self.layout.unpack(answer[-1])
-            if parts.shard != shard.number:
+            if answer[-1] >> shift & (1 << bits) - 1 != shard.number:
+                parts = self.layout.unpack(answer[-1])
                 raise TimestampedIDMismatch(
                     f"{self.model._meta.db_table!r} on {alias!r} made the id {answer[-1]!r}, which is"
                     f" {parts!r}: the schema was copied from another shard. 'manage.py migrate"

@@ -88,7 +88,7 @@ class Plan:
                 part.field,
                 part.target,
                 part.lookup,
-                part.field.get_lookup(part.lookup),
+                part.field.get_lookups()[part.lookup],
                 part.form,
                 fixed.get(position, ()),
             )
@@ -116,7 +116,7 @@ class Plan:
         for (field, target, name, lookup, form, fixed), bounds, value in zip(
             self._conditions, self._bounds, values, strict=True
         ):
-            if field.get_lookup(name) is not lookup:
+            if field.get_lookups().get(name) is not lookup:
                 return None
             if form is ValueForm.FIXED:
                 parameters += fixed

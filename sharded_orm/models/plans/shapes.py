@@ -16,7 +16,7 @@ Django:
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db.models import Q
 
@@ -25,6 +25,9 @@ from sharded_orm.models.plans.plan import Plan
 from sharded_orm.models.plans.selection import EVERYTHING, Selection
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import own_columns
+
+if TYPE_CHECKING:
+    from sharded_orm.models.plans.updates import UpdatePlan
 
 logger = logging.getLogger("sharded_orm.plans")
 
@@ -63,6 +66,7 @@ class Shape:
         "seen",
         "selection",
         "shard_at",
+        "updates",
     )
 
     def __init__(
@@ -97,6 +101,9 @@ class Shape:
         #: The plan (compiled SQL) of each kind of read, keyed by kind. None means that Django
         #: handles reads of this kind.
         self.plans: dict[Any, Plan | None] = {}
+        #: The plan of each kind of update(), keyed by the names of the written fields and the types
+        #: of their values. None means that Django handles updates of this kind.
+        self.updates: dict[tuple[Any, ...], UpdatePlan | None] = {}
         #: The kinds of reads that Django has done once. A plan is made at the second read of a
         #: kind, because many shapes are read only once.
         self.seen: set[Any] = set()
@@ -108,6 +115,14 @@ class Shape:
         ]
         chosen = "" if self.selection is EVERYTHING else f", {list(self.selection.names)} only,"
         return f"{self.model.__name__} by {names}{chosen} in the order {self.ordering}"
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether each condition is one of ``filter()`` and compares a column with one value."""
+        return not any(
+            part.form is not ValueForm.VALUE or part.is_excluded or part.takes_instance
+            for part in self.conditions
+        )
 
     def keep(self, call: tuple[Any, ...], child: Shape | None) -> None:
         """Keep the shape after one more call, if there is room for it."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from sharded_orm import runtime
+
 _are_plans_on: ContextVar[bool] = ContextVar("sharded_orm_plans", default=True)
 
 
@@ -25,3 +27,8 @@ def without_plans() -> Iterator[None]:
 def are_plans_on() -> bool:
     """Whether the calling code runs outside of :func:`without_plans`."""
     return _are_plans_on.get()
+
+
+def are_write_plans_on() -> bool:
+    """Whether a row may be written by a plan."""
+    return _are_plans_on.get() and runtime.config().write_plans

@@ -18,6 +18,8 @@ from sharded_orm.models.fields.generated_id import (
     generated_id_fields,
 )
 from sharded_orm.models.moves.repetition import refuse_former_route, repeated
+from sharded_orm.models.plans.inserts import insert_row
+from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.route import colocation_on
 from sharded_orm.models.sharding.current_shard import current_alias
@@ -139,6 +141,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         # that generates ids with a shard number has a method insert_rows(), which runs the insert
         # and checks the ids.
         def insert(returning: Any) -> Any:
+            if len(objs) == 1 and not any(conflict.values()) and are_write_plans_on():
+                return insert_row(self.model, objs[0], fields, returning, raw, str(using))
             return super(BulkWritingQuerySet, self)._insert(  # type: ignore[misc]  # missing in Django's type stubs
                 objs, fields, returning, raw, using, **conflict
             )

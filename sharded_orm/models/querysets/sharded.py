@@ -7,11 +7,11 @@ from typing import Any
 
 from django.db.models import Manager
 
-from sharded_orm.models.querysets.plans import PlannedQuerySet
+from sharded_orm.models.querysets.updates import PlannedUpdateQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
 
-class ShardedQuerySet(PlannedQuerySet[M]):
+class ShardedQuerySet(PlannedUpdateQuerySet[M]):
     """A :class:`~django.db.models.query.QuerySet` that sends its queries to the right shards.
 
     Each time the query runs, its conditions determine the shards: equality on the shard key

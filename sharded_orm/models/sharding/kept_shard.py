@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.topology.model import Shard
@@ -22,6 +22,7 @@ class KeptShard:
         self._is_open = True
         self._question: tuple[Any, ...] | None = None
         self._shard: Shard | None = None
+        self._accepted: tuple[Any, ...] | None = None
 
     def close(self) -> None:
         """Forget the shard, and remember no shard from now on.
@@ -53,17 +54,42 @@ class KeptShard:
             self._shard, self._question = find(group, value), question
         return self._shard
 
+    def accept(self, alias: str, value: Any) -> None:
+        """Record that a row with the shard key ``value`` belongs on the shard ``alias``.
 
-@contextmanager
-def keep_shard(instance: Any) -> Iterator[None]:
-    """Within the ``with`` block, look up the shard of ``instance`` once for each value of its key."""
-    state = instance._state
-    kept = state.kept_shard = KeptShard()
-    try:
-        yield
-    finally:
-        kept.close()
-        state.__dict__.pop("kept_shard", None)
+        :param value: the key as it is on the instance.
+        """
+        if type(value) in _UNCHANGEABLE:
+            self._accepted = (relocation.generation, alias, type(value), value)
+
+    def is_accepted(self, alias: str, value: Any) -> bool:
+        """Whether :meth:`accept` was called for the same arguments, and the topology is the same."""
+        return self._is_open and self._accepted == (
+            relocation.generation, alias, type(value), value,
+        )  # fmt: skip
+
+
+# Types of values that nobody can change, and whose equal values are the same shard key.
+_UNCHANGEABLE = frozenset({int, str, UUID})
+
+
+class keep_shard:
+    """Within the ``with`` block, look up the shard of ``instance`` once for each value of its key.
+
+    It is a class and not a generator function, which would take three times as long.
+    """
+
+    __slots__ = ("_kept", "_state")
+
+    def __init__(self, instance: Any) -> None:
+        self._state = instance._state
+
+    def __enter__(self) -> None:
+        self._kept = self._state.kept_shard = KeptShard()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._kept.close()
+        self._state.__dict__.pop("kept_shard", None)
 
 
 def find_shard(

@@ -8,8 +8,12 @@ have all rows that the expression reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
+from django.db.models.base import ModelState
 from django.db.models.expressions import CombinedExpression, DatabaseDefault, F, Value
 from django.db.models.sql import InsertQuery, Query, UpdateQuery
 
@@ -17,6 +21,12 @@ from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.expressions import is_plain_value, nested_queries
 from sharded_orm.models.sharding.query import own_columns
+
+# The types of most attributes of an instance: none of them is an expression.
+_NO_EXPRESSIONS = frozenset({
+    int, str, bool, float, Decimal, datetime, date, time, timedelta, UUID, bytes, dict, list, type(None),
+    ModelState,
+})  # fmt: skip
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,6 +82,16 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
         value.resolve_expression(copy, allow_joins=True, for_save=True) for value in expressions
     ]
     colocation.check(copy, ordered=False, values=resolved)
+
+
+def has_expressions(row: Any) -> bool:
+    """Whether a value of ``row`` is an expression. If not, :func:`check_update` and
+    :func:`check_insert` have nothing to check.
+    """
+    kinds = set(map(type, row.__dict__.values()))
+    return not kinds <= _NO_EXPRESSIONS and any(
+        hasattr(kind, "resolve_expression") for kind in kinds
+    )
 
 
 def check_update(

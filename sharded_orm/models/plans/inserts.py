@@ -1,0 +1,176 @@
+"""Plans of new rows: the INSERT of one row, as SQL that Django has compiled once.
+
+The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. Django's
+compiler still sends the statement and reads the ids that the database has made. A plan only replaces the
+part that makes the SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.db.models.sql import InsertQuery
+
+from sharded_orm import compat
+from sharded_orm.models.fields.timestamped import ColumnDefault
+from sharded_orm.models.plans.shapes import logger
+from sharded_orm.models.plans.updates import PLAIN_TYPES, are_same, has_placeholder
+
+#: The maximum number of plans for the new rows of one model. Django compiles the other INSERTs.
+MAX_INSERTS = 200
+
+_Statements = list[tuple[str, tuple[Any, ...]]]
+
+
+class _InsertPlan(NamedTuple):
+    """The SQL of an INSERT of one row.
+
+    :param table: the table that is written.
+    :param sql: the SQL without the clause that returns values.
+    :param kinds: the type of each prepared value.
+    :param fields: the written fields. As long as they are referenced, no other field has their ids.
+    :param backend: the class of the connections on which the plan may be used.
+    """
+
+    table: str
+    sql: str
+    kinds: list[type]
+    fields: Sequence[Any]
+    backend: type
+
+
+_SEEN: Any = object()
+#: The plans by model and shape: whether the INSERT returns values, the ids of the fields, and the types of
+#: their values. A shape that was inserted once has the value ``_SEEN``. None means that Django compiles
+#: each INSERT of the shape.
+_inserts: dict[Any, dict[tuple[Any, ...], Any]] = {}
+
+
+def forget() -> None:
+    """Drop all plans of INSERTs, because the settings have changed."""
+    _inserts.clear()
+
+
+def insert_row(
+    model: Any, row: Any, fields: Sequence[Any], returning: Sequence[Any], raw: bool, using: str
+) -> Any:
+    """Insert ``row``, as Django's ``_insert()`` of a queryset does, and return the same.
+
+    :param fields: the fields to be written.
+    :param returning: the fields whose values the INSERT returns.
+    :param raw: whether the values are written without ``pre_save()`` of the fields.
+    """
+    query = InsertQuery(model)
+    query.insert_values(fields, [row], raw=raw)
+    compiler: Any = query.get_compiler(using=using)
+    if model._meta.apps is apps:
+        compiler.as_sql = partial(_as_sql, compiler, compiler.as_sql)
+    return compiler.execute_sql(returning)
+
+
+def _as_sql(compiler: Any, compile_by_django: Callable[[], _Statements]) -> _Statements:
+    """Return the statement of ``compiler``: by a plan if there is one, else as Django compiles it."""
+    query, connection = compiler.query, compiler.connection
+    (row,) = query.objs
+    values: dict[int, Any] = {}
+    prepared: dict[int, Any] = {}
+    # Prepare each value as Django's compiler does, and in the same order.
+    for field in query.fields:
+        value = values[id(field)] = compiler.pre_save_val(field, row)
+        if type(value) in PLAIN_TYPES:
+            prepared[id(field)] = field.get_db_prep_save(value, connection=connection)
+        elif type(value) is not ColumnDefault:
+            return _compile(compiler, compile_by_django, values, prepared)
+    returning, returning_parameters = _returning(compiler)
+    if returning_parameters:
+        return _compile(compiler, compile_by_django, values, prepared)
+    shape = (bool(returning), *values, *map(type, values.values()))
+    plans = _inserts.setdefault(query.model, {})
+    plan = plans.get(shape)
+    parameters = tuple(prepared.values())
+    if type(plan) is _InsertPlan and _fits(plan, query, connection, parameters):
+        compiler.returning_params = returning_parameters
+        return [(f"{plan.sql} {returning}" if returning else plan.sql, parameters)]
+    statements = _compile(compiler, compile_by_django, values, prepared)
+    if plan is _SEEN:
+        plans[shape] = _plan_of(statements, returning, parameters, query, connection)
+    elif shape not in plans and len(plans) < MAX_INSERTS:
+        plans[shape] = _SEEN
+    return statements
+
+
+def _compile(
+    compiler: Any,
+    compile_by_django: Callable[[], _Statements],
+    values: dict[int, Any],
+    prepared: dict[int, Any],
+) -> _Statements:
+    """Let Django compile the INSERT, with the values that are known already.
+
+    :param values: what ``pre_save()`` has returned, by the id of the field.
+    :param prepared: the values that were prepared for the database, by the id of the field.
+    """
+    pre_save, prepare = compiler.pre_save_val, compiler.prepare_value
+
+    def known_value(field: Any, row: Any) -> Any:
+        return values[id(field)] if id(field) in values else pre_save(field, row)
+
+    def known_prepared_value(field: Any, value: Any) -> Any:
+        return prepared[id(field)] if id(field) in prepared else prepare(field, value)
+
+    compiler.pre_save_val, compiler.prepare_value = known_value, known_prepared_value
+    return compile_by_django()
+
+
+def _returning(compiler: Any) -> tuple[str, Sequence[Any]]:
+    """Return the clause of the INSERT that returns values, and its parameters."""
+    connection = compiler.connection
+    if not compiler.returning_fields or not connection.features.can_return_columns_from_insert:
+        return "", ()
+    return compat.returning_columns(connection.ops, compiler.returning_fields)
+
+
+def _fits(plan: _InsertPlan, query: Any, connection: Any, parameters: Sequence[Any]) -> bool:
+    return (
+        plan.kinds == list(map(type, parameters))
+        and plan.backend is type(connection)
+        and plan.table == query.get_meta().db_table
+    )
+
+
+def _plan_of(
+    statements: _Statements,
+    returning: str,
+    parameters: Sequence[Any],
+    query: Any,
+    connection: Any,
+) -> _InsertPlan | None:
+    """Return the plan of the INSERT that Django has compiled to ``statements``.
+
+    Return None if it is unclear which parameter belongs to which value, or if a part of the SQL may depend
+    on a value.
+    """
+    plan = None
+    if len(statements) == 1 and not any(map(has_placeholder, query.fields)):
+        sql, compiled = statements[0]
+        clause = f" {returning}" if returning else ""
+        if (
+            are_same(compiled, parameters)
+            and sql.endswith(clause)
+            and not any(hasattr(value, "as_sql") for value in parameters)
+        ):
+            table = query.get_meta().db_table
+            plan = _InsertPlan(
+                table,
+                sql.removesuffix(clause),
+                list(map(type, parameters)),
+                list(query.fields),
+                type(connection),
+            )
+    logger.debug(
+        "INSERT of %s: %s", query.model.__name__, "left to Django" if plan is None else "planned"
+    )
+    return plan

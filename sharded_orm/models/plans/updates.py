@@ -1,0 +1,146 @@
+"""The plan of an UPDATE: SQL that Django has compiled once, to be used again with other values.
+
+Two UPDATEs have one plan if they have the same conditions, write the same fields, and if the types of
+the new values are the same. So an UPDATE by a plan is the same statement with the same parameters as
+Django's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from django.db.models.fields.files import FieldFile, ImageFieldFile
+from django.db.models.sql import Query, UpdateQuery
+
+from sharded_orm.backends.write_hooks import compiled_update
+from sharded_orm.models.plans.conditions import Condition
+from sharded_orm.models.plans.plan import Plan, is_plain_query
+from sharded_orm.models.plans.shapes import Shape
+
+#: The types of new values that Django passes to the field as they are. Other values may be
+#: expressions or model instances, for which Django compiles other SQL. Subclasses are left out, because
+#: they may have the methods of an expression.
+PLAIN_TYPES = frozenset({
+    int, str, bool, float, Decimal, datetime, date, time, timedelta, UUID, bytes, dict, list, type(None),
+    FieldFile, ImageFieldFile,
+})  # fmt: skip
+
+
+class UpdatePlan:
+    """The SQL of an UPDATE, for conditions and new values of the same types.
+
+    Immutable and thread-safe.
+
+    :param where: the SQL, with the conditions whose values are its last parameters.
+    :param conditions: these conditions.
+    :param fields: the fields that are written, in the order of the SQL.
+    :param kinds: the type of each field's prepared value.
+    :param omits_null: whether the SQL spells NULL, and has no parameter for it.
+    """
+
+    __slots__ = ("_fields", "_omits_null", "_where", "backend", "conditions")
+
+    def __init__(
+        self,
+        where: Plan,
+        conditions: Sequence[Condition],
+        fields: Sequence[Any],
+        kinds: Sequence[type],
+        *,
+        omits_null: bool,
+    ) -> None:
+        self._where = where
+        self._fields = tuple(zip(fields, kinds, strict=True))
+        self._omits_null = omits_null
+        self.conditions = conditions
+        #: The class of the connections on which the plan may be used.
+        self.backend = where.backend
+
+    def execute(
+        self, new_values: Sequence[Any], values: Sequence[Any], connection: Any
+    ) -> int | None:
+        """Send the UPDATE, and return the number of rows that matched.
+
+        Return None, without sending anything, if the plan cannot be used.
+
+        :param new_values: the values of the written fields, as they are on the instance.
+        :param values: one value for each condition, prepared by the condition's field.
+        """
+        if connection.__class__ is not self.backend:
+            return None
+        where = self._where
+        if compiled_update.is_observed(connection, where.model):
+            return None
+        compiled_update.check_write(connection, where.tables[0])
+        parameters = []
+        # Prepare each value as the compiler of an UPDATE does.
+        for (field, kind), new_value in zip(self._fields, new_values, strict=True):
+            prepared = field.get_db_prep_save(new_value, connection=connection)
+            if type(prepared) is not kind:
+                return None
+            if prepared is not None or not self._omits_null:
+                parameters.append(prepared)
+        conditions = where.parameters(values, connection)
+        if conditions is None:
+            return None
+        return compiled_update.send(connection, where.sql, (*parameters, *conditions))
+
+
+def compile_update(
+    query: Query,
+    conditions: Sequence[Condition],
+    values: Sequence[Any],
+    new_values: Sequence[tuple[Any, Any]],
+    connection: Any,
+) -> UpdatePlan | None:
+    """Compile the plan of an UPDATE. Sends nothing.
+
+    Return None if it is unclear which parameter of the SQL belongs to which field or condition.
+
+    :param query: a query with the conditions.
+    :param conditions: the conditions of the query.
+    :param values: the prepared values of the conditions. No two of them are equal.
+    :param new_values: pairs of a field and its new value, which is of one of :data:`PLAIN_TYPES`.
+    """
+    fields = [field for field, _ in new_values]
+    if not is_plain_query(query) or any(map(has_placeholder, fields)):
+        return None
+    # Make the UPDATE as the queryset of save() does.
+    update: Any = query.chain(UpdateQuery)
+    update.add_update_fields([(field, None, value) for field, value in new_values])
+    update.annotations = {}
+    if [field for field, _, _ in update.values] != fields:
+        return None  # Django leaves out generated fields.
+    sql, parameters = update.get_compiler(using=connection.alias).as_sql()
+    shape = Shape(query.model, None, conditions=tuple(conditions))
+    where = Plan(sql, None, (), {}, shape, None, None, connection)
+    of_conditions = where.parameters(values, connection)
+    if of_conditions is None:
+        return None
+    prepared = [field.get_db_prep_save(value, connection=connection) for field, value in new_values]
+    if any(hasattr(value, "as_sql") for value in prepared):
+        return None
+    # Django before 6.1 spells NULL in the SQL.
+    without_null = [value for value in prepared if value is not None]
+    for omits_null, of_fields in ((True, without_null), (False, prepared)):
+        if are_same(parameters, [*of_fields, *of_conditions]):
+            kinds = list(map(type, prepared))
+            return UpdatePlan(where, conditions, fields, kinds, omits_null=omits_null)
+    return None
+
+
+def are_same(parameters: Sequence[Any], expected: Sequence[Any]) -> bool:
+    # Objects of a driver, such as psycopg's Jsonb, cannot be compared, so compare only their types.
+    return list(map(type, parameters)) == list(map(type, expected)) and all(
+        one == other or type(one) not in PLAIN_TYPES
+        for one, other in zip(parameters, expected, strict=True)
+    )
+
+
+def has_placeholder(field: Any) -> bool:
+    """Whether the SQL of a value of ``field`` may depend on the value."""
+    return hasattr(field, "get_placeholder") or hasattr(field, "get_placeholder_sql")

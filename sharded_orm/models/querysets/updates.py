@@ -1,0 +1,111 @@
+"""``update()`` by plans: the SQL for updates of one shape is compiled once, and reused with other values."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.db import connections, transaction
+
+from sharded_orm import runtime
+from sharded_orm.models.moves.repetition import repeated
+from sharded_orm.models.plans.shapes import Recording, has_room, logger
+from sharded_orm.models.plans.switch import are_write_plans_on
+from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
+from sharded_orm.models.querysets.plans import PlannedQuerySet
+from sharded_orm.models.querysets.route import PLAIN_KEYS, has_one_table, plain_key
+from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.models.sharding.type_variables import M
+from sharded_orm.topology.model import Shard
+
+#: The names of the written fields and the types of their values.
+_Write = tuple[Any, ...]
+
+
+class PlannedUpdateQuerySet(PlannedQuerySet[M]):
+    """A mixin whose ``update()`` uses a plan where it can.
+
+    A plan is SQL that was compiled once for all updates which differ only in their values.
+    """
+
+    def update(self, **kwargs: Any) -> int:
+        recording = self._recorded() if PLAIN_TYPES.issuperset(map(type, kwargs.values())) else None
+        if (
+            recording is None
+            or recording.limits is not None
+            or recording.shape.ordering is not None
+            or not recording.shape.is_simple
+            or self._hints
+            or recording.shape.shard_at is None
+            or not are_write_plans_on()
+        ):
+            return super().update(**kwargs)
+        shape = recording.shape
+        write = (*kwargs, *map(type, kwargs.values()))
+        if (plan := shape.updates.get(write)) is not None:
+            self._for_write = True
+            updated: int | None = repeated(
+                shape.options.group,
+                partial(_update, plan, recording, list(kwargs.values())),
+                nothing_written=lambda changed: not changed,
+            )
+            if updated is not None:
+                self._result_cache = None
+                return updated
+        changed = super().update(**kwargs)
+        _learn(recording, write, kwargs)
+        return changed
+
+
+def _update(plan: UpdatePlan, recording: Recording, new_values: list[Any]) -> int | None:
+    """Update rows by ``plan``. Return None, without sending anything, if Django must update them."""
+    shard = _shard_of(recording)
+    if shard is None:
+        return None
+    # Mark the transaction after an error, as Django does for each update().
+    with transaction.mark_for_rollback_on_error(using=shard.alias):
+        return plan.execute(new_values, recording.values, connections[shard.alias])
+
+
+def _shard_of(recording: Recording) -> Shard | None:
+    shape = recording.shape
+    assert shape.shard_at is not None
+    key = recording.values[shape.shard_at]
+    return runtime.locate(shape.options.group, key) if type(key) in PLAIN_KEYS else None
+
+
+def _learn(recording: Recording, write: _Write, values: dict[str, Any]) -> None:
+    """Make the plan of an update, if it is the second one of its shape. Called after Django's update."""
+    shape = recording.shape
+    if write not in shape.seen:
+        if has_room():
+            shape.seen.add(write)
+        return
+    if write in shape.updates:
+        return
+    plan: UpdatePlan | None = None
+    try:
+        plan = _plan_of_example(recording, values)
+    except Exception:
+        # A field or the backend refuses the values of the example query. The update itself has
+        # succeeded, so ignore the error. Django compiles such updates each time.
+        logger.debug("update() of %s has no plan", shape, exc_info=True)
+    logger.debug(
+        "update() of %s, %s: %s", shape, write, "left to Django" if plan is None else "planned"
+    )
+    shape.updates[write] = plan
+
+
+def _plan_of_example(recording: Recording, values: dict[str, Any]) -> UpdatePlan | None:
+    options, example, shard = recording.shape.options, recording.example(), _shard_of(recording)
+    if example is None or shard is None:
+        return None
+    query = ShardedQuery(options.model)
+    example.replay(query)
+    key = example.values[recording.shape.shard_at or 0]
+    if not has_one_table(query, ordered=False) or plain_key(options, query, ordered=False) != key:
+        return None
+    fields = [(options.model._meta.get_field(name), value) for name, value in values.items()]
+    return compile_update(
+        query, recording.shape.conditions, example.values, fields, connections[shard.alias]
+    )

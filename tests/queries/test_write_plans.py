@@ -1,0 +1,502 @@
+"""``save()`` and ``update()`` by plans: the same statements, rows and errors as Django's."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import DatabaseError, connections, models, transaction
+from django.db.models import F, QuerySet, Value
+from django.db.models.functions import Lower
+from django.db.models.signals import post_save, pre_save
+from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
+from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject, lazystr
+from django.utils.safestring import mark_safe
+
+from sharded_orm import bound
+from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.models.plans import inserts, saves
+from sharded_orm.models.querysets.plans import without_plans
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from tests.photos.models import Board, Photo, Story, Tag, Visit
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO
+from tests.queries.twins import GROUP, comparable_value
+from tests.samples.models import Sample
+
+pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
+
+PROGRAMS = 150
+
+
+class Number(IntEnum):
+    ONE = ONE
+
+
+class Text(str):
+    pass
+
+
+#: Values of each kind that Django treats in its own way: prepared, refused, or with other SQL.
+VALUES: list[Callable[[], Any]] = [
+    *[lambda value=value: value for value in (None, 0, 1, -7, 2**31, 2**63, 10**30, True, False)],
+    *[
+        lambda value=value: value
+        for value in (1.5, -0.0, float("nan"), Decimal("1.25"), Decimal(7))
+    ],
+    *[lambda value=value: value for value in ("", "x", "é", "1", " 1", "a\x00b", "x" * 70, "%s")],
+    *[lambda value=value: value for value in (b"", b"x", Number.ONE, Text("x"), mark_safe("<b>"))],
+    lambda: date(2026, 1, 1),
+    lambda: datetime(2026, 1, 1, 12, 30, 15, 7, tzinfo=UTC),
+    lambda: datetime(2026, 1, 1, 12),
+    lambda: START,
+    lambda: time(12, 30),
+    lambda: timedelta(days=2, microseconds=5),
+    lambda: UUID(int=5),
+    lambda: "00000000-0000-0000-0000-000000000005",
+    lambda: "2026-01-01",
+    lambda: {"a": [1, None]},
+    lambda: [1, "x"],
+    lambda: lazystr("lazy"),
+    lambda: SimpleLazyObject(lambda: 5),
+    lambda: F("number"),
+    lambda: F("number") + 1,
+    lambda: Value("x"),
+    lambda: Value(None, models.JSONField()),
+    lambda: Lower("name"),
+    lambda: Sample(id=3, owner=ONE),
+    lambda: object,
+]
+NAMES = [
+    "name", "label", "text", "number", "price", "ratio", "flag", "day", "at", "clock", "took", "code",
+    "data", "blob",
+]  # fmt: skip
+
+
+class Write:
+    """A random change of a row, the same for each run of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self) -> Any:
+        pick = random.Random(self.seed)
+        row = Sample.objects.get(owner=ONE, id=1)
+        # Few fields, so that many saves have only values that the database accepts.
+        names = pick.sample(NAMES, pick.choice([1, 1, 1, 2, 3]))
+        values = {name: pick.choice(VALUES)() for name in names}
+        way = pick.randrange(13)
+        if way < 3:
+            conditions: dict[str, Any] = pick.choice([
+                {"owner": ONE}, {"owner": ONE, "id": 1}, {"id": 1, "owner": ONE}, {"owner": TWO},
+                {"owner": ONE, "number__gt": 0}, {"owner": ONE, "id": 2**70}, {"owner": "1"},
+            ])  # fmt: skip
+            return Sample.objects.filter(**conditions).update(**values)
+        if way > 9:
+            new = Sample(**{"id": pick.choice([50, 1, "51", None]), "owner": ONE, **values})
+            if way == 10:
+                return [comparable_value(each) for each in Sample.objects.bulk_create([new])]
+            new.save(force_insert=way == 11)
+            return comparable_value(new), new._state.db, new._state.adding
+        for name, value in values.items():
+            setattr(row, name, value)
+        if way == 3:
+            row.id = pick.choice([2, 99, 2**70, "1", "x", None, 1.0])
+        elif way == 4:
+            row.owner = pick.choice([NEAR, TWO, "1", True, None])
+        elif way == 5:
+            row._state.adding = True
+        saved = (
+            names if way > 6 else pick.choice([None, None, names, [], ["owner"], ["owner", *names]])
+        )
+        kwargs: dict[str, Any] = {} if saved is None else {"update_fields": saved}
+        if way == 6 and saved is None:
+            kwargs["force_update"] = True
+        row.save(**kwargs)
+        state = row._state
+        return comparable_value(row), state.db, state.adding, sorted(vars(state))
+
+
+def outcome(call: Callable[[], Any]) -> tuple[Any, list[str], Any]:
+    """Return the result or the error of ``call``, the statements that it has sent, and the rows after
+    it. Undo its writes.
+    """
+    with transaction.atomic(using=GROUP):
+        with CaptureQueriesContext(connections[GROUP]) as sent:
+            try:
+                with transaction.atomic(using=GROUP):
+                    value = comparable_value(call())
+            except Exception as exc:
+                value = (type(exc), str(exc), is_broken())
+        statements = [str(query["sql"]) for query in sent]
+        rows = []
+        for alias in (SHARD[ONE], SHARD[TWO]):
+            with connections[alias].cursor() as cursor:
+                # Plain SQL, because SQLite may store what the ORM cannot read.
+                cursor.execute(f"SELECT * FROM {Sample._meta.db_table} ORDER BY id")
+                rows += list(map(repr, cursor.fetchall()))
+        transaction.set_rollback(True, using=GROUP)
+    return value, [text for text in statements if "SAVEPOINT" not in text], rows
+
+
+def is_broken() -> bool:
+    return bool(connections[GROUP].needs_rollback)
+
+
+@pytest.fixture
+def samples(placed: None) -> None:
+    for pk, owner in ((1, ONE), (2, ONE), (3, TWO)):
+        Sample.objects.create(id=pk, owner=owner, name=f"Sample {pk}", number=pk, at=START, data={})
+    saves.forget()
+    inserts.forget()
+
+
+@contextmanager
+def nothing_is_compiled() -> Iterator[None]:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("This statement was compiled.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SQLUpdateCompiler, "as_sql", refuse)
+        patch.setattr(SQLInsertCompiler, "as_sql", refuse)
+        yield
+
+
+def changed(row: Any, values: dict[str, Any]) -> Any:
+    vars(row).update(values)
+    return row
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "save": lambda rows: changed(rows["photo"], {"title": "new"}).save(),
+    "save of a NULL": lambda rows: changed(rows["photo"], {"stars": None}).save(),
+    "save of one field": lambda rows: changed(rows["photo"], {"stars": 9}).save(
+        update_fields=["stars"]
+    ),
+    "save of several fields": lambda rows: changed(
+        rows["sample"],
+        {"price": Decimal(1), "day": date(2026, 1, 1), "took": timedelta(1), "data": {"a": 1}},
+    ).save(update_fields=["price", "day", "took", "data", "at", "number"]),
+    "save of a deferred row": lambda rows: changed(rows["deferred"], {"stars": 7}).save(),
+    "forced": lambda rows: changed(rows["photo"], {"stars": 8}).save(force_update=True),
+    "in a block": lambda rows: transaction.atomic(using=SHARD[ONE])(rows["photo"].save)(),
+    "update": lambda rows: Photo.objects.filter(user_id=ONE, pk=rows["photo"].pk).update(stars=3),
+    "update of several rows": lambda rows: Photo.objects.filter(user_id=ONE).update(
+        title="x", stars=None
+    ),
+    "update of no row": lambda rows: Photo.objects.filter(user_id=ONE, pk=999_999).update(stars=3),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_the_third_write_of_a_shape_compiles_nothing(
+    name: str, rows: list[Photo], samples: None
+) -> None:
+    def write() -> Any:
+        found = {
+            "photo": Photo.objects.get(user_id=ONE, pk=rows[0].pk),
+            "deferred": Photo.objects.defer("title").get(user_id=ONE, pk=rows[0].pk),
+            "sample": Sample.objects.get(owner=ONE, id=1),
+        }
+        return WRITES[name](found)
+
+    def stored() -> tuple[Any, list[str], Any]:
+        with CaptureQueriesContext(connections[GROUP]) as sent:
+            result = write()
+        with without_plans():
+            after = [
+                list(m.objects.scatter().order_by("pk").values_list()) for m in (Photo, Sample)
+            ]
+        texts = [str(query["sql"]) for query in sent]
+        return result, [text for text in texts if "SAVEPOINT" not in text], after
+
+    with without_plans():
+        expected = stored()
+    for _ in range(2):
+        assert stored() == expected
+    with nothing_is_compiled():
+        assert stored() == expected
+    assert len([text for text in expected[1] if text.startswith("UPDATE")]) == 1
+
+
+INSERTS: dict[str, Callable[[], Any]] = {
+    "an id from a ticket server": lambda: Photo(user_id=ONE, title="x", stars=None),
+    "an id that the database makes": lambda: Tag(user_id=ONE, name=uuid4().hex),
+    "an id that is given": lambda: Sample(id=uuid4().int % 2**62, owner=ONE, data={"a": 1}),
+    "an id of time, shard and number": lambda: Visit(page=uuid4().hex),
+    "such an id beside a key": lambda: Story(author=ONE, text="x"),
+    "an id of shard, type and number": lambda: Board(name="x"),
+}
+
+
+@pytest.mark.parametrize("kind", INSERTS)
+def test_the_third_insert_of_a_shape_compiles_nothing(kind: str, samples: None) -> None:
+    def insert() -> str:
+        row = INSERTS[kind]()
+        with CaptureQueriesContext(connections[row._shard_options().group]) as sent:
+            row.save(force_insert=True)
+        stored = type(row).objects.using(row._state.db).get(pk=row.pk)
+        assert {
+            field.attname: getattr(stored, field.attname) for field in row._meta.concrete_fields
+            if field.attname != "blob"
+        } == {
+            field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields
+            if field.attname != "blob"
+        }  # fmt: skip
+        texts = [str(query["sql"]) for query in sent]
+        (text,) = [text for text in texts if text.startswith("INSERT")]
+        return text.split("VALUES")[0].split("SELECT")[0]
+
+    with without_plans():
+        expected = insert()
+    for _ in range(2):
+        assert insert() == expected
+    if kind != "an id that is given":  # The model has a BinaryField.
+        with nothing_is_compiled():
+            assert insert() == expected
+
+
+@pytest.mark.filterwarnings("ignore:DateTimeField")
+@pytest.mark.parametrize(
+    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 14)]]
+)
+def test_random_writes(part: int, samples: None) -> None:
+    """Each write runs four times, so that its plan is made and used."""
+    for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):
+        write = Write(seed)
+        with without_plans():
+            expected = outcome(write)
+        for _ in range(4):
+            assert outcome(write) == expected, seed
+
+
+def test_a_null_after_a_value(samples: None) -> None:
+    row = Sample.objects.get(owner=ONE, id=1)
+    for _ in range(4):
+        for number, name in ((1, "x"), (None, "x"), (2, None), (None, None)):
+            row.number, row.name = number, name
+            row.save(update_fields=["number", "name"])
+            assert Sample.objects.filter(owner=ONE, id=1).update(ratio=number) == 1
+            stored = Sample.objects.get(owner=ONE, id=1)
+            assert (stored.number, stored.name, stored.ratio) == (number, name, number)
+
+
+def test_values_are_prepared_for_each_write(samples: None) -> None:
+    row = Sample.objects.get(owner=ONE, id=1)
+    for hour in range(5):
+        row.at = datetime(2026, 5, 1, hour, tzinfo=UTC).astimezone()
+        row.data, row.code = {"hour": hour}, UUID(int=hour)
+        row.save(update_fields=["at", "data", "code"])
+        stored = Sample.objects.get(owner=ONE, id=1)
+        assert (stored.at, stored.data, stored.code) == (row.at, row.data, row.code)
+
+
+def test_a_value_that_the_field_refuses(samples: None) -> None:
+    row = Sample.objects.get(owner=ONE, id=1)
+    for text in ("1", "2", "3", "4"):
+        row.number = text
+        row.save(update_fields=["number"])
+        assert Sample.objects.get(owner=ONE, id=1).number == int(text)
+    row.number = "many"
+    with pytest.raises(ValueError, match="'number' expected a number but got 'many'"):
+        row.save(update_fields=["number"])
+    with pytest.raises(ValueError, match="expected a number"):
+        Sample.objects.filter(owner=ONE, id=1).update(number="many")
+
+
+def test_a_row_that_is_gone(samples: None) -> None:
+    row = Sample.objects.get(owner=ONE, id=1)
+    for _ in range(3):
+        row.save(update_fields=["number"])
+    gone = copy.copy(row)
+    gone.id = 77
+    with pytest.raises(DatabaseError, match="did not affect any rows"), atomic_block():
+        gone.save(update_fields=["number"])
+    for _ in range(3):
+        Photo.objects.create(user_id=ONE, title="x").save()
+    lost = Photo.objects.create(user_id=ONE, title="lost")
+    Photo.objects.filter(user_id=ONE, pk=lost.pk).delete()
+    with pytest.raises(DatabaseError, match="Forced update"), atomic_block():
+        lost.save(force_update=True)
+    lost.save()
+    assert Photo.objects.get(user_id=ONE, pk=lost.pk).title == "lost"
+
+
+def atomic_block() -> transaction.Atomic:
+    return transaction.atomic(using=SHARD[ONE])
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
+def test_a_row_of_another_key_is_refused(key: int, rows: list[Photo]) -> None:
+    for _ in range(3):
+        rows[0].save()
+    rows[0].user_id = key
+    with pytest.raises(ShardKeyChanged), atomic_block():
+        rows[0].save()
+    rows[0].user_id = ONE
+    rows[0].save()
+
+
+def test_a_receiver_that_changes_the_key_is_refused(rows: list[Photo]) -> None:
+    def move(instance: Any, **kwargs: Any) -> None:
+        instance.user_id = TWO
+
+    for _ in range(3):
+        rows[0].save()
+    pre_save.connect(move, sender=Photo)
+    try:
+        with pytest.raises(ShardKeyChanged), atomic_block():
+            rows[0].save()
+    finally:
+        pre_save.disconnect(move, sender=Photo)
+
+
+def test_signals_and_wrappers(rows: list[Photo]) -> None:
+    seen: list[Any] = []
+
+    def remember(
+        signal: Any, created: Any = None, update_fields: Any = None, **kwargs: Any
+    ) -> None:
+        seen.append((signal is pre_save, created, update_fields, kwargs["using"], kwargs["raw"]))
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        seen.append((sql.split()[0], context["connection"].alias))
+        return execute(sql, params, many, context)
+
+    for signal in (pre_save, post_save):
+        signal.connect(remember, sender=Photo)
+    try:
+        runs = []
+        for _ in range(4):
+            seen.clear()
+            with connections[SHARD[ONE]].execute_wrapper(wrapper):
+                rows[0].save(update_fields=["stars"])
+            runs.append(list(seen))
+    finally:
+        for signal in (pre_save, post_save):
+            signal.disconnect(remember, sender=Photo)
+    names = frozenset({"stars"})
+    assert runs == [[
+        (True, None, names, SHARD[ONE], False), ("UPDATE", SHARD[ONE]), (False, False, names, SHARD[ONE], False),
+    ]] * 4  # fmt: skip
+
+
+def test_pre_save_of_a_field_is_called_once(
+    rows: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = Photo._meta.get_field("posted_at")
+    monkeypatch.setattr(field, "auto_now", True)
+    times = []
+    for _ in range(4):
+        rows[0].save(update_fields=["posted_at"])
+        times.append(rows[0].posted_at)
+        assert Photo.objects.get(user_id=ONE, pk=rows[0].pk).posted_at == rows[0].posted_at
+    assert len(set(times)) == 4
+    calls: list[int] = []
+    monkeypatch.setattr(field, "pre_save", lambda row, add: calls.append(1) or row.posted_at)
+    for _ in range(4):
+        rows[0].save()
+    assert len(calls) == 4
+
+
+def test_select_on_save(rows: list[Photo], monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        rows[0].save()
+    monkeypatch.setattr(Photo._meta, "select_on_save", True)
+    with CaptureQueriesContext(connections[GROUP]) as sent:
+        rows[0].save()
+    assert [query["sql"].split()[0] for query in sent] == ["SELECT", "UPDATE"]
+
+
+class Hidden(models.Manager[Any]):
+    """A base manager of a project, which hides some rows."""
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return super().get_queryset().exclude(title="hidden")
+
+
+def test_a_base_manager_of_the_project(rows: list[Photo], monkeypatch: pytest.MonkeyPatch) -> None:
+    row = rows[0]
+    for _ in range(3):
+        row.save(update_fields=["stars"])
+    manager = Hidden()
+    manager.model = Photo
+    monkeypatch.setitem(vars(Photo._meta), "base_manager", manager)
+    row.save(update_fields=["stars"])
+    Photo.objects.filter(user_id=ONE, pk=row.pk).update(title="hidden")
+    with pytest.raises(DatabaseError, match="did not affect"), atomic_block():
+        row.save(update_fields=["stars"])
+
+
+def test_a_bound_key(rows: list[Photo]) -> None:
+    for number in range(4):
+        with bound(user_id=ONE):
+            rows[0].stars = number
+            rows[0].save()
+            assert Photo.objects.update(stars=number) == 2
+            assert Photo.objects.filter(pk=rows[1].pk).update(stars=9) == 0
+
+
+class Counting(ShardedQuerySet[Any]):
+    def update(self, **kwargs: Any) -> Any:
+        return super().update(**{**kwargs, "title": "of the project"})
+
+
+class Starred(QuerySet[Any]):
+    def update(self, **kwargs: Any) -> Any:
+        return super().update(**{**kwargs, "stars": 5})
+
+
+class StarredPhotos(ShardedQuerySet[Any], Starred):
+    pass
+
+
+def test_an_update_of_the_project_is_called(rows: list[Photo]) -> None:
+    for _ in range(4):
+        assert Counting(Photo).filter(user_id=ONE).update(stars=1) == 2
+        assert set(Photo.objects.filter(user_id=ONE).values_list("title", "stars")) == {
+            ("of the project", 1)
+        }
+        assert StarredPhotos(Photo).filter(user_id=ONE).update(title="x") == 2
+        assert set(Photo.objects.filter(user_id=ONE).values_list("title", "stars")) == {("x", 5)}
+
+
+def test_the_rows_of_a_queryset_are_read_again_after_update(rows: list[Photo]) -> None:
+    for number in range(4):
+        photos = Photo.objects.filter(user_id=ONE)
+        assert len(photos) == 2
+        assert photos.update(stars=number) == 2
+        assert {photo.stars for photo in photos} == {number}
+
+
+def test_saves_of_many_shapes_are_left_to_django(
+    samples: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves, "MAX_SAVES", 1)
+    row = Sample.objects.get(owner=ONE, id=1)
+    for number in range(4):
+        for name in ("number", "ratio"):
+            setattr(row, name, number)
+            row.save(update_fields=[name])
+            assert getattr(Sample.objects.get(owner=ONE, id=1), name) == number
+    assert len(saves._saves[Sample]) == 1
+
+
+@pytest.mark.parametrize("switch", ["setting", "block"])
+def test_plans_can_be_switched_off(switch: str, rows: list[Photo], settings: Any) -> None:
+    for _ in range(3):
+        rows[0].save()
+    if switch == "setting":
+        settings.SHARDED_ORM = {**settings.SHARDED_ORM, "WRITE_PLANS": False}
+    with without_plans() if switch == "block" else nullcontext(), nothing_is_compiled():
+        for write in (rows[0].save, lambda: Photo.objects.filter(user_id=ONE).update(stars=1)):
+            with pytest.raises(AssertionError), atomic_block():
+                write()
