@@ -388,11 +388,7 @@ _SKIPPED = (
     "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
     "_filter_or_exclude_inplace", "_values", "db", "filter", "query",
 )  # fmt: skip
-# These are not called either if their class comes after CallRecorder in the method resolution order.
-_SKIPPED_BEHIND = (
-    "__getitem__", "count", "defer", "exclude", "exists", "first", "get", "only", "order_by",
-    "ordered", "select_related", "values", "values_list",
-)  # fmt: skip
+_METHODS = {n for n, m in vars(QuerySet).items() if callable(m) or isinstance(m, property)}
 _new_recordings: dict[tuple[Any, Any], Recording | None] = {}
 
 
@@ -428,17 +424,16 @@ def _skips_nothing(queryset_class: Any) -> bool:
     All base classes are examined, also those that come after this package's classes in the method
     resolution order.
     """
-    names: tuple[str, ...] = _SKIPPED
-    for base in queryset_class.__mro__:
-        if base is CallRecorder:
-            names = (*_SKIPPED, *_SKIPPED_BEHIND)
-        if base not in (object, Generic) and not all(
-            _module_of(vars(base)[name]).startswith(("django.db.models.", "sharded_orm.models."))
-            for name in names
-            if name in vars(base)
-        ):
-            return False
-    return True
+    bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
+    # A class of the project that comes after CallRecorder may override any method of Django's,
+    # because the methods of CallRecorder may not call it.
+    behind = bases[bases.index(CallRecorder) :]
+    return all(
+        _module_of(member).startswith(("django.db.models.", "sharded_orm.models."))
+        for base in bases
+        for name, member in vars(base).items()
+        if name in _SKIPPED or (base in behind and name in _METHODS)
+    )
 
 
 def _module_of(member: Any) -> str:
