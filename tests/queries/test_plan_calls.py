@@ -8,6 +8,7 @@ import pytest
 from django.db import connections
 from django.db.models import Manager, QuerySet
 from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
 
 from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
@@ -92,6 +93,15 @@ def test_an_instance_with_the_id_of_a_row_elsewhere(items: World) -> None:
     for _ in range(4):
         Item.objects.filter(owner_id=ONE, parent=items.of("Item", 101)).count()
         assert [outcome(call) for call in read] == expected
+
+
+def test_a_lazy_object_stands_for_an_instance(items: World) -> None:
+    """As ``request.user`` does."""
+    for _ in range(4):
+        owner: Any = SimpleLazyObject(lambda: Agent.objects.get(pk=ONE))
+        assert Item.objects.filter(owner=owner).count() == 4
+        assert Note.objects.exclude(owner=owner).filter(owner_id=TWO).count() == 2
+        assert Shelf.objects.get(owner=owner, name="shelf 11").pk == 11
 
 
 def test_values_of_a_queryset_with_other_rows(items: World) -> None:

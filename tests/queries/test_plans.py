@@ -19,7 +19,7 @@ from django.db import connections, models
 from django.db.models import F, Manager, Q, QuerySet
 from django.db.models.query import ModelIterable
 from django.test.utils import CaptureQueriesContext
-from django.utils.functional import lazystr
+from django.utils.functional import SimpleLazyObject, lazystr
 
 from sharded_orm import bound, reads_own_row
 from sharded_orm.models import ShardedManager
@@ -73,6 +73,7 @@ VALUES: list[Callable[[], Any]] = [
     lambda: [Agent.objects.get(pk=ONE)],
     lambda: Agent(),
     lambda: Agent(pk=TWO),
+    lambda: SimpleLazyObject(lambda: Agent.objects.get(pk=ONE)),
     lambda: Shelf.objects.get(owner_id=ONE, pk=11),
     lambda: Item.objects.filter(owner_id=ONE),
 ]

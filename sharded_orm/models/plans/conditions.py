@@ -197,7 +197,7 @@ def _with_form(
         return part._replace(form=ValueForm.FIXED, lookup="isnull")
     if part.lookup == "exact" and kind is bool:
         return part._replace(form=ValueForm.FIXED) if type(part.target) is BooleanField else None
-    if isinstance(value, Model):
+    if issubclass(kind, Model):  # Not isinstance(): a lazy object seems to be an instance.
         if part.lookup != "exact" or not _refers_to(part, name, kind):
             return None
         # ShardedQuery adds the shard of the instance to the condition, unless the key of the

@@ -184,7 +184,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             return super().get(*args, **kwargs)
         # This does the same as Django's get(), but copies the query once instead of twice. The
         # saving matters, because get() is the commonest of all queries.
-        return only_row(self.model, matching_rows(self.filter(*args, **kwargs)))
+        row: M = only_row(self.model, matching_rows(self.filter(*args, **kwargs)))
+        return row
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:
         # If possible, filter by the ids before calling Django's in_bulk(), because the ids may

@@ -348,11 +348,13 @@ class CallRecorder(QuerySetMixin[M]):
             matching = self.filter(**kwargs)
             if matching._recording is not None:
                 matching._recording.shape.seen.add(GET)
-            return only_row(self.model, matching_rows(matching))
-        matching = self._with_recording(selected)
-        limits = (0, MAX_GET_RESULTS)
-        rows = matching._read(GET, selected, limits, lambda: matching_rows(matching))
-        return only_row(self.model, rows)
+            rows = matching_rows(matching)
+        else:
+            matching = self._with_recording(selected)
+            limits = (0, MAX_GET_RESULTS)
+            rows = matching._read(GET, selected, limits, lambda: matching_rows(matching))
+        row: M = only_row(self.model, rows)
+        return row
 
     def first(self) -> M | None:
         recording = self._recording

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from functools import wraps
 from importlib.util import find_spec
 from types import ModuleType
@@ -81,12 +82,12 @@ def _twice(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def are_plain(values: Any) -> bool:
-    """Whether all values can be used twice. Others may be iterators."""
+    """Whether all values can be used twice. Others may be iterators, or warn each time."""
     from django.db.models import Model
 
     from sharded_orm.models.plans.conditions import _EXAMPLES
 
-    plain = {*_EXAMPLES, bool, type(None), list, tuple, set, frozenset}
+    plain = {*_EXAMPLES, bool, type(None), list, tuple, set, frozenset} - {datetime}
     return all(type(value) in plain or isinstance(value, Model) for value in values)
 
 
