@@ -34,7 +34,7 @@ from tests.samples.models import Sample
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
-PROGRAMS = 150
+PROGRAMS = 100
 
 
 class Number(IntEnum):
@@ -266,7 +266,7 @@ def test_the_third_insert_of_a_shape_compiles_nothing(kind: str, samples: None) 
 
 @pytest.mark.filterwarnings("ignore:DateTimeField")
 @pytest.mark.parametrize(
-    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 14)]]
+    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 20)]]
 )
 def test_random_writes(part: int, samples: None) -> None:
     """Each write runs four times, so that its plan is made and used."""

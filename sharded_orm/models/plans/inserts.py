@@ -67,11 +67,11 @@ def insert_row(
     query.insert_values(fields, [row], raw=raw)
     compiler: Any = query.get_compiler(using=using)
     if model._meta.apps is apps:
-        compiler.as_sql = partial(_as_sql, compiler, compiler.as_sql)
+        compiler.as_sql = partial(_statements_of, compiler, compiler.as_sql)
     return compiler.execute_sql(returning)
 
 
-def _as_sql(compiler: Any, compile_by_django: Callable[[], _Statements]) -> _Statements:
+def _statements_of(compiler: Any, compile_by_django: Callable[[], _Statements]) -> _Statements:
     """Return the statement of ``compiler``: by a plan if there is one, else as Django compiles it."""
     query, connection = compiler.query, compiler.connection
     (row,) = query.objs

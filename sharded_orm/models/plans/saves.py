@@ -118,13 +118,12 @@ def save_row(
 
 
 def _see(model: Any, shape: tuple[Any, ...]) -> None:
+    # Do not store a model of other apps, such as a historical one: it must be possible to
+    # garbage-collect it.
+    if model._meta.apps is not apps or not PLAIN_TYPES.issuperset(shape[1:]):
+        return
     plans = _saves.setdefault(model, {})
-    if (
-        shape not in plans
-        and len(plans) < MAX_SAVES
-        and PLAIN_TYPES.issuperset(shape[1:])
-        and model._meta.apps is apps
-    ):
+    if shape not in plans and len(plans) < MAX_SAVES:
         plans[shape] = _SEEN
 
 
