@@ -13,7 +13,8 @@ from django.apps import apps
 from django.db import connections
 from django.db.models import Manager
 
-from sharded_orm.models.plans.shapes import condition_of, example_of, logger
+from sharded_orm.models.plans.conditions import condition_of
+from sharded_orm.models.plans.shapes import logger
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
 from sharded_orm.models.sharding.options import ShardOptions
 
@@ -142,11 +143,11 @@ def _learn_save(
     plan: UpdatePlan | None = None
     try:
         conditions = [
-            condition_of(options, name, value)
+            condition_of(options.model, options, name, value, is_excluded=False)
             for name, value in zip((options.key.attname, "pk"), values, strict=True)
         ]
         examples = [
-            None if part is None else example_of(part.target.get_prep_value(value), number)
+            None if part is None else part.example(part.target.get_prep_value(value), number, 1)
             for number, (part, value) in enumerate(zip(conditions, values, strict=True), 1)
         ]
         if None not in examples:

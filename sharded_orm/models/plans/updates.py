@@ -17,8 +17,9 @@ from django.db.models.fields.files import FieldFile, ImageFieldFile
 from django.db.models.sql import Query, UpdateQuery
 
 from sharded_orm.backends.write_hooks import compiled_update
+from sharded_orm.models.plans.conditions import Condition
 from sharded_orm.models.plans.plan import Plan, is_plain_query
-from sharded_orm.models.plans.shapes import Condition
+from sharded_orm.models.plans.shapes import Shape
 
 #: The types of new values that Django passes to the field as they are. Other values may be
 #: expressions or model instances, for which Django compiles other SQL. Subclasses are left out, because
@@ -115,7 +116,8 @@ def compile_update(
     if [field for field, _, _ in update.values] != fields:
         return None  # Django leaves out generated fields.
     sql, parameters = update.get_compiler(using=connection.alias).as_sql()
-    where = Plan(sql, (), conditions, query.model, connection)
+    shape = Shape(query.model, None, conditions=tuple(conditions))
+    where = Plan(sql, None, (), {}, shape, None, None, connection)
     of_conditions = where.parameters(values, connection)
     if of_conditions is None:
         return None

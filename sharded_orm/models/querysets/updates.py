@@ -34,6 +34,8 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
             recording is None
             or recording.limits is not None
             or recording.shape.ordering is not None
+            or not recording.shape.is_simple
+            or self._hints
             or recording.shape.shard_at is None
             or not are_write_plans_on()
         ):
