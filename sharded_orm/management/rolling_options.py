@@ -12,7 +12,12 @@ from django.core.management import BaseCommand, CommandError
 from sharded_orm.management.actions import line_writer
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
-from sharded_orm.operations.exceptions import OperationStopped, PairRefused, RollingRefused
+from sharded_orm.operations.exceptions import (
+    OperationStopped,
+    PairRefused,
+    RollingRefused,
+    SwitchRefused,
+)
 from sharded_orm.operations.migrate import MigrateOptions
 from sharded_orm.operations.pairs import column_defaults, rolling_upgrade
 from sharded_orm.operations.pairs.pair_servers import all_pairs
@@ -122,7 +127,7 @@ def _upgrade(
             )
         except OperationStopped as exc:
             raise CommandError(str(exc), returncode=stopping.status) from exc
-        except (PairRefused, RollingRefused) as exc:
+        except (PairRefused, RollingRefused, SwitchRefused) as exc:
             if options["json"]:
                 _write(command, options, {"ok": False, "problems": list(exc.problems)}, "")
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.services.server import HOST
 
 TARGET = ("albums", "0003")
 ALBUM = "photos_00000.albums_album"
+EXECUTE = "sharded_orm.operations.pairs.rolling_upgrade._Upgrade._execute"
 STEPS = ("migrate-passive", "compare", "switch", "migrate-other", "finish")
 
 
@@ -170,6 +172,35 @@ def test_operations_that_need_another_way_are_refused_before_anything_starts(
     assert site.pairs("check", "db1", "db2").code == 0
 
 
+def test_what_would_fail_later_is_refused_before_anything_starts(site: RollingSite) -> None:
+    before = definitions(site)
+    unknown = site.manage("migrate_shards", "albums", "0009", "--rolling")
+    assert unknown.code == 1
+    documented = copy.deepcopy(site.setting)
+    site.setting["GROUPS"]["photos"]["RANGES"] = site.document()["groups"]["photos"]["RANGES"]
+    del site.setting["TOPOLOGY"]
+    site.save()
+    assert "Sides cannot be switched" in site.rolling(code=1).err
+    site.setting = documented
+    site.save()
+    assert definitions(site) == before
+    # Neither run is left unfinished.
+    assert site.manage("migrate_shards", "albums", "0001").code == 0
+
+
+def test_only_migrations_run_that_were_planned(site: RollingSite) -> None:
+    """A release with more migrations has come to the machine since the upgrade began."""
+    before = definitions(site)
+    site.rolling(code=-9, KILL_AT=f"before:{EXECUTE}:1")
+    site.run(
+        "from sharded_orm.models import OperationRun; run = OperationRun.objects.get(kind='rolling');"
+        " run.arguments['migrations'].remove('albums.0003_note'); run.save(); answer = None"
+    )
+    assert "albums.0003_note would run, too" in site.rolling(code=1).err
+    assert definitions(site) == before
+    assert "a rolling upgrade" in site.pairs("setup", "db1", "db2", code=1).err
+
+
 def test_sides_that_differ_are_not_switched(site: RollingSite) -> None:
     execute(site.pair.first, f"INSERT INTO {ALBUM} (album_id, user_id, title) VALUES (1, 0, 'old')")
     site.pair.settle()
@@ -194,7 +225,7 @@ def test_sides_that_differ_are_not_switched(site: RollingSite) -> None:
     "where",
     [
         *(
-            f"{side}:sharded_orm.operations.pairs.rolling_upgrade._Upgrade._execute:{number}"
+            f"{side}:{EXECUTE}:{number}"
             for side in ("before", "after")
             for number in range(1, 11)
         ),
