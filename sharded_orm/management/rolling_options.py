@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 
+from sharded_orm import runtime
 from sharded_orm.management.actions import line_writer
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
@@ -158,6 +159,9 @@ def _write_plan(command: BaseCommand, options: Mapping[str, Any], plan: RollingP
 
 def _afterwards(plan: RollingPlan) -> list[str]:
     lines = ["Then deploy the new release."]
+    ranges = [r for group in runtime.topology().groups.values() for r in group.ranges]
+    if not all(r.is_pair for r in ranges):
+        lines.insert(0, "Shards that are on no pair: run 'manage.py migrate_shards' for them.")
     if plan.kept_defaults:
         lines.append(
             f"{', '.join(plan.kept_defaults)}: the default stays in the database for the old release."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -280,15 +281,22 @@ class MySQLPairSide(MySQLReplicationServer):
         # All that this server has written by itself is not to come back to it.
         self._rows("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos")
         encrypted = int(bool(settings.get("OPTIONS", {}).get("ssl")))
-        self._rows(
-            "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
-            f" MASTER_PASSWORD = %s, MASTER_SSL = {encrypted}, MASTER_CONNECT_RETRY = 10,"
-            " MASTER_USE_GTID = slave_pos",
-            str(settings.get("HOST") or "localhost"),
-            int(settings.get("PORT") or self.default_port),
-            account["USER"],
-            account["PASSWORD"],
-        )
+        # With DEBUG, Django logs what cursor() executes. The password must not be logged.
+        with (
+            self._connection.wrap_database_errors,
+            closing(self._connection.create_cursor()) as cursor,
+        ):
+            cursor.execute(
+                "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
+                f" MASTER_PASSWORD = %s, MASTER_SSL = {encrypted}, MASTER_CONNECT_RETRY = 10,"
+                " MASTER_USE_GTID = slave_pos",
+                (
+                    str(settings.get("HOST") or "localhost"),
+                    int(settings.get("PORT") or self.default_port),
+                    account["USER"],
+                    account["PASSWORD"],
+                ),
+            )
         self._rows("START SLAVE")
 
     @staticmethod

@@ -221,6 +221,22 @@ def test_sides_that_differ_are_not_switched(site: RollingSite) -> None:
 
 
 @pytest.mark.long
+def test_an_operation_that_is_unclear_on_one_side_can_be_settled(site: RollingSite) -> None:
+    executed = "sharded_orm.operations.migrate.executor.ScriptExecutor._execute"
+    site.rolling("--parallel", "1", code=-9, KILL_AT=f"before:{executed}:1")
+    assert site.run(
+        "from sharded_orm.models import OperationStep;"
+        " steps = OperationStep.objects.filter(run__kind='migrate side', alias='photos_00000');"
+        " answer = steps.update(state='unclear')"
+    )
+    assert "photos_00000" in site.rolling(code=1).err
+    done = site.manage("migrate_shards", "--settle", "photos_00000=undone")
+    assert done.code == 0, done.err
+    site.rolling()
+    assert_upgraded(site, [])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where",
     [
