@@ -16,6 +16,7 @@ import pytest
 from tests.integration.pairs.site import SCHEMAS, RollingSite
 from tests.services.replication import (
     APPLICATION,
+    OPERATOR,
     LoggingServer,
     MasterPair,
     execute,
@@ -199,6 +200,22 @@ def test_only_migrations_run_that_were_planned(site: RollingSite) -> None:
     assert "albums.0003_note would run, too" in site.rolling(code=1).err
     assert definitions(site) == before
     assert "a rolling upgrade" in site.pairs("setup", "db1", "db2", code=1).err
+
+
+def test_migrate_shards_fences_the_tables_that_it_creates(site: RollingSite) -> None:
+    assert site.manage("migrate_shards", "albums", "0003").code == 0
+    insert = "INSERT INTO photos_0000{}.albums_tag VALUES (1, 0)"
+    with contextlib.closing(OldRelease._connect(site.pair.second)) as passive:
+        with pytest.raises(MySQLdb.OperationalError, match="passive side of a pair"):
+            passive.cursor().execute(insert.format(0))
+        passive.cursor().execute(insert.format(2))
+    execute_alone(site.pair.second, f"REVOKE TRIGGER ON `%`.* FROM {OPERATOR[0]}@'%'")
+    try:
+        done = site.manage("migrate_shards", "albums")
+        assert done.code == 1
+        assert "run 'manage.py shards switch photos 0-3 --fence'" in done.err
+    finally:
+        execute_alone(site.pair.second, f"GRANT TRIGGER ON `%`.* TO {OPERATOR[0]}@'%'")
 
 
 def test_sides_that_differ_are_not_switched(site: RollingSite) -> None:
