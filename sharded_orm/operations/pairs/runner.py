@@ -146,15 +146,16 @@ def fence_passive_sides(
             changes = find_plan(group, numbers).changes
             if problems := preflight.passive_problems(changes):
                 raise SwitchRefused(problems)
+            for source, target in sorted({(change.source, change.target) for change in changes}):
+                _wait_for_tables(source, target, run)
+            for change in changes:
+                with open_fence(change.on(change.target), run.note) as fence:
+                    close_side(fence)
+                tell(f"{change}: {change.target} refuses writes")
         except Exception as exc:
+            # An unfinished run would refuse migrations.
             work.refuse(exc)
             raise
-        for source, target in sorted({(change.source, change.target) for change in changes}):
-            _wait_for_tables(source, target, run)
-        for change in changes:
-            with open_fence(change.on(change.target), run.note) as fence:
-                close_side(fence)
-            tell(f"{change}: {change.target} refuses writes")
         work.finish()
     return len(changes)
 
