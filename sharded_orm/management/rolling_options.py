@@ -9,10 +9,16 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 
+from sharded_orm import runtime
 from sharded_orm.management.actions import line_writer
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
-from sharded_orm.operations.exceptions import OperationStopped, PairRefused, RollingRefused
+from sharded_orm.operations.exceptions import (
+    OperationStopped,
+    PairRefused,
+    RollingRefused,
+    SwitchRefused,
+)
 from sharded_orm.operations.migrate import MigrateOptions
 from sharded_orm.operations.pairs import column_defaults, rolling_upgrade
 from sharded_orm.operations.pairs.pair_servers import all_pairs
@@ -122,7 +128,7 @@ def _upgrade(
             )
         except OperationStopped as exc:
             raise CommandError(str(exc), returncode=stopping.status) from exc
-        except (PairRefused, RollingRefused) as exc:
+        except (PairRefused, RollingRefused, SwitchRefused) as exc:
             if options["json"]:
                 _write(command, options, {"ok": False, "problems": list(exc.problems)}, "")
             raise
@@ -153,6 +159,9 @@ def _write_plan(command: BaseCommand, options: Mapping[str, Any], plan: RollingP
 
 def _afterwards(plan: RollingPlan) -> list[str]:
     lines = ["Then deploy the new release."]
+    ranges = [r for group in runtime.topology().groups.values() for r in group.ranges]
+    if not all(r.is_pair for r in ranges):
+        lines.insert(0, "Shards that are on no pair: run 'manage.py migrate_shards' for them.")
     if plan.kept_defaults:
         lines.append(
             f"{', '.join(plan.kept_defaults)}: the default stays in the database for the old release."

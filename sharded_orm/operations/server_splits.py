@@ -246,6 +246,8 @@ def _all_shards() -> Iterator[Shard]:
 def _still_needed(source: str, target: str) -> Iterator[str]:
     nodes = runtime.topology().nodes
     server = server_of(nodes[target], target)
+    if pair := runtime.topology().pair_of(target):
+        yield f"{target!r} is a side of the pair {pair!r}, whose replication must go on"
     for name, group in runtime.topology().groups.items():
         for each in group.ranges:
             replica = each.replica

@@ -21,6 +21,7 @@ from sharded_orm.operations import growth, moves, pairs, shard_moves
 from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.imports import row_comparison, row_copy, source_follower
 from sharded_orm.operations.migrate import migration_run
+from sharded_orm.operations.pairs import upgrade_state
 from sharded_orm.operations.promotion.runner import KIND as PROMOTION
 from sharded_orm.operations.runs import journal, lease
 from sharded_orm.operations.runs.redaction import without_accounts
@@ -37,7 +38,7 @@ STATES: Final = (
 )  # fmt: skip
 
 #: Kinds of runs whose work is not divided into steps (the work on one shard or node).
-_WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND, pairs.KIND)
+_WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND, pairs.KIND, upgrade_state.KIND)
 _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
@@ -247,6 +248,10 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
     elif run.state == "broken off" and run.kind == pairs.KIND:
         end_switch = f"manage.py shards switch {run.subject} --repair"
         commands.append(("End the switch that was broken off", end_switch))
+    elif run.state == "broken off" and run.kind == upgrade_state.KIND:
+        targets = filter(None, run.arguments.get("targets") or ())
+        go_on = " ".join(["manage.py migrate_shards", *targets, "--rolling"])
+        commands.append(("Go on where it stopped", go_on))
     elif run.state == "broken off" and run.kind == source_follower.KIND:
         follow = f"manage.py shards import {' '.join(run.arguments.get('models') or ['…'])}"
         follow += f" --from {run.arguments.get('source')}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -30,8 +31,6 @@ SCHEMA_PRIVILEGES: Final = (
     "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER", "INDEX", "REFERENCES",
     "TRIGGER", "EVENT",
 )  # fmt: skip
-#: The names of tables and triggers of the library begin with this.
-_LIBRARY = OWN_PREFIX.partition("capture")[0]
 # Settings of sessions that change one side only. Rows that both sides insert by themselves, such as
 # those of django_migrations, get the same ids, whatever steps the servers have.
 _QUIET: Final = (
@@ -224,7 +223,7 @@ class MySQLPairSide(MySQLReplicationServer):
                 *schemas,
             )
             for row in rows:
-                if not str(row["name"]).startswith(_LIBRARY):
+                if not str(row["name"]).startswith(OWN_PREFIX):
                     yield (
                         f"{self.name!r} has the {kind} {row['name']!r} in {row['place']!r}, where it is"
                         f" the passive side: rows there may come from the other side only; SET"
@@ -235,7 +234,8 @@ class MySQLPairSide(MySQLReplicationServer):
         """Return the columns of all tables, in their order, by schema and table. One query.
 
         Row-based replication matches columns by their position, so their order counts. A column is its
-        name, type, whether it takes NULL, and its default.
+        name, type, whether it takes NULL, and its default. Tables of the library's operations are left
+        out, such as those of moves of keys.
         """
         columns: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
         if not schemas:
@@ -250,7 +250,7 @@ class MySQLPairSide(MySQLReplicationServer):
             *schemas,
         )
         for row in rows:
-            if str(row["name"]).startswith(_LIBRARY):
+            if str(row["name"]).startswith(OWN_PREFIX):
                 continue
             names = ("col", "kind", "charset", "takes_null", "fallback")
             tables = columns.setdefault(str(row["place"]), {})
@@ -280,15 +280,22 @@ class MySQLPairSide(MySQLReplicationServer):
         # All that this server has written by itself is not to come back to it.
         self._rows("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos")
         encrypted = int(bool(settings.get("OPTIONS", {}).get("ssl")))
-        self._rows(
-            "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
-            f" MASTER_PASSWORD = %s, MASTER_SSL = {encrypted}, MASTER_CONNECT_RETRY = 10,"
-            " MASTER_USE_GTID = slave_pos",
-            str(settings.get("HOST") or "localhost"),
-            int(settings.get("PORT") or self.default_port),
-            account["USER"],
-            account["PASSWORD"],
-        )
+        # With DEBUG, Django logs what cursor() executes. The password must not be logged.
+        with (
+            self._connection.wrap_database_errors,
+            closing(self._connection.create_cursor()) as cursor,
+        ):
+            cursor.execute(
+                "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
+                f" MASTER_PASSWORD = %s, MASTER_SSL = {encrypted}, MASTER_CONNECT_RETRY = 10,"
+                " MASTER_USE_GTID = slave_pos",
+                (
+                    str(settings.get("HOST") or "localhost"),
+                    int(settings.get("PORT") or self.default_port),
+                    account["USER"],
+                    account["PASSWORD"],
+                ),
+            )
         self._rows("START SLAVE")
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,9 @@ from sharded_orm.management.rolling_options import add_rolling, refuse_without_r
 from sharded_orm.management.selection import add_selection, selection_of
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
+from sharded_orm.operations.exceptions import SwitchFailed
 from sharded_orm.operations.migrate import MigrateOptions, migration_run
+from sharded_orm.operations.pairs import runner
 from sharded_orm.operations.runs.rollout import Waves
 from sharded_orm.operations.selection import Selected, numbers_text
 
@@ -167,20 +169,26 @@ class Command(BaseCommand):
         # Error messages for groups that another process is migrating, keyed by the group's name.
         held: dict[str, str] = {}
         not_begun: list[str] = []
+        # Sentences about new tables on the passive sides of pairs.
+        unfenced: list[str] = []
         with stop_signals() as stopping:
             for selection in selection_of(options):
                 if stopping():
                     not_begun.append(selection.group.name)
                     continue
                 try:
-                    reports.append(migration_run.migrate(selection, request, progress, stopping))
+                    report = migration_run.migrate(selection, request, progress, stopping)
+                    reports.append(report)
+                    if report.ok and report.migrated:
+                        unfenced += self._fence_new_tables(selection)
                 except OperationHeld as exc:
                     held[selection.group.name] = str(exc)
                     self.stderr.write(str(exc))
         ok = all(report.ok for report in reports) and not held and not not_begun
         if options["json"]:
             self._json({
-                "ok": ok,
+                "ok": ok and not unfenced,
+                "unfenced": unfenced,
                 "stopped": stopping.cause,
                 "groups": {report.group: _report_json(report) for report in reports},
                 "not_begun": not_begun,
@@ -189,7 +197,32 @@ class Command(BaseCommand):
         else:
             self._print_reports(reports, options)
         if not ok:
-            raise CommandError(_failure_text(reports, held, not_begun), returncode=stopping.status)
+            unfenced.insert(0, _failure_text(reports, held, not_begun))
+        if unfenced:
+            raise CommandError(" ".join(unfenced), returncode=stopping.status)
+
+    def _fence_new_tables(self, selection: Selected) -> Iterator[str]:
+        """Let the passive sides of pairs refuse writes to the tables that migrations have created.
+
+        Yield a sentence if that fails. If a passive side only lags, as after the change of a large table,
+        write the sentence to stderr.
+        """
+        group = selection.group
+        shards = [shard for shard in selection.shards if group.range_of(shard.number).is_pair]
+        if not shards:
+            return
+        try:
+            runner.fence_passive_sides(group.name, [shard.number for shard in shards])
+        except (ShardedOrmError, Error) as exc:
+            sentence = (
+                f"The shards of {group.name} are migrated, but passive sides of pairs may accept writes to"
+                f" new tables ({exc}). When the cause is mended, run 'manage.py shards switch"
+                f" {group.name} {numbers_text(shards)} --fence'."
+            )
+            if isinstance(exc, SwitchFailed):
+                self.stderr.write(self.style.WARNING(sentence))
+            else:
+                yield sentence
 
     def _print_reports(
         self, reports: Sequence[migration_run.MigrationReport], options: Mapping[str, Any]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from django.db import connections
-from django.db.models import QuerySet
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import LeaseLost, OperationHeld, UnknownShard
@@ -336,12 +335,14 @@ def settle(alias: str, *, done: bool) -> None:
     shard = runtime.topology().resolve(alias)
     if shard is None:
         raise UnknownShard(f"There is no shard {alias!r}; an alias is such as 'photos_00042'.")
-    if not _unclear(shard).exists():
+    request = _unclear(shard)
+    if request is None:
         raise NothingUnclear(
             f"Shard {alias!r} has no operation that is unclear; 'manage.py migrate_shards --status'"
             " lists those that have."
         )
-    with journal.hold_run(KIND, shard.group, {"settle": alias, "done": done}) as run:
+    subject = request.subject(shard.group)
+    with journal.hold_run(request.kind, subject, {"settle": alias, "done": done}) as run:
         run.create_steps([alias])
         step = run.step(alias)
         group = runtime.group(shard.group)
@@ -351,10 +352,15 @@ def settle(alias: str, *, done: bool) -> None:
             run.finish("settled")
 
 
-def _unclear(shard: Shard) -> QuerySet[OperationStep]:
+def _unclear(shard: Shard) -> MigrationRequest | None:
+    """Return a request of the kind that has left an unclear operation on ``shard``; None if none has."""
     with journal.require_journal():
-        open_steps = journal.open_steps(KIND, shard.group)
-        return open_steps.filter(alias=shard.alias, state=journal.UNCLEAR)
+        for side in ("", shard.node, shard.replica):
+            request = MigrationRequest(MigrateOptions(), side=side or "")
+            steps = journal.open_steps(request.kind, request.subject(shard.group))
+            if steps.filter(alias=shard.alias, state=journal.UNCLEAR).exists():
+                return request
+    return None
 
 
 # ##### Status #####

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sharded_orm import runtime
-from sharded_orm.operations.exceptions import PairRefused
+from sharded_orm.operations.exceptions import JournalMissing, PairRefused
 from sharded_orm.operations.pairs import replication_check
 from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair
+from sharded_orm.operations.pairs.upgrade_state import unfinished
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
@@ -34,6 +36,9 @@ def set_up(
     :raises PairRefused: the servers cannot be a pair, or replication does not run. The message lists
         all reasons; nothing was changed if they are about settings of the servers.
     """
+    with suppress(JournalMissing):  # A new site may have none yet.
+        if upgrade := unfinished(first, second):
+            raise PairRefused([upgrade])
     with open_pair(first, second) as servers:
         problems = list(replication_check.server_problems(servers))
         if not problems:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from sharded_orm import runtime
-from sharded_orm.operations.exceptions import OperationStopped, PairRefused, RollingRefused
+from sharded_orm.operations.exceptions import OperationStopped, PairRefused
+from sharded_orm.operations.migrate.applied_state import applied_state
 from sharded_orm.operations.migrate.migration_run import MigrationRequest, Progress, migrate
-from sharded_orm.operations.migrate.planner import MigrateOptions
+from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
 from sharded_orm.operations.pairs import KIND as SWITCH
 from sharded_orm.operations.pairs import replication_check, runner, side_comparison
 from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair, shards_of
@@ -32,6 +33,7 @@ from sharded_orm.operations.pairs.upgrade_state import KIND, STEPS
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves
+from sharded_orm.operations.selection import Selected
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
@@ -80,6 +82,8 @@ def upgrade(
     :param tell: called with a line for the operator before each step.
     :raises RollingRefused: a migration must not run on one side first.
     :raises PairRefused: the pair is not in order, or the sides differ.
+    :raises SwitchRefused: the sides could not be switched later.
+    :raises TopologyReadOnly: commands cannot change the topology.
     :raises OperationHeld: another process works on the shards.
     :raises OperationStopped: ``stopping`` was set. Another call goes on.
     """
@@ -93,8 +97,10 @@ def upgrade(
                 replication_check.require_sound(first, second)
                 _require_fences(first, second)
                 plan = find_plan(first, second, options.migrate)
-            except (PairRefused, RollingRefused) as exc:
-                run.finish("refused", str(exc))
+                _require_switches(plan)
+            except Exception as exc:
+                # An unfinished run would refuse all other operations.
+                run.finish("refused", journal.one_line(exc))
                 raise
             run.note(**plan.to_json(), done=0)
         with open_pair(first, second) as servers:
@@ -110,6 +116,16 @@ def _require_fences(first: str, second: str) -> None:
     problems = [p for state in pair_states(shards_of(first, second)) for p in state.problems]
     if problems:
         raise PairRefused(problems)
+
+
+def _require_switches(plan: RollingPlan) -> None:
+    """Check that each round can switch its shards. Once a side has the new schema, there is no way back.
+
+    :raises: the errors of :func:`runner.check_switch`.
+    """
+    for each in plan.rounds:
+        for group, numbers in each.numbers.items():
+            runner.check_switch(group, numbers, to_side=each.passive)
 
 
 def _require_same(
@@ -234,6 +250,7 @@ class _Upgrade:
         with only_on(side, (self._plan.first, self._plan.second)):
             for selected in upgrade_round.selected():
                 self._check()
+                self._require_planned(selected)
                 report = migrate(selected, request, self._progress, self._stopping)
                 if report.stopped and not report.failures:
                     raise OperationStopped("Stopped. The same command goes on from here.")
@@ -249,6 +266,22 @@ class _Upgrade:
             if shard.node != side.name:
                 with open_fence(replace(shard, node=side.name), self._run.check) as fence:
                     close_side(fence)
+
+    def _require_planned(self, selected: Selected) -> None:
+        """Check that only migrations run that were examined when the upgrade began.
+
+        Another release may have come to this machine since then.
+        """
+        planner = Planner(self._plan.options)
+        applied_state(planner, selected.shards)
+        units = {str(unit) for plan in planner.plans for unit in plan.units}
+        if others := sorted(units - set(self._plan.migrations)):
+            raise PairRefused(
+                [
+                    f"{', '.join(others)} would run, too, and it was not planned when this upgrade began:"
+                    " finish the upgrade from a machine that has the release with which it began"
+                ]
+            )
 
     def _catch_up(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
         link = replica.link_from(source)

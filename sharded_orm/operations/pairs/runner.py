@@ -28,6 +28,7 @@ from sharded_orm.operations.pairs.side_switch import (
     wait_for,
 )
 from sharded_orm.operations.pairs.sides import open_fence
+from sharded_orm.operations.pairs.state import pair_states
 from sharded_orm.operations.promotion import cached_rows
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
@@ -111,13 +112,16 @@ def check_switch(
 def repair(group: str, *, tell: Tell = lambda line: None) -> SwitchReport:
     """End an unfinished switch.
 
-    If it was published, the new side is opened. Otherwise the old side takes writes as before.
+    If it was published, the new side is opened. Otherwise the old side takes writes as before. Also, if
+    both sides of a shard refuse writes without a switch, the active side is opened.
 
+    :raises django.db.Error: a server does not answer.
     :raises OperationHeld: a process switches shards of the group at this time.
     """
     with journal.hold_run(KIND, group, {"to": "repair"}) as run:
         work = _SwitchWork(run, SwitchOptions(), Stopping(), tell)
         work.begin(repairs=True)
+        work.open_active_sides()
         work.finish()
     return work.report
 
@@ -142,15 +146,16 @@ def fence_passive_sides(
             changes = find_plan(group, numbers).changes
             if problems := preflight.passive_problems(changes):
                 raise SwitchRefused(problems)
+            for source, target in sorted({(change.source, change.target) for change in changes}):
+                _wait_for_tables(source, target, run)
+            for change in changes:
+                with open_fence(change.on(change.target), run.note) as fence:
+                    close_side(fence)
+                tell(f"{change}: {change.target} refuses writes")
         except Exception as exc:
+            # An unfinished run would refuse migrations.
             work.refuse(exc)
             raise
-        for source, target in sorted({(change.source, change.target) for change in changes}):
-            _wait_for_tables(source, target, run)
-        for change in changes:
-            with open_fence(change.on(change.target), run.note) as fence:
-                close_side(fence)
-            tell(f"{change}: {change.target} refuses writes")
         work.finish()
     return len(changes)
 
@@ -197,6 +202,40 @@ class _SwitchWork:
         if record is not None:
             self._tell(f"ends the switch of {record.change}, which was broken off: {record.phase}")
             self._end(record)
+
+    def open_active_sides(self) -> None:
+        """Open the active side of each shard of which both sides refuse writes.
+
+        That remains if the journal was lost during a switch.
+        """
+        if self._run.arguments.get("current") is not None:
+            return
+        for state in pair_states(runtime.group(self._run.subject).shards()):
+            for shard in state.closed:
+                change = SideChange(shard.group, shard.number, str(shard.replica), shard.node)
+                if shard in state.writable:
+                    self.report.failures[shard.number] = (
+                        f"{change.target!r} is the active side by the topology and refuses writes, and"
+                        f" {change.source!r} takes them. If the topology was changed by hand, change it"
+                        " back."
+                    )
+                else:
+                    self._open_active_side(change)
+
+    def _open_active_side(self, change: SideChange) -> None:
+        seconds = self._options.patience
+        with open_pair(change.source, change.target) as pair:
+            position = pair.source.status().logged
+            lacking = wait_for(pair.target, position, seconds, self._run.check)
+        if lacking:
+            self.report.failures[change.number] = (
+                f"both sides refuse writes, and {change.target!r} did not get to {lacking} of"
+                f" {change.source!r} within {seconds:g} s. Mend the replication, and try again."
+            )
+            return
+        with open_fence(change.on(change.target), self._run.note) as fence:
+            self._remove_fence(change, fence)
+        self._tell(f"{change}: {change.target} takes writes again")
 
     def refuse(self, cause: Exception) -> None:
         """Finish the run because a check has failed with ``cause``."""

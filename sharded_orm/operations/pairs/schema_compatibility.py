@@ -86,6 +86,7 @@ def examine(operations: Iterable[PlannedOperation]) -> Compatibility:
     refusals: list[str] = []
     kept: list[KeptDefault] = []
     created: set[tuple[str, str]] = set()
+    added: set[tuple[str, str, str]] = set()
     for planned in operations:
         operation, label = planned.piece.operation, planned.app_label
         kind = type(operation).__name__
@@ -100,6 +101,10 @@ def examine(operations: Iterable[PlannedOperation]) -> Compatibility:
             continue
         else:
             reason = _RULES.get(kind, _unknown)(planned.piece, label)
+            if kind == "AddField":
+                added.add((label, model, operation.name))  # type: ignore[attr-defined]  # an AddField
+            elif kind == "AlterField" and (label, model, operation.name) in added:  # type: ignore[attr-defined]  # an AlterField
+                reason = reason or _changed_again(planned.piece, label)
         if reason:
             refusals.append(f"{planned.migration}: {operation.describe()}: {reason}")
         elif kind == "AddField" and _keeps_default(operation.field):  # type: ignore[attr-defined]  # an AddField
@@ -169,11 +174,11 @@ def _new_column(piece: Piece, label: str) -> str:
         )
     if field.primary_key:
         return "replication finds rows by their primary key. Instead, create a new model"
-    if field.unique and not field.null:
+    if field.unique and not (field.null and _lacks_default(field)):
         return (
-            "all rows of the old schema would get the same value. Instead, add it with null=True, fill"
-            " it when all releases write it, and then remove null=True by 'manage.py migrate_shards'"
-            " without --rolling"
+            "all rows of the old schema would get the same value. Instead, add it with null=True and"
+            " without a default, fill it when all releases write it, and then remove null=True by"
+            " 'manage.py migrate_shards' without --rolling"
         )
     if not _is_constant(field):
         return (
@@ -197,12 +202,14 @@ def _is_constant(field: Any) -> bool:
         expression = field.db_default
         return isinstance(expression, Value) or not hasattr(expression, "resolve_expression")
     return (
-        not callable(field.default) or field.default in _CONSTANT_DEFAULTS or _lacks_default(field)
+        not callable(field.default)
+        or field.default in _CONSTANT_DEFAULTS
+        or not field.has_default()
     )
 
 
 def _lacks_default(field: Any) -> bool:
-    return not field.has_default()
+    return not field.has_db_default() and (not field.has_default() or field.default is None)
 
 
 def _keeps_default(field: Any) -> bool:
@@ -237,6 +244,21 @@ def _changed_column(piece: Piece, label: str) -> str:
         return _demanding(piece, label)
     return (
         f"replication stops at a value of the old type, or stores another one. Instead, {_EXPAND}"
+    )
+
+
+def _changed_again(piece: Piece, label: str) -> str:
+    """Like a rule, for a column that the same plan has added to an old table."""
+    operation: Any = piece.operation
+    old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]
+    new: Any = operation.field
+    if _database_part(old) == _database_part(new) and old.db_comment == new.db_comment:
+        return ""
+    # The server drops the default of a column when MODIFY does not repeat it.
+    return (
+        "the new column would lose its default in the database, and rows of the old schema would get"
+        " another value on each side. Instead, write this into AddField; or upgrade to the migration"
+        " before this one, and then to this one"
     )
 
 

@@ -75,12 +75,18 @@ class PairStatus:
                     f"Node {direction.target!r} does not get the changes of {direction.source!r}"
                     f" ({direction.error}). Mend the replication of the pair."
                 )
-        for group, shards in _by_group(self.writable):
+        swapped = [shard for shard in self.writable if shard in self.closed]
+        if swapped:
+            yield (
+                f"The active side of {aliases_text(swapped)} refuses writes, and the passive side takes"
+                " them. If the topology was changed by hand, change it back."
+            )
+        for group, shards in _by_group([s for s in self.writable if s not in swapped]):
             yield (
                 f"The passive side of {aliases_text(shards)} accepts writes, which would be lost or"
                 f" conflict. Run 'manage.py shards switch {group} {numbers_text(shards)} --fence'."
             )
-        for group, shards in _by_group(self.closed):
+        for group, shards in _by_group([s for s in self.closed if s not in swapped]):
             yield (
                 f"Both sides of {aliases_text(shards)} refuse writes. If no switch is under way, run"
                 f" 'manage.py shards switch {group} --repair'."

@@ -143,17 +143,28 @@ def test_what_does_not_belong_on_the_passive_side_is_refused(site: PairSite) -> 
     trigger = "TRIGGER photos_00000.audit BEFORE INSERT ON photos_00000.entries_entry FOR EACH ROW"
     execute_alone(second, f"CREATE {trigger} SET @audited = 1")
     execute_alone(second, "CREATE EVENT photos_00001.purge ON SCHEDULE EVERY 1 DAY DO SELECT 1")
-    execute_alone(first, "ALTER TABLE photos_00002.entries_entry ADD extra INT")
+    execute_alone(
+        first,
+        "ALTER TABLE photos_00002.entries_entry ADD extra INT",
+        "CREATE TABLE photos_00003.sharded_orm_lookup (id INT PRIMARY KEY)",
+    )
     try:
         assert_named(
             problems(site),
             ("the trigger 'audit' in 'photos_00000'", "DROP TRIGGER `photos_00000`.`audit`"),
             ("the event 'purge' in 'photos_00001'", "DROP EVENT `photos_00001`.`purge`"),
-            ("photos_00002.entries_entry have not the same columns", "make one side anew"),
+            (
+                "photos_00002.entries_entry, photos_00003.sharded_orm_lookup have not the same columns",
+                "make one side anew",
+            ),
         )
     finally:
         execute_alone(second, "DROP TRIGGER photos_00000.audit", "DROP EVENT photos_00001.purge")
-        execute_alone(first, "ALTER TABLE photos_00002.entries_entry DROP extra")
+        execute_alone(
+            first,
+            "ALTER TABLE photos_00002.entries_entry DROP extra",
+            "DROP TABLE photos_00003.sharded_orm_lookup",
+        )
 
 
 def test_nodes_that_cannot_be_a_pair_are_refused(site: PairSite) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from tests.integration.pairs.site import SCHEMAS, RollingSite
 from tests.services.replication import (
     APPLICATION,
+    OPERATOR,
     LoggingServer,
     MasterPair,
     execute,
@@ -24,6 +26,7 @@ from tests.services.server import HOST
 
 TARGET = ("albums", "0003")
 ALBUM = "photos_00000.albums_album"
+EXECUTE = "sharded_orm.operations.pairs.rolling_upgrade._Upgrade._execute"
 STEPS = ("migrate-passive", "compare", "switch", "migrate-other", "finish")
 
 
@@ -170,6 +173,65 @@ def test_operations_that_need_another_way_are_refused_before_anything_starts(
     assert site.pairs("check", "db1", "db2").code == 0
 
 
+def test_what_would_fail_later_is_refused_before_anything_starts(site: RollingSite) -> None:
+    before = definitions(site)
+    unknown = site.manage("migrate_shards", "albums", "0009", "--rolling")
+    assert unknown.code == 1
+    documented = copy.deepcopy(site.setting)
+    site.setting["GROUPS"]["photos"]["RANGES"] = site.document()["groups"]["photos"]["RANGES"]
+    del site.setting["TOPOLOGY"]
+    site.save()
+    assert "Sides cannot be switched" in site.rolling(code=1).err
+    site.setting = documented
+    site.save()
+    assert definitions(site) == before
+    # Neither run is left unfinished.
+    assert site.manage("migrate_shards", "albums", "0001").code == 0
+
+
+def test_only_migrations_run_that_were_planned(site: RollingSite) -> None:
+    """A release with more migrations has come to the machine since the upgrade began."""
+    before = definitions(site)
+    site.rolling(code=-9, KILL_AT=f"before:{EXECUTE}:1")
+    site.run(
+        "from sharded_orm.models import OperationRun; run = OperationRun.objects.get(kind='rolling');"
+        " run.arguments['migrations'].remove('albums.0003_note'); run.save(); answer = None"
+    )
+    assert "albums.0003_note would run, too" in site.rolling(code=1).err
+    assert definitions(site) == before
+    assert "a rolling upgrade" in site.pairs("setup", "db1", "db2", code=1).err
+
+
+def test_migrate_shards_fences_the_tables_that_it_creates(site: RollingSite) -> None:
+    assert site.manage("migrate_shards", "albums", "0003").code == 0
+    insert = "INSERT INTO photos_0000{}.albums_tag VALUES (1, 0)"
+    with contextlib.closing(OldRelease._connect(site.pair.second)) as passive:
+        with pytest.raises(MySQLdb.OperationalError, match="passive side of a pair"):
+            passive.cursor().execute(insert.format(0))
+        passive.cursor().execute(insert.format(2))
+    execute_alone(site.pair.second, f"REVOKE TRIGGER ON `%`.* FROM {OPERATOR[0]}@'%'")
+    try:
+        done = site.manage("migrate_shards", "albums")
+        assert done.code == 1
+        assert "run 'manage.py shards switch photos 0-3 --fence'" in done.err
+    finally:
+        execute_alone(site.pair.second, f"GRANT TRIGGER ON `%`.* TO {OPERATOR[0]}@'%'")
+
+
+@pytest.mark.long
+def test_migrate_shards_does_not_wait_for_a_passive_side_that_lags(site: RollingSite) -> None:
+    execute(site.pair.second, "STOP SLAVE SQL_THREAD")
+    try:
+        done = site.manage("migrate_shards", "albums", "0003")
+    finally:
+        execute(site.pair.second, "START SLAVE")
+    assert done.code == 0
+    assert "'db2' did not get to" in done.err
+    assert "run 'manage.py shards switch photos 0-3 --fence'" in done.err
+    site.pair.settle()
+    assert site.manage("migrate_shards", "albums").code == 0
+
+
 def test_sides_that_differ_are_not_switched(site: RollingSite) -> None:
     execute(site.pair.first, f"INSERT INTO {ALBUM} (album_id, user_id, title) VALUES (1, 0, 'old')")
     site.pair.settle()
@@ -190,11 +252,27 @@ def test_sides_that_differ_are_not_switched(site: RollingSite) -> None:
 
 
 @pytest.mark.long
+def test_an_operation_that_is_unclear_on_one_side_can_be_settled(site: RollingSite) -> None:
+    executed = "sharded_orm.operations.migrate.executor.ScriptExecutor._execute"
+    site.rolling("--parallel", "1", code=-9, KILL_AT=f"before:{executed}:1")
+    assert site.run(
+        "from sharded_orm.models import OperationStep;"
+        " steps = OperationStep.objects.filter(run__kind='migrate side', alias='photos_00000');"
+        " answer = steps.update(state='unclear')"
+    )
+    assert "photos_00000" in site.rolling(code=1).err
+    done = site.manage("migrate_shards", "--settle", "photos_00000=undone")
+    assert done.code == 0, done.err
+    site.rolling()
+    assert_upgraded(site, [])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where",
     [
         *(
-            f"{side}:sharded_orm.operations.pairs.rolling_upgrade._Upgrade._execute:{number}"
+            f"{side}:{EXECUTE}:{number}"
             for side in ("before", "after")
             for number in range(1, 11)
         ),

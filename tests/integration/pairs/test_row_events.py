@@ -20,6 +20,9 @@ from tests.services.replication import (
     replication_status,
 )
 
+# The facts change with the server, and not with this library.
+pytestmark = pytest.mark.long
+
 TABLE = "CREATE TABLE facts.t (id INT PRIMARY KEY, a VARCHAR(10) NOT NULL, b VARCHAR(10) NOT NULL)"
 
 

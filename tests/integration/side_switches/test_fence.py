@@ -17,6 +17,8 @@ STATEMENTS = (
     "REPLACE INTO photos_00000.entries_entry VALUES (7, 0)",
     "INSERT INTO photos_00000.entries_entry VALUES (7, 0) ON DUPLICATE KEY UPDATE user_id = 1",
     "UPDATE photos_00000.entries_entry SET user_id = 2",
+    "UPDATE IGNORE photos_00000.entries_entry SET user_id = 3",
+    "DELETE IGNORE FROM photos_00000.entries_entry WHERE entry_id = 9",
     "DELETE FROM photos_00000.entries_entry",
 )
 

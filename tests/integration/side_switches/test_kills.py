@@ -81,3 +81,25 @@ def test_a_topology_that_was_changed_meanwhile(site: PairSite) -> None:
     site.publish(groups)
     assert site.switch("photos", "--repair", "--json").json["ok"]
     assert site.writable() == ["db1"]
+
+
+def test_repair_opens_the_active_side_if_the_journal_was_lost(site: PairSite) -> None:
+    site.switch_and_die(CLOSED[0], "photos", "0")
+    site.run(
+        "from sharded_orm.models import OperationRun; OperationRun.objects.all().delete();"
+        " answer = None"
+    )
+    problems = site.manage("shards", "status", "--json").json["problems"]
+    assert any("Both sides of photos_00000 refuse writes" in each for each in problems)
+    assert site.switch("photos", "--repair", "--json").json["ok"]
+    assert site.writable() == ["db1"]
+
+
+def test_a_topology_that_was_changed_by_hand_is_named(site: PairSite) -> None:
+    groups = site.document()["groups"]
+    groups["photos"]["RANGES"][0]["active"] = "db2"
+    site.publish(groups)
+    problems = site.manage("shards", "status", "--json").json["problems"]
+    assert any("active side of photos_00000, photos_00001 refuses writes" in p for p in problems)
+    assert "change it back" in site.switch("photos", "--repair", code=1).err
+    assert site.writable() == ["db1"]

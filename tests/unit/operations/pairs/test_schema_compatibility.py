@@ -62,6 +62,7 @@ ALLOWED = [
     added(models.CharField(max_length=9, blank=True)),
     added(models.JSONField(default=dict)),
     added(models.IntegerField(null=True, unique=True)),
+    added(models.IntegerField(null=True, unique=True, default=None)),
     added(models.ForeignKey("photos.photo", models.CASCADE, null=True)),
     added(models.ManyToManyField("photos.photo")),
     migrations.AddIndex("photo", models.Index(fields=["title"], name="by_title")),
@@ -79,6 +80,8 @@ REFUSED = [
     (added(models.DateTimeField(auto_now_add=True)), "default is computed"),
     (added(models.DateTimeField(db_default=models.functions.Now())), "default is computed"),
     (added(models.IntegerField(default=5, unique=True)), "the same value"),
+    (added(models.IntegerField(null=True, default=5, unique=True)), "the same value"),
+    (added(models.IntegerField(null=True, db_default=5, unique=True)), "the same value"),
     (
         added(
             models.GeneratedField(
@@ -135,6 +138,21 @@ def test_each_operation_of_a_plan_is_examined() -> None:
         migrations.RemoveField("photo", "title"),
     )
     assert len(compatibility.refusals) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "is_allowed"),
+    [
+        (models.IntegerField(default=7, help_text="?", db_index=True), True),
+        (models.IntegerField(default=5, null=True), False),
+        (models.IntegerField(default=5, db_comment="a number"), False),
+    ],
+)
+def test_a_new_column_must_not_lose_its_default_by_a_later_operation(
+    field: models.Field[Any, Any], is_allowed: bool
+) -> None:
+    refusals = examined(added(models.IntegerField(default=5)), altered("stars", field)).refusals
+    assert ["would lose its default" in each for each in refusals] == [True] * (not is_allowed)
 
 
 def test_a_table_that_the_plan_creates_may_change_in_any_way() -> None:
