@@ -104,6 +104,18 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
 
 
+def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) -> list[Any]:
+    """Return Django's objects that make the related instances of ``select_related()``.
+
+    :param klass_info: the attribute of a compiler that has compiled the query.
+    :param select: the attribute of the same compiler.
+    """
+    from django.db.models import query
+
+    arguments = (queryset._fetch_mode,) if _HAS_FETCH_MODES else ()
+    return query.get_related_populators(klass_info, select, alias, *arguments)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # the type stubs lack this function
+
+
 # -- Writing -------------------------------------------------------------------------
 
 

@@ -7,10 +7,10 @@ use of a shape, and most tests use each shape once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
-from uuid import UUID
+
+from tests.django_suite.inside.yardstick_plans import use_plans_at_once
 
 
 def pytest_sessionstart() -> None:
@@ -21,32 +21,10 @@ def pytest_sessionstart() -> None:
     from sharded_orm.contrib.lookups.declaration import lookups_of
     from sharded_orm.models import base
     from sharded_orm.models.plans import inserts
-    from sharded_orm.models.plans.updates import PLAIN_TYPES
-    from sharded_orm.models.querysets import plans, updates
+    from sharded_orm.models.querysets import updates
+    from sharded_orm.models.querysets.plan_examples import learn
     from sharded_orm.models.querysets.plans import PlannedQuerySet
     from sharded_orm.models.querysets.updates import PlannedUpdateQuerySet
-
-    def twice(method: Callable[..., Any]) -> Callable[..., Any]:
-        """Make the call on a copy first, so that its shape is known."""
-
-        @wraps(method)  # The package looks at the module of a method.
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            values = [*args, *kwargs.values()]
-            # The values of other calls may be iterators, which can be used once.
-            if all(type(value) in (int, str, UUID) for value in values) and (
-                recording := self._recorded()
-            ):
-                method(self._with_recording(recording), *args, **kwargs)
-            return method(self, *args, **kwargs)
-
-        return call
-
-    @wraps(PlannedQuerySet.get)
-    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recording = self._recorded() if kwargs and not args else None
-        if recording is not None and recording.limits is None:
-            self._with_recording(recording).filter(**kwargs)
-        return get_by_plan(self, *args, **kwargs)
 
     def read(self: Any, kind: str, recording: Any, limits: Any, read_by_django: Any) -> Any:
         shape = recording.shape
@@ -54,24 +32,20 @@ def pytest_sessionstart() -> None:
             shard = None
             if shape.shard_at is not None:
                 shard = runtime.locate(shape.options.group, recording.values[shape.shard_at])
-            elif lookups_of(shape.options.model):
+            elif lookups_of(shape.model):
                 shard = runtime.shard_in(runtime.group(shape.options.group), 0)
             if shard is not None:
-                plans._learn(kind, recording, connections[shard.alias])
+                learn(kind, kind, recording, type(self), connections[shard.alias])
         return read_by_plan(self, kind, recording, limits, read_by_django)
 
-    @wraps(PlannedUpdateQuerySet.update)
+    @wraps(PlannedUpdateQuerySet.update)  # The package looks at the module of a method.
     def update(self: Any, **kwargs: Any) -> Any:
-        recording = self._recorded()
-        if (
-            recording is not None
-            and (recording.limits, recording.shape.ordering) == (None, None)
-            and recording.shape.shard_at is not None
-            and PLAIN_TYPES.issuperset(map(type, kwargs.values()))
-        ):
+        recording = self._recorded_update(kwargs)
+        if recording is not None:
             self._refuse_key(kwargs, "update()")
+            write = (*kwargs, *map(type, kwargs.values()))
             for _ in range(2):
-                updates._learn(recording, (*kwargs, *map(type, kwargs.values())), kwargs)
+                updates._learn(recording, write, kwargs, type(self))
         return update_by_plan(self, **kwargs)
 
     def save(*args: Any) -> Any:
@@ -88,12 +62,10 @@ def pytest_sessionstart() -> None:
         def setdefault(self, model: Any, default: Any) -> Any:  # type: ignore[override]
             return super().setdefault(model, SeenInserts())
 
-    update_by_plan, save_by_plan = PlannedUpdateQuerySet.update, base.save_row
+    use_plans_at_once()
+    read_by_plan, update_by_plan = PlannedQuerySet._read, PlannedUpdateQuerySet.update
+    save_by_plan = base.save_row
     PlannedUpdateQuerySet.update = update  # type: ignore[method-assign]
     base.save_row = save
     inserts._inserts = InsertsByModel()
-    get_by_plan, read_by_plan = PlannedQuerySet.get, PlannedQuerySet._read
-    for name in ("filter", "order_by"):
-        setattr(PlannedQuerySet, name, twice(getattr(PlannedQuerySet, name)))
-    PlannedQuerySet.get = get  # type: ignore[method-assign]
     PlannedQuerySet._read = read  # type: ignore[method-assign]

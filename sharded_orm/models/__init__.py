@@ -10,6 +10,7 @@ from sharded_orm.models.fields import (
     TimestampedIDField,
 )
 from sharded_orm.models.global_models import GlobalManager, GlobalModel, GlobalQuerySet
+from sharded_orm.models.querysets.direct_plans import PlanManager, PlanQuerySet
 from sharded_orm.models.querysets.route import Route
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.tables.fleet import ShardMap, TopologyVersion
@@ -29,6 +30,8 @@ __all__ = [
     "OperationStep",
     "PackedIDField",
     "Placement",
+    "PlanManager",
+    "PlanQuerySet",
     "Route",
     "ShardMap",
     "ShardedManager",

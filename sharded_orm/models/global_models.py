@@ -10,6 +10,7 @@ from sharded_orm.cache import request_cache
 from sharded_orm.models.cached.invalidation import CacheAttribute
 from sharded_orm.models.cached.queryset import CachedQuerySet
 from sharded_orm.models.cached.write_tracking import writing
+from sharded_orm.models.querysets.direct_plans import DirectPlanReader
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.statements import (
     check_aggregates,
@@ -21,7 +22,7 @@ from sharded_orm.models.sharding.statements import (
 from sharded_orm.models.sharding.type_variables import M
 
 
-class GlobalQuerySet(CachedQuerySet[M]):
+class GlobalQuerySet(DirectPlanReader[M], CachedQuerySet[M]):
     """The queryset of global models, whose rows are in the global database (Yupoo, Y1).
 
     It also has methods of sharded querysets, such as ``scatter()``, so that code for sharded models

@@ -32,6 +32,7 @@ def subjects() -> dict[str, Subject]:
         mirrors,
         moves,
         objects,
+        plans,
         reads,
         scatter,
         session_recycling,
@@ -50,6 +51,7 @@ def subjects() -> dict[str, Subject]:
         "get": reads.get_staying,
         "alternating": reads.get_alternating,
         "filter": reads.filter_page,
+        "plans": plans.reads_by_plan,
         "bulk_create": writes.bulk_create,
         "lookups": lookups.reads_and_inserts,
         "scatter": scatter.top_rows,
@@ -77,9 +79,9 @@ def subjects() -> dict[str, Subject]:
 
 
 NAMES = (
-    "get", "alternating", "filter", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
-    "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "side_switches", "balance",
-    "recycling",
+    "get", "alternating", "filter", "plans", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
+    "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "side_switches",
+    "balance", "recycling",
     "mirrors",
     "entities",
     "entity_index",
@@ -88,7 +90,7 @@ NAMES = (
 )  # fmt: skip
 #: Subjects that are measured on PostgreSQL; "recycling" starts a server of PostgreSQL in any case.
 ON_POSTGRESQL = (
-    "get", "alternating", "filter", "bulk_create", "scatter", "update", "save", "signals", "migrations",
+    "get", "alternating", "filter", "plans", "bulk_create", "scatter", "update", "save", "signals", "migrations",
     "recycling",
     "made_ids",
 )  # fmt: skip

@@ -24,5 +24,6 @@ Limits of the comparison:
 - One thread does most of the work, so the pool hands out the same session again and again.
   With ``--scramble`` our pool (MySQL, PostgreSQL) opens several and leases one of them at random.
 - With ``--pgbouncer`` our side is behind a PgBouncer, and the stock side is not: it does not work
-  there. What is refused behind a pooler is in ``exceptions_pgbouncer.toml``.
+  there. What is refused behind a pooler is in ``exceptions_pgbouncer.toml``, and what plans cannot hide
+  in ``exceptions_plans.toml``.
 """

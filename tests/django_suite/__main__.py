@@ -45,6 +45,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--scramble", type=int, default=0, metavar="N",
                         help="our pool leases one of N sessions at random")  # fmt: skip
+    parser.add_argument("--plans", action="store_true",
+                        help="our side reads all models by plans, from their first use on")  # fmt: skip
     parser.add_argument(
         "--pgbouncer",
         action="store_true",
@@ -96,6 +98,7 @@ def main() -> int:
             parallel=options.parallel,
             timeout=options.timeout,
             scramble=options.scramble,
+            plans=options.plans,
         )
         labels = every_label(plan.source) if options.all else options.labels or LABELS
         return compare(plan, chunks(labels, options.chunk))
@@ -128,6 +131,8 @@ def compare(plan: Plan, parts: Sequence[Sequence[str]]) -> int:
     allowed = read_allowed(_HERE / "exceptions.toml", _DECISIONS)
     if plan.pooler:
         allowed |= read_allowed(_HERE / "exceptions_pgbouncer.toml", _DECISIONS)
+    if plan.plans:
+        allowed |= read_allowed(_HERE / "exceptions_plans.toml", _DECISIONS)
     began = time.monotonic()
 
     def progress(where: str, text: str) -> None:

@@ -55,6 +55,8 @@ class Plan:
     timeout: float = 3600.0
     #: Lease one of this many sessions at random (our backend only); 0: do not.
     scramble: int = 0
+    #: Whether our side reads all models by plans.
+    plans: bool = False
     #: Through which our side reaches the server, if not directly.
     pooler: ServerAddress | None = None
 
@@ -186,6 +188,7 @@ def _options(plan: Plan, side: Side, server: ServerAddress | None) -> dict[str, 
     return {
         "databases": plan.backend.databases(side, server),
         "scramble": plan.scramble if is_ours else 0,
+        "plans": plan.plans and is_ours,
         "pooled": bool(plan.pooler) and is_ours,
     }
 

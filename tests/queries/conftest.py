@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.models.sql import Query
+from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
 from sharded_orm.cache.client import CacheClient
 from sharded_orm.cache.reader import Reader
 from sharded_orm.models.cached import queryset
+from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.testing import cache_isolation
 from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.photos.models import Album, Person, Photo
@@ -71,6 +74,24 @@ def worlds(placed: None) -> tuple[Any, Any]:
     for world in worlds:
         world.fill()
     return worlds
+
+
+@pytest.fixture
+def items(worlds: Any) -> Any:
+    """The rows on shards alone."""
+    return worlds[1]
+
+
+@pytest.fixture
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that Django compiles fails."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("This read has compiled its query.")
+
+    monkeypatch.setattr(SQLCompiler, "as_sql", refuse)
+    monkeypatch.setattr(Query, "add_q", refuse)
+    monkeypatch.setattr(ShardedQuery, "add_q", refuse)
 
 
 class Clock:

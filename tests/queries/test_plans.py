@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from enum import IntEnum
 from typing import Any
@@ -18,19 +18,17 @@ import pytest
 from django.db import connections, models
 from django.db.models import F, Manager, Q, QuerySet
 from django.db.models.query import ModelIterable
-from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
-from django.utils.functional import lazystr
+from django.utils.functional import SimpleLazyObject, lazystr
 
 from sharded_orm import bound, reads_own_row
 from sharded_orm.models import ShardedManager
 from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from sharded_orm.models.sharding.query import ShardedQuery
 from tests.photos.models import Photo
-from tests.queries.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED
+from tests.queries.conftest import DATABASES, ONE, SHARD, START, TWO, UNPLACED
 from tests.queries.twins import World, comparable_value, rolled_back
-from tests.relatives.sharded.models import Agent, Item, Label
+from tests.relatives.sharded.models import Agent, Item, Label, Shelf
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
@@ -50,18 +48,59 @@ VALUES: list[Callable[[], Any]] = [
     lambda: UUID(int=1),
     lambda: lazystr("1"),
     lambda: date(2026, 1, 1),
+    lambda: datetime(2026, 1, 2),
+    lambda: START,
     lambda: [ONE, TWO],
+    lambda: [101, 105, 101],
+    lambda: (104,),
+    lambda: {105, 101},
+    lambda: frozenset({"101", "0104"}),
+    lambda: [101, None],
+    lambda: [101, "104"],
+    lambda: [2**63, 101],
+    lambda: [None],
+    lambda: ["item 101", "item 105"],
+    lambda: [True],
+    lambda: [date(2026, 1, 1)],
+    lambda: [START],
+    lambda: iter([101, 104]),
+    lambda: [[101]],
     list,
+    lambda: False,
     lambda: F("stars"),
+    lambda: [F("stars")],
     lambda: Agent.objects.get(pk=ONE),
+    lambda: [Agent.objects.get(pk=ONE)],
     lambda: Agent(),
+    lambda: Agent(pk=TWO),
+    lambda: SimpleLazyObject(lambda: Agent.objects.get(pk=ONE)),
+    lambda: Shelf.objects.get(owner_id=ONE, pk=11),
+    lambda: Item.objects.filter(owner_id=ONE),
 ]
 NAMES = [
     "pk", "id", "owner_id", "owner", "stars", "name", "shelf_id", "buyer", "city_id", "posted_at",
     "stars__gt", "pk__lt", "id__gte", "stars__lte", "name__gt", "owner_id__gt", "owner__exact",
     "shelf__id", "stars__in", "pk__isnull", "name__iexact", "shelf__name", "nothing", "owner__x",
-    "_connector",
+    "_connector", "pk__in", "stars__in", "name__in", "shelf__in", "shelf_id__in", "owner__in", "city__in",
+    "shelf__isnull", "posted_at__isnull", "owner__isnull", "posted_at__lt", "buyer_id", "shelf",
+    "id__in", "posted_at__in", "pk__range", "buyer__in", "city__isnull",
 ]  # fmt: skip
+FIELDS: list[tuple[Any, ...]] = [
+    ("pk",), ("id", "name"), ("owner",), ("owner_id", "stars"), ("owner", "owner_id"), ("posted_at",), (),
+    ("shelf__name",), ("nothing",), ("name", "name"), ("labels",), (F("stars"),), (None,), ("stars", "pk"),
+]  # fmt: skip
+SELECTIONS: list[Callable[[Any, tuple[Any, ...]], Any]] = [
+    lambda rows, names: rows.values(*names),
+    lambda rows, names: rows.values_list(*names),
+    lambda rows, names: rows.values_list(*names, flat=True),
+    lambda rows, names: rows.values_list(*names, named=True),
+    lambda rows, names: rows.values_list(*names, named=True, flat=True),
+    lambda rows, names: rows.values(more=F("stars")),
+    lambda rows, names: rows.only(*names),
+    lambda rows, names: rows.defer(*names),
+    lambda rows, names: rows.select_related("shelf", "parent"),
+    lambda rows, names: rows.select_related(*names),
+]
 ORDERS = [
     ("pk",), ("-stars", "id"), (), ("name",), ("owner_id",), ("shelf__name",), ("nothing",),
     (F("stars").desc(),), ("-posted_at", "pk"), (1,),
@@ -106,7 +145,9 @@ class Program:
                 conditions = {
                     pick.choice(NAMES): pick.choice(VALUES)() for _ in range(pick.randrange(1, 3))
                 }
-                rows = rows.filter(**conditions)
+                rows = (rows.filter if choice < 0.4 else rows.exclude)(**conditions)
+            elif choice < 0.7:
+                rows = pick.choice(SELECTIONS)(rows, pick.choice(FIELDS))
             elif choice < 0.8:
                 rows = rows.order_by(*pick.choice(ORDERS))
             elif not isinstance(rows, Manager):
@@ -138,21 +179,6 @@ def outcome(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     )
 
 
-@pytest.fixture
-def items(worlds: Any) -> World:
-    world: World = worlds[1]
-    return world
-
-
-@pytest.fixture
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("This read has compiled its query.")
-
-    monkeypatch.setattr(SQLCompiler, "as_sql", refuse)
-    monkeypatch.setattr(ShardedQuery, "add_q", refuse)
-
-
 READS: dict[str, Callable[[], Any]] = {
     "get": lambda: Item.objects.get(owner_id=ONE, pk=101),
     "get of nothing": lambda: Item.objects.get(owner_id=ONE, pk=999),
@@ -166,17 +192,50 @@ READS: dict[str, Callable[[], Any]] = {
     "first": lambda: Item.objects.filter(owner_id=ONE).first(),
     "the first by name": lambda: Item.objects.order_by("-name").filter(owner_id=ONE).first(),
     "all": lambda: list(Item.objects.all().filter(owner_id=TWO).all()),
+    "get of a filter alone": lambda: Item.objects.filter(owner_id=ONE, pk=101).get(),
+    "values": lambda: list(Item.objects.filter(owner_id=ONE).values("pk", "owner", "posted_at")),
+    "values of all": lambda: list(Item.objects.filter(owner_id=ONE).values()),
+    "values_list": lambda: list(Item.objects.filter(owner_id=ONE).values_list("name", "stars")),
+    "flat": lambda: list(Item.objects.values_list("pk", flat=True).filter(owner_id=ONE)[:2]),
+    "named": lambda: [
+        (row.pk, row.posted_at)
+        for row in Item.objects.filter(owner_id=ONE).values_list("pk", "posted_at", named=True)
+    ],
+    "the first value": lambda: Item.objects.filter(owner_id=ONE).values_list("name").first(),
+    "get of values": lambda: Item.objects.values("name").get(owner_id=ONE, pk=101),
+    "only": lambda: list(Item.objects.filter(owner_id=ONE).only("name", "shelf")),
+    "defer": lambda: list(Item.objects.filter(owner_id=ONE).defer("name", "owner")),
+    "a list of keys": lambda: list(Item.objects.filter(owner_id=ONE, pk__in=[101, 105, 101])),
+    "a list of relations": lambda: list(Item.objects.filter(owner_id=ONE, shelf__in={11, 12})),
+    "the count of a list": lambda: Item.objects.filter(owner_id=ONE, stars__in=(0, 1)).count(),
+    "null": lambda: list(Item.objects.filter(owner_id=ONE, shelf=None)),
+    "not null": lambda: Item.objects.filter(owner_id=ONE, shelf__isnull=False).exists(),
+    "exclude": lambda: list(Item.objects.filter(owner_id=ONE).exclude(shelf=11, stars__gt=0)),
+    "exclude a list": lambda: Item.objects.filter(owner_id=ONE).exclude(pk__in=[101]).count(),
+    "before a time": lambda: list(Item.objects.filter(owner_id=ONE, posted_at__lte=START)),
+    "select_related": lambda: [
+        (row.pk, row.shelf, row.parent)
+        for row in Item.objects.filter(owner_id=ONE).select_related("shelf", "parent")
+    ],
+    "an instance": lambda: list(Item.objects.filter(owner=Agent(pk=ONE), stars=1)),
+    "a related manager": lambda: list(Agent(pk=ONE).items.all()),
+    "a page of a related manager": lambda: list(Agent(pk=ONE).items.filter(stars__lt=3)[:2]),
+    "get of a related manager": lambda: Agent(pk=ONE).items.get(pk=101),
+    "values of a related manager": lambda: list(Agent(pk=ONE).items.values_list("pk", flat=True)),
+    "a related manager on the shard": lambda: list(Item(pk=101, owner_id=ONE).children.all()),
+    "exists of a related manager": lambda: Agent(pk=ONE).items.exists(),
 }
 
 
 @pytest.mark.parametrize("name", READS)
-def test_the_third_read_of_a_shape_compiles_nothing(
+def test_a_read_of_a_known_shape_compiles_nothing(
     name: str, items: World, request: pytest.FixtureRequest
 ) -> None:
     read = READS[name]
     with without_plans():
         expected = outcome(read)
-    for _ in range(2):
+    # A related manager takes one read more: Django filters by its instance when the rows are read.
+    for _ in range(3):
         assert outcome(read) == expected
     request.getfixturevalue("nothing_is_compiled")
     assert outcome(read) == expected

@@ -21,19 +21,34 @@ _Converters = tuple[int, list[Any], Any]
 
 
 class InstanceLoader:
-    """Makes instances of a model from rows that contain all columns of the model, in their order.
+    """Makes instances of a model from rows that contain columns of the model.
 
     :param connection: the connection that has read the rows. Only its thread may use the loader.
+    :param names: the attnames of the fields in a row, in the order of the columns; None for all
+        fields of the model. If fields are missing, the instances have deferred fields.
+    :param columns: the columns of a row; None for the columns of the fields. If they are those of
+        several tables, the loader only converts values.
     """
 
-    def __init__(self, model: Any, connection: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        connection: Any,
+        names: Sequence[str] | None = None,
+        columns: Sequence[Any] | None = None,
+    ) -> None:
         fields = model._meta.concrete_fields
+        if names is not None:
+            by_name = {field.attname: field for field in fields}
+            fields = [by_name[name] for name in names]
         self._model = model
         self._connection = connection
         self._alias = connection.alias
         self._is_plain = _is_plain(model)
-        self._names = [field.attname for field in fields]
-        self._columns = [field.get_col(model._meta.db_table) for field in fields]
+        #: The attnames of the fields in a row.
+        self.names = [field.attname for field in fields]
+        table = model._meta.db_table
+        self._columns = columns or [field.get_col(table) for field in fields]
         # Django (SQLCompiler.get_converters) applies first the converters of the backend, then
         # those of the fields. Here values() applies the first, and field_values() the second.
         self._of_backend = self._converters(connection.ops.get_db_converters)
@@ -94,10 +109,10 @@ class InstanceLoader:
 
     def _from_db(self, values: Sequence[Row], queryset: Any) -> list[Any]:
         from_db = compat.from_db(self._model, queryset)
-        return [from_db(self._alias, list(self._names), list(row)) for row in values]
+        return [from_db(self._alias, list(self.names), list(row)) for row in values]
 
     def _plain(self, values: Sequence[Row]) -> list[Any]:
-        model, alias, names = self._model, self._alias, self._names
+        model, alias, names = self._model, self._alias, self.names
         # For a plain model, the loop does what from_db and Model.__init__ do, in a fifth of the
         # time.
         instances = []

@@ -9,25 +9,32 @@ result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db.models import Count, lookups
+from django.db.models import Count
 from django.db.models.expressions import Col
-from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
+from django.db.models.sql.where import WhereNode
 
+from sharded_orm.models.plans.conditions import MODULES_OF_LOOKUPS, ValueForm
 from sharded_orm.models.plans.instances import InstanceLoader
+from sharded_orm.models.plans.joined_instances import JoinedInstances
+from sharded_orm.models.plans.selection import EVERYTHING
 
 if TYPE_CHECKING:
-    from sharded_orm.models.plans.shapes import Condition
+    from sharded_orm.models.plans.shapes import Recording, Shape
 
 #: The kinds of reads: all rows of a query, the one row of ``get()``, ``exists()`` and
 #: ``count()``.
 ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 
 _LOADERS = "_sharded_orm_loaders"
-MODULES_OF_LOOKUPS = (lookups.__name__, related_lookups.__name__)
+# The maximum number of loaders that a connection keeps.
+_MOST_LOADERS = 500
+# The part of the SQL that each further value of a list adds.
+_FURTHER = ", %s"
 
 
 class Plan:
@@ -35,62 +42,109 @@ class Plan:
 
     Immutable and thread-safe.
 
-    :param sql: the SQL without a LIMIT.
+    :param sql: the SQL without a LIMIT. If a condition compares with a list, this is the SQL for a
+        list of one value.
+    :param list_end: the position in ``sql`` at which the values of a list end.
     :param constants: the first parameters, which are the same for all these queries.
-    :param conditions: the conditions whose values are the other parameters, in order.
-    :param model: the model of the rows.
+    :param fixed: the parameters of each condition whose value belongs to the shape, keyed by the
+        position of the condition.
+    :param names: the attnames of the selected fields; None for all fields of the model.
+    :param joined: makes the instances of ``select_related()``; None if the rows are of one table.
     :param connection: a connection whose class is that of all connections that may use the plan.
     """
 
     __slots__ = (
-        "_bounds", "_conditions", "_constants", "_meta", "_order", "backend", "model", "sql", "tables",
+        "_bounds", "_conditions", "_constants", "_joined", "_list_end", "_meta", "_names", "_order",
+        "_selection", "_single", "backend", "model", "sql", "tables",
     )  # fmt: skip
 
     def __init__(
         self,
         sql: str,
+        list_end: int | None,
         constants: tuple[Any, ...],
-        conditions: Sequence[Condition],
-        model: Any,
+        fixed: dict[int, tuple[Any, ...]],
+        shape: Shape,
+        names: tuple[str, ...] | None,
+        joined: JoinedInstances | None,
         connection: Any,
     ) -> None:
         self.sql = sql
-        self.model = model
+        self.model = shape.model
         #: The class of the connections on which the plan may be used.
         self.backend = type(connection)
         self._constants = constants
-        self._meta = model._meta
+        self._list_end = list_end
+        self._selection = shape.selection
+        self._names = names
+        self._joined = joined
+        self._meta = shape.model._meta
         # Keep a copy of the list, so that parameters() notices if Meta.ordering was changed in place.
         self._order = list(self._meta.ordering)
-        #: The one table that the SQL reads.
-        self.tables = (self._meta.db_table,)
+        #: The tables that the SQL reads, first that of the model.
+        self.tables = (self._meta.db_table,) if joined is None else joined.tables
         self._conditions = [
-            (part.field, part.target, part.lookup, part.field.get_lookups()[part.lookup])
-            for part in conditions
+            (
+                part.field,
+                part.target,
+                part.lookup,
+                part.field.get_lookups()[part.lookup],
+                part.form,
+                fixed.get(position, ()),
+            )
+            for position, part in enumerate(shape.conditions)
         ]
-        self._bounds = [_bounds(part.target, connection) for part in conditions]
+        self._bounds = [_bounds(part.target, connection) for part in shape.conditions]
+        # The number of parameters if a list has one value.
+        self._single = len(constants) + sum(
+            len(fixed[position]) if part.form is ValueForm.FIXED else 1
+            for position, part in enumerate(shape.conditions)
+        )
 
     def parameters(self, values: Sequence[Any], connection: Any) -> list[Any] | None:
         """Return the parameters of the SQL for ``values``, as Django's lookups make them.
 
         Return None if the plan cannot be used. This is so if a number is too large for its column,
-        because the SQL would differ, or if the model or a field was changed since the plan was made.
+        because the SQL would differ, or if the model or a field was changed
+        since the plan was made.
 
         :param values: one value for each condition, prepared by the condition's field.
         """
         if self._meta.db_table != self.tables[0] or list(self._meta.ordering) != self._order:
             return None
         parameters = [*self._constants]
-        for (field, target, name, lookup), bounds, value in zip(
+        for (field, target, name, lookup, form, fixed), bounds, value in zip(
             self._conditions, self._bounds, values, strict=True
         ):
-            if bounds is not None and not bounds[0] <= value <= bounds[1]:
-                return None
             if field.get_lookups().get(name) is not lookup:
+                return None
+            if form is ValueForm.FIXED:
+                parameters += fixed
+                continue
+            if form is ValueForm.LIST:
+                if None in value:
+                    return None
+                if bounds is not None and not bounds[0] <= min(value) <= max(value) <= bounds[1]:
+                    return None
+                parameters += [
+                    target.get_db_prep_value(item, connection, prepared=True) for item in value
+                ]
+                continue
+            if bounds is not None and not bounds[0] <= value <= bounds[1]:
                 return None
             # As FieldGetDbPrepValueMixin.get_db_prep_lookup().
             parameters.append(target.get_db_prep_value(value, connection, prepared=True))
         return parameters
+
+    def statement(
+        self, parameters: Sequence[Any], limits: tuple[int, int | None] | None, connection: Any
+    ) -> str:
+        """Return the SQL for ``parameters``, which :meth:`parameters` has returned."""
+        sql = self.sql
+        if self._list_end is not None and (further := len(parameters) - self._single):
+            sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
+        # As SQLCompiler.as_sql().
+        return sql if limits is None else f"{sql} {connection.ops.limit_offset_sql(*limits)}"
 
     def rows(
         self,
@@ -99,34 +153,38 @@ class Plan:
         queryset: Any,
         limits: tuple[int, int | None] | None,
     ) -> list[Any]:
-        """Send one query and return the instances of its rows.
+        """Send one query and return the results of its rows: instances, or plain values.
 
         :param queryset: the queryset for which the instances are made.
         :param limits: the slice as two row numbers, counted from 0: its first row, and the row
             after its last row.
         """
         with connection.cursor() as cursor:
-            cursor.execute(self._with_limit(limits, connection), tuple(parameters))
+            cursor.execute(self.statement(parameters, limits, connection), tuple(parameters))
             rows = cursor.fetchall()
         if not rows:
             return []
-        loader = loader_of(self.model, connection)
-        return loader.instances(loader.values(rows), queryset)
+        loader = loader_of(self.model, connection, self._names, self._joined)
+        values = loader.values(rows)
+        if not self._selection.makes_instances:
+            return self._selection.results(loader.field_values(values), loader.names)
+        if self._joined is None:
+            instances = loader.instances(values, queryset)
+        else:
+            converted = loader.field_values(values)
+            instances = self._joined.instances(converted, queryset, connection.alias)
+        if queryset._known_related_objects:
+            _relate(instances, queryset)
+        return instances
 
     def scalar(
         self, parameters: list[Any], connection: Any, limits: tuple[int, int | None] | None
     ) -> Any:
         """Send one query and return the first column of the first row; None if there is no row."""
         with connection.cursor() as cursor:
-            cursor.execute(self._with_limit(limits, connection), tuple(parameters))
+            cursor.execute(self.statement(parameters, limits, connection), tuple(parameters))
             row = cursor.fetchone()
         return None if row is None else row[0]
-
-    def _with_limit(self, limits: tuple[int, int | None] | None, connection: Any) -> str:
-        # As SQLCompiler.as_sql().
-        if limits is None:
-            return self.sql
-        return f"{self.sql} {connection.ops.limit_offset_sql(*limits)}"
 
 
 def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
@@ -141,40 +199,111 @@ def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
     return None if low is None or high is None else (low, high)
 
 
-def loader_of(model: Any, connection: Any) -> InstanceLoader:
-    """Return the loader, which makes instances of ``model`` from rows that ``connection`` has read."""
+def _relate(instances: list[Any], queryset: Any) -> None:
+    """Set the instance of a related manager on the instances that it has read.
+
+    This does what ModelIterable does with the queryset's known related objects.
+    """
+    meta = queryset.model._meta
+    for field, known in queryset._known_related_objects.items():
+        key_of = attrgetter(
+            *(
+                field.attname if name == "self" else meta.get_field(name).attname
+                for name in field.from_fields
+            )
+        )
+        for instance in instances:
+            if not field.is_cached(instance):
+                related = known.get(key_of(instance))
+                if related is not None:
+                    setattr(instance, field.name, related)
+
+
+def loader_of(
+    model: Any,
+    connection: Any,
+    names: tuple[str, ...] | None = None,
+    joined: JoinedInstances | None = None,
+) -> InstanceLoader:
+    """Return the loader, which makes instances of ``model`` from rows that ``connection`` has read.
+
+    :param names: the attnames of the fields in a row; None for all fields.
+    :param joined: has the columns of joined rows; None if the rows are of one table.
+    """
     # Keep the loaders in an attribute of the connection, because each loader uses its connection.
     # USE_TZ is part of the key of this dict, because MySQL's converters depend on USE_TZ.
     loaders = connection.__dict__.setdefault(_LOADERS, {})
-    key = model, settings.USE_TZ
+    key = model, names, joined, settings.USE_TZ
     loader: InstanceLoader | None = loaders.get(key)
     if loader is None:
-        loader = loaders[key] = InstanceLoader(model, connection)
+        if len(loaders) >= _MOST_LOADERS:
+            loaders.clear()
+        columns = None if joined is None else joined.columns
+        loader = loaders[key] = InstanceLoader(model, connection, names, columns)
     return loader
 
 
 def compile_plan(
-    kind: str,
-    query: Query,
-    conditions: Sequence[Condition],
-    values: Sequence[Any],
-    connection: Any,
+    kind: str, shape: Shape, examples: Sequence[tuple[Query, Recording]], connection: Any
 ) -> Plan | None:
-    """Compile the plan of ``query``: its SQL, to be used again with other values. Sends nothing.
+    """Compile the plan of the queries of ``shape``, to be used again with other values. Sends nothing.
 
     Return None if it is unclear which parameter of the SQL belongs to which condition, or if a part
     of the SQL may depend on a value.
 
     :param kind: :data:`ROWS`, :data:`GET`, :data:`EXISTS` or :data:`COUNT`.
-    :param query: a query without limits. It is changed.
-    :param conditions: the conditions of the query.
-    :param values: the prepared values of the conditions in this query. No two of them are equal.
+    :param examples: queries without limits, and the recorded calls that have built them. No two of
+        the values in a query are equal. If a condition compares with a list, there are several
+        examples: lists of one value, of two, and so on. The queries are changed.
     """
-    if not is_plain_query(query):
+    if not all(is_plain_query(query) for query, _ in examples):
         return None
+    compilers = [_compiler(kind, query, connection) for query, _ in examples]
+    statements = [compiler.as_sql() for compiler in compilers]
+    sql, parameters = statements[0]
+    names = joined = None
+    if kind in (ROWS, GET) and shape.selection.joins:
+        joined = JoinedInstances(compilers[0])
+        if not joined.is_plain(shape.model):
+            return None
+    elif kind in (ROWS, GET):
+        columns = [column for column, _, _ in compilers[0].select]
+        targets: list[Any] = [getattr(column, "target", None) for column in columns]
+        if set(map(type, columns)) != {Col} or not shape.selection.selects(shape.model, targets):
+            return None
+        if shape.selection is not EVERYTHING:
+            names = tuple(target.attname for target in targets)
+    list_end = end_of_list(shape, [sql for sql, _ in statements])
+    # One parameter of exists() is constant: the 1 in SELECT 1.
+    constants = tuple(parameters[:1]) if kind == EXISTS else ()
+    fixed = fixed_parameters(shape, examples[0][1].values, compilers[0])
+    plan = Plan(sql, list_end, constants, fixed, shape, names, joined, connection)
+    for (_, recording), (sql, parameters) in zip(examples, statements, strict=True):
+        expected = plan.parameters(recording.values, connection)
+        if expected is None or list(parameters) != expected:
+            return None
+        if list(map(type, parameters)) != list(map(type, expected)):
+            return None
+        if plan.statement(expected, None, connection) != sql:
+            return None
+    return plan
+
+
+def end_of_list(shape: Shape, statements: Sequence[str]) -> int | None:
+    """Return the position in the SQL at which the values of a list end; None if there is no list.
+
+    :param statements: the SQL for lists of one value, of two, and so on.
+    """
+    if not shape.has_list:
+        return None
+    # The SQL for a list of two values has one more placeholder, where the texts begin to differ.
+    pairs = enumerate(zip(*statements[:2], strict=False))
+    return next((position for position, (left, right) in pairs if left != right), None)
+
+
+def _compiler(kind: str, query: Query, connection: Any) -> Any:
     if kind in (GET, COUNT):
         query.clear_ordering(force=True)
-    constants = 0
     if kind == COUNT:
         # These lines do what Query.get_aggregation() does with a query that has neither a limit nor
         # an aggregate.
@@ -182,32 +311,31 @@ def compile_plan(
         query.set_annotation_mask(["__count"])
         query.default_cols = False
     elif kind == EXISTS:
-        query, constants = (
-            query.exists(limit=False),
-            1,
-        )  # One parameter is constant: the 1 in SELECT 1.
-    compiler = query.get_compiler(using=connection.alias)
-    sql, parameters = compiler.as_sql()
-    model: Any = query.model
-    plan = Plan(sql, tuple(parameters[:constants]), conditions, model, connection)
-    expected = plan.parameters(values, connection)
-    if expected is None or list(parameters) != expected:
-        return None
-    if list(map(type, parameters)) != list(map(type, expected)):
-        return None
-    if kind in (ROWS, GET):
-        targets = [getattr(column, "target", None) for column, _, _ in compiler.select]
-        if targets != list(model._meta.concrete_fields):
-            return None
-    return plan
+        query = query.exists(limit=False)
+    return query.get_compiler(using=connection.alias)
+
+
+def fixed_parameters(
+    shape: Shape, values: Sequence[Any], compiler: Any
+) -> dict[int, tuple[Any, ...]]:
+    """Return the parameters of the conditions whose values belong to the shape, by position."""
+    parameters = {}
+    for position, part in enumerate(shape.conditions):
+        if part.form is ValueForm.FIXED:
+            column = part.field.get_col(shape.model._meta.db_table)
+            lookup = part.field.get_lookup(part.lookup)(column, values[position])
+            parameters[position] = tuple(compiler.compile(lookup)[1])
+    return parameters
 
 
 def is_plain_query(query: Query) -> bool:
     """Whether all conditions of ``query`` compare columns of one table by lookups of Django."""
     # If the model has parents, some of its columns are in other tables.
-    return all(map(_is_plain, query.where.children)) and not any(query.get_meta().parents.values())
+    return _is_plain(query.where) and not any(query.get_meta().parents.values())
 
 
-def _is_plain(lookup: Any) -> bool:
-    """Whether ``lookup`` is a lookup of Django that compares a column with a value."""
-    return type(lookup).__module__ in MODULES_OF_LOOKUPS and type(lookup.lhs) is Col
+def _is_plain(node: Any) -> bool:
+    """Whether ``node`` has only lookups of Django that compare a column with a value."""
+    if isinstance(node, WhereNode):
+        return all(map(_is_plain, node.children))
+    return type(node).__module__ in MODULES_OF_LOOKUPS and type(node.lhs) is Col

@@ -7,23 +7,22 @@ Django compiles all queries of a shape to the same SQL, so the SQL is kept with 
 The shape of a queryset is recorded only if all of these rules hold. Other querysets are left to
 Django:
 
-- Each condition compares a column of the model's own table with an ``int``, a ``str`` or a
-  ``UUID``. The conditions are joined by AND.
+- Each condition is one that :mod:`sharded_orm.models.plans.conditions` knows. The conditions are
+  joined by AND, or are those of ``exclude()``. At most one compares with a list.
 - At most one condition is an equality that determines the shard.
-- The query is ordered by columns of the model's own table, if at all.
+- The query selects and is ordered by columns of the model's own table.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
-from django.db.models import GeneratedField, GenericIPAddressField, JSONField, Q
-from django.db.models.constants import LOOKUP_SEP
+from django.db.models import Q
 
-from sharded_orm.models.plans.plan import MODULES_OF_LOOKUPS, Plan
+from sharded_orm.models.plans.conditions import Condition, ValueForm, condition_of, kind_of
+from sharded_orm.models.plans.plan import Plan
+from sharded_orm.models.plans.selection import EVERYTHING, Selection
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import own_columns
 
@@ -36,35 +35,6 @@ logger = logging.getLogger("sharded_orm.plans")
 #: its queries.
 MAX_SHAPES = 10_000
 
-# The types of values whose SQL does not depend on the value. Subclasses, such as bool or
-# IntegerChoices, are excluded. Each function makes a value of its type; for different numbers it
-# makes different values.
-_EXAMPLES: dict[type, Callable[[int], Any]] = {
-    int: int,
-    str: str,
-    UUID: lambda number: UUID(int=number),
-}
-_LOOKUPS = frozenset({"exact", "gt", "gte", "lt", "lte"})
-# Fields of other packages are excluded, because the values of such a field may change the SQL.
-_MODULES_OF_FIELDS = ("django.db.models.fields", "sharded_orm.models.fields.")
-
-
-class Condition(NamedTuple):
-    """A condition of a query: a column is compared with a value.
-
-    :param field: the field of the column.
-    :param target: the field that prepares the value: ``field`` itself, or for a foreign key the
-        field to which it refers.
-    :param lookup: the name of the comparison, such as ``"exact"``.
-    :param names_shard: whether the condition determines the shard: it is an equality with the shard
-        key, or with an id that contains the number of its shard.
-    """
-
-    field: Any
-    target: Any
-    lookup: str
-    names_shard: bool
-
 
 class Shape:
     """A shape of queries, as a node of a tree. A child is the shape after one more call.
@@ -73,101 +43,175 @@ class Shape:
 
     Thread-safe.
 
-    :param options: the shard key and the group of the model.
-    :param names: the names of the conditions of the last ``filter()``, in the order in which Django
-        puts them into the SQL.
-    :param conditions: the conditions of all calls of ``filter()``, in the same order.
+    :param model: the model of the queries.
+    :param options: the shard key and the group of the model; None if it is not sharded.
+    :param names: the names of the conditions of the last ``filter()`` or ``exclude()``, in the
+        order in which Django puts them into the SQL.
+    :param conditions: the conditions of all these calls, in the same order.
     :param ordering: the arguments of ``order_by()``; None if it was not called.
+    :param selection: what the read returns of each row.
     """
 
     __slots__ = (
         "children",
         "conditions",
+        "excludes",
+        "freezes",
+        "has_list",
+        "model",
         "names",
         "options",
         "ordering",
         "plans",
         "seen",
+        "selection",
         "shard_at",
         "updates",
     )
 
     def __init__(
         self,
-        options: ShardOptions,
+        model: Any,
+        options: ShardOptions | None,
         names: tuple[str, ...] = (),
         conditions: tuple[Condition, ...] = (),
         ordering: tuple[str, ...] | None = None,
+        selection: Selection = EVERYTHING,
     ) -> None:
-        self.options = options
+        self.model = model
+        self.options: Any = options
         self.names = names
         self.conditions = conditions
         self.ordering = ordering
+        self.selection = selection
         #: The position of the condition that determines the shard; None if there is no such
         #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
+        self.has_list = any(part.form is ValueForm.LIST for part in conditions)
+        self.excludes = any(part.is_excluded for part in conditions)
+        #: Whether the values of the last call may be changed by their owner later, or are not
+        #: prepared by their field.
+        self.freezes = any(
+            part.form is not ValueForm.VALUE or part.takes_instance
+            for part in conditions[len(conditions) - len(names) :]
+        )
         #: The shapes (calls without their values) after one more call, such as filter(), keyed by
         #: the call. None means that Django handles the call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
         #: The plan (compiled SQL) of each kind of read, keyed by kind. None means that Django
         #: handles reads of this kind.
-        self.plans: dict[str, Plan | None] = {}
+        self.plans: dict[Any, Plan | None] = {}
         #: The plan of each kind of update(), keyed by the names of the written fields and the types
         #: of their values. None means that Django handles updates of this kind.
         self.updates: dict[tuple[Any, ...], UpdatePlan | None] = {}
         #: The kinds of reads and updates that Django has done once. A plan is made at the second
         #: read of a kind, because many shapes are read only once.
-        self.seen: set[str | tuple[Any, ...]] = set()
+        self.seen: set[Any] = set()
 
     def __str__(self) -> str:
-        names = [f"{part.field.name}__{part.lookup}" for part in self.conditions]
-        return f"{self.options.model.__name__} by {names} in the order {self.ordering}"
+        names = [
+            f"{'not ' if part.is_excluded else ''}{part.field.name}__{part.lookup}"
+            for part in self.conditions
+        ]
+        chosen = "" if self.selection is EVERYTHING else f", {list(self.selection.names)} only,"
+        return f"{self.model.__name__} by {names}{chosen} in the order {self.ordering}"
+
+    def keep(self, call: tuple[Any, ...], child: Shape | None) -> None:
+        """Keep the shape after one more call, if there is room for it."""
+        if call not in self.children and has_room():
+            self.children[call] = child
 
 
 class Recording(NamedTuple):
     """The calls that have built a queryset, with their values. Immutable.
 
     :param shape: the shape of the calls.
-    :param filters: the keyword arguments of each call of ``filter()``.
+    :param filters: for each call of ``filter()`` and ``exclude()``, whether it was ``exclude()``,
+        and its keyword arguments.
     :param values: the values of the shape's conditions, each prepared by its field.
     :param limits: the slice as two row numbers, counted from 0: its first row, and the row after
         its last row. None if the queryset was not sliced.
+    :param instances: copies of the instances with which the conditions compare. Only if their shard
+        is part of the condition, because their keys do not determine it.
     """
 
     shape: Shape
-    filters: tuple[dict[str, Any], ...] = ()
+    filters: tuple[tuple[bool, dict[str, Any]], ...] = ()
     values: tuple[Any, ...] = ()
     limits: tuple[int, int | None] | None = None
+    instances: tuple[Any, ...] = ()
 
-    def filtered(self, named: dict[str, Any]) -> Recording | None:
+    def filtered(self, named: dict[str, Any], *, excluded: bool = False) -> Recording | None:
         """Return a new recording: the calls recorded here, followed by ``filter(**named)``.
 
         Return None if Django must handle the call, or if :meth:`learn_filter` has not seen a call
         of this shape yet. If a field does not accept its value, raise the field's exception, as
         ``filter()`` does.
+
+        :param excluded: whether the call is ``exclude(**named)``.
         """
-        child = self.shape.children.get(_filter_call(named))
+        child = self.shape.children.get(_filter_call(named, excluded))
         if child is None:
             return None
-        new = child.conditions[len(self.values) :]
-        prepared = [
-            condition.target.get_prep_value(named[name])
-            for name, condition in zip(child.names, new, strict=True)
-        ]
-        return Recording(child, (*self.filters, named), (*self.values, *prepared))
-
-    def learn_filter(self, named: dict[str, Any]) -> None:
-        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`."""
-        shape, call = self.shape, _filter_call(named)
-        if call in shape.children or not has_room():
-            return
-        names = tuple(sorted(named))  # As Q() sorts them.
-        new = [condition_of(shape.options, name, named[name]) for name in names]
-        conditions = (*shape.conditions, *(part for part in new if part is not None))
-        is_plain = None not in new and sum(part.names_shard for part in conditions) < 2
-        shape.children[call] = (
-            Shape(shape.options, names, conditions, shape.ordering) if is_plain else None
+        new = zip(child.names, child.conditions[len(self.values) :], strict=True)
+        if not child.freezes:
+            prepared = [part.target.get_prep_value(named[name]) for name, part in new]
+            return Recording(
+                child,
+                (*self.filters, (excluded, named)),
+                (*self.values, *prepared),
+                self.limits,
+                self.instances,
+            )
+        frozen, values, instances = {}, [], self.instances
+        for name, part in new:
+            value = named[name]
+            if part.takes_instance and value.pk is None:
+                return None  # Django raises an error for an instance that is not saved.
+            frozen[name] = part.frozen(value)
+            if part.names_instance:
+                instances = (*instances, frozen[name])
+            values.append(part.prepared(frozen[name]))
+            if part.takes_instance and values[-1] is None:
+                return None
+        return Recording(
+            child,
+            (*self.filters, (excluded, frozen)),
+            (*self.values, *values),
+            self.limits,
+            instances,
         )
+
+    def still_holds(self, named: dict[str, Any]) -> bool:
+        """Whether the last call, ``filter(**named)``, would record the same values now."""
+        count = len(self.shape.names)
+        new = zip(
+            self.shape.names, self.shape.conditions[-count:], self.values[-count:], strict=True
+        )
+        return all(part.prepared(part.frozen(named[name])) == value for name, part, value in new)
+
+    def learn_filter(self, named: dict[str, Any], *, excluded: bool = False) -> bool:
+        """Record the shape of ``filter(**named)``, which Django has accepted, for :meth:`filtered`.
+
+        :returns: False if the shape was known already.
+        """
+        shape, call = self.shape, _filter_call(named, excluded)
+        if call in shape.children:
+            return False
+        names = tuple(sorted(named))  # As Q() sorts them.
+        new = [
+            condition_of(shape.model, shape.options, name, named[name], is_excluded=excluded)
+            for name in names
+        ]
+        conditions = (*shape.conditions, *(part for part in new if part is not None))
+        is_plain = (
+            None not in new
+            and sum(part.names_shard for part in conditions) < 2
+            and sum(part.form is ValueForm.LIST for part in conditions) < 2
+        )
+        longer = (names, conditions, shape.ordering, shape.selection)
+        shape.keep(call, Shape(shape.model, shape.options, *longer) if is_plain else None)
+        return True
 
     def ordered(self, names: tuple[Any, ...]) -> Recording | None:
         """Return a new recording: the calls recorded here, followed by ``order_by(*names)``.
@@ -180,99 +224,80 @@ class Recording(NamedTuple):
     def learn_order(self, names: tuple[Any, ...]) -> None:
         """Record the shape of ``order_by(*names)``, which Django has accepted, for :meth:`ordered`."""
         shape = self.shape
-        columns = own_columns(shape.options.model)
+        columns = own_columns(shape.model)
         if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):
             return
-        if ("order_by", *names) not in shape.children and has_room():
-            ordered = Shape(shape.options, shape.names, shape.conditions, names)
-            shape.children["order_by", *names] = ordered
+        ordered = (shape.names, shape.conditions, names, shape.selection)
+        shape.keep(("order_by", *names), Shape(shape.model, shape.options, *ordered))
 
-    def example(self) -> Recording | None:
+    def selected(self, selection: Selection) -> Recording | None:
+        """Return a new recording: the calls recorded here, followed by that of ``selection``.
+
+        Return None if Django must handle the call, or if :meth:`learn_selection` has not seen it.
+        """
+        if not _are_texts(selection.names):
+            return None
+        child = self.shape.children.get(("select", *selection))
+        return None if child is None else self._replace(shape=child)
+
+    def learn_selection(self, selection: Selection) -> None:
+        """Record the shape of a selection that Django has accepted, for :meth:`selected`."""
+        shape = self.shape
+        if shape.selection is not EVERYTHING or not selection.is_known(shape.model):
+            return
+        selected = (shape.names, shape.conditions, shape.ordering, selection)
+        shape.keep(("select", *selection), Shape(shape.model, shape.options, *selected))
+
+    def example(self, length: int = 1) -> Recording | None:
         """Return a copy of this recording without its slice, with made-up values that all differ.
 
         As no two values are equal, each parameter of the compiled SQL shows to which condition it
-        belongs. Return None if a prepared value has a type that is not in ``_EXAMPLES``, because
+        belongs. Return None if a prepared value has a type that is not among the known ones, because
         the SQL may depend on such a value.
+
+        :param length: the number of values in a list.
         """
-        filters: list[dict[str, Any]] = []
+        filters: list[tuple[bool, dict[str, Any]]] = []
         values: list[Any] = []
-        for named in self.filters:
+        for excluded, named in self.filters:
             example = {}
             for name in sorted(named):
-                example[name] = example_of(self.values[len(values)], len(values) + 1)
-                if example[name] is None:
+                position = len(values)
+                part = self.shape.conditions[position]
+                value = part.example(self.values[position], position * 10 + 1, length)
+                if value is None:
                     return None
-                values.append(example[name])
-            filters.append(example)
+                values.append(value)
+                example[name] = named[name] if part.form is ValueForm.FIXED else value
+            filters.append((excluded, example))
         return Recording(self.shape, tuple(filters), tuple(values))
 
-    def replay(self, query: Any) -> None:
-        """Apply the recorded calls to ``query``, a new query of the model."""
-        for named in self.filters:
-            query.add_q(Q(**named))
+    def replay(self, query: Any, *, excludes: bool = True, selects: bool = True) -> None:
+        """Apply the recorded calls to ``query``, a new query of the model.
+
+        :param excludes: whether to apply the calls of ``exclude()``, too.
+        :param selects: whether to select only what the recorded calls select.
+        """
+        for excluded, named in self.filters:
+            if not excluded:
+                query.add_q(Q(**named))
+            elif excludes:
+                query.add_q(~Q(**named))
         if self.shape.ordering is not None:
             query.clear_ordering(force=True, clear_default=False)
             query.add_ordering(*self.shape.ordering)
+        if selects and self.shape.selection is not EVERYTHING:
+            self.shape.selection.apply(query)
         if self.limits is not None:
             query.set_limits(*self.limits)
 
 
-def example_of(value: Any, number: int) -> Any:
-    """Return a made-up value of the type of ``value``, which is another one for each number.
-
-    Return None if the SQL may depend on a value of this type.
-    """
-    make = _EXAMPLES.get(type(value))
-    return None if make is None else make(number)
-
-
-def _filter_call(named: dict[str, Any]) -> tuple[Any, ...]:
-    return (*named, *map(type, named.values()))
+def _filter_call(named: dict[str, Any], excluded: bool) -> tuple[Any, ...]:
+    return (excluded, *named, *map(kind_of, named.values()))
 
 
 def _are_texts(names: tuple[Any, ...]) -> bool:
     return all(type(name) is str for name in names)
-
-
-def condition_of(options: ShardOptions, name: str, value: Any) -> Condition | None:
-    """Return the condition ``name=value`` of a ``filter()``; None if Django must handle it."""
-    column, _, lookup = name.partition(LOOKUP_SEP)
-    lookup = lookup or "exact"
-    field = own_columns(options.model).get(column)
-    if field is None and lookup == "exact":
-        field = _foreign_key(options.model, column)
-    if field is None or type(value) not in _EXAMPLES or lookup not in _LOOKUPS:
-        return None
-    target = field.target_field if field.is_relation else field
-    if not all(type(part).__module__.startswith(_MODULES_OF_FIELDS) for part in (field, target)):
-        return None
-    if isinstance(target, GeneratedField | JSONField | GenericIPAddressField):
-        # Django must handle the condition: the SQL may depend on the value's type, or the value may
-        # be prepared by a field of another package.
-        return None
-    if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
-        return None  # Leave a custom lookup of a project to Django, because it may refuse values.
-    # The next statements recognise an equality that determines the shard, by the same rule as
-    # plain_key() in sharded_orm.models.querysets.route.
-    names_shard = field is options.key or (
-        field.column in options.columns and options.names_shard(field)
-    )
-    return Condition(field, target, lookup, names_shard and lookup == "exact")
-
-
-def _foreign_key(model: Any, name: str) -> Any:
-    """Return the foreign key of the model's own table whose name or attname is ``name``."""
-    meta = model._meta
-    for field in meta.concrete_fields:
-        if (
-            field.is_relation
-            and name in (field.name, field.attname)
-            and field.model._meta.concrete_model is meta.concrete_model
-            and len(field.foreign_related_fields) == 1
-            and not field.target_field.is_relation
-        ):
-            return field
-    return None
 
 
 _shapes = 0

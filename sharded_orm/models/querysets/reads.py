@@ -11,13 +11,14 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db.models import CharField, Model, TextField
-from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
+from django.db.models.query import prefetch_related_objects
 
 from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.moves.confirmation import confirmed, confirmed_stream
 from sharded_orm.models.querysets.base import RoutedQuerySet
+from sharded_orm.models.querysets.one_row import matching_rows, only_row
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
 from sharded_orm.models.querysets.raw import RawKeyQuerySet
 from sharded_orm.models.sharding.instance_shard import on_shard_of
@@ -184,29 +185,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             return super().get(*args, **kwargs)
         # This does the same as Django's get(), but copies the query once instead of twice. The
         # saving matters, because get() is the commonest of all queries.
-        return self._only_row(self.filter(*args, **kwargs)._matches())
-
-    def _matches(self) -> list[M]:
-        """Return the matching rows, at most ``MAX_GET_RESULTS``, for ``get()``. Changes the query."""
-        self.query.clear_ordering(force=True)
-        self.query.set_limits(high=MAX_GET_RESULTS)
-        return list(self)
-
-    def _only_row(self, rows: list[M]) -> M:
-        """Return the only row in ``rows``; otherwise raise the same error as Django's ``get()``.
-
-        :param rows: the rows that match, at most ``MAX_GET_RESULTS``.
-        """
-        if len(rows) == 1:
-            return rows[0]
-        name = self.model._meta.object_name
-        if not rows:
-            raise self.model.DoesNotExist(f"{name} matching query does not exist.")
-        is_all = len(rows) < MAX_GET_RESULTS
-        found = str(len(rows)) if is_all else f"more than {MAX_GET_RESULTS - 1}"
-        raise self.model.MultipleObjectsReturned(
-            f"get() returned more than one {name} -- it returned {found}!"
-        )
+        row: M = only_row(self.model, matching_rows(self.filter(*args, **kwargs)))
+        return row
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:
         # If possible, filter by the ids before calling Django's in_bulk(), because the ids may

@@ -29,7 +29,7 @@ class ValueKeys:
         self._equalities = [
             (part.field, value)
             for part, value in zip(recording.shape.conditions, recording.values, strict=True)
-            if part.lookup == "exact" and type(value) in PLAIN_KEYS
+            if part.lookup == "exact" and not part.is_excluded and type(value) in PLAIN_KEYS
         ]
         self._answers: dict[tuple[Any, Any], Sequence[Any] | None] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from importlib import import_module
 from typing import Any, TextIO
 from unittest import TestCase, TextTestResult
 
@@ -77,6 +78,12 @@ class Recorder(TextTestResult):
 class Runner(DiscoverRunner):
     """Django's runner with the recorder; ``runtests.py`` finds it in the settings."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if getattr(settings, "YARDSTICK_PLANS", False):
+            # Not in the settings: the modules of the package need them.
+            import_module("yardstick_plans").install()
+
     def get_resultclass(self) -> type[Recorder]:
         return Recorder
 
@@ -84,4 +91,6 @@ class Runner(DiscoverRunner):
         # The last call of DiscoverRunner.run_tests(): all tests have run, and the test databases are
         # destroyed. An error before it leaves the run without its end.
         result.end()
+        if getattr(settings, "YARDSTICK_PLANS", False):
+            print(import_module("yardstick_plans").planned, "reads by plans")
         return super().suite_result(suite, result, **kwargs)

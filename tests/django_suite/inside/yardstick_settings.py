@@ -15,6 +15,7 @@ _given = json.loads(os.environ["SHARDED_ORM_YARDSTICK"])
 DATABASES = _given["databases"]
 TEST_RUNNER = "yardstick_recorder.Runner"
 YARDSTICK_RESULTS = _given["results"]
+YARDSTICK_PLANS = _given["plans"]
 
 if _given["scramble"]:
     import_module("yardstick_scramble").install(_given["scramble"])

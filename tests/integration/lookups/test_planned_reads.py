@@ -40,7 +40,13 @@ VALUES: dict[str, list[Any]] = {
     "id__gte": [0, 2],
     "note": ["", "n"],
     "user_id": [ONE, TWO],
+    "email__in": [["ada@x"], ["ada@x", "bob@x"], [], [None]],
+    "serial__in": [[7], (8, 7, 7), {9}],
+    "note__isnull": [True, False],
 }
+EXCLUDED: list[dict[str, Any]] = [
+    {"note": "n"}, {"id": 1}, {"email": "ada@x"}, {"serial": 7, "note": ""}, {"serial__in": [7, 8]}, {"id": None},
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -92,9 +98,13 @@ def program(seed: int) -> Any:
     pick = random.Random(seed)
     names = pick.sample(sorted(VALUES), pick.choice([1, 1, 2, 3]))
     found = Account.objects.filter(**{name: pick.choice(VALUES[name]) for name in names})
+    if pick.random() < 0.3:
+        found = found.exclude(**pick.choice(EXCLUDED))
     if pick.random() < 0.5:
         found = found.order_by(*pick.choice([("id",), ("-serial", "id")]))
-    end = pick.choice(["rows", "page", "exists", "count", "get", "first"])
+    end = pick.choice(["rows", "page", "exists", "count", "get", "first", "values"])
+    if end == "values":
+        return sorted(found.values_list("id", "email"))
     if end == "page":
         start = pick.randrange(2)
         return [row.id for row in found.order_by("id")[start : start + 1]]

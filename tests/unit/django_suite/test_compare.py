@@ -152,7 +152,7 @@ def test_label(test, label):
 
 
 def test_exceptions_are_documented():
-    for name in ("exceptions.toml", "exceptions_pgbouncer.toml"):
+    for name in ("exceptions.toml", "exceptions_pgbouncer.toml", "exceptions_plans.toml"):
         allowed = read_allowed(SUITE / name, ROOT / "docs" / "decisions")
         assert all(entry.reason for entry in allowed.values())
 

@@ -1,0 +1,253 @@
+"""The conditions of ``filter()`` and ``exclude()`` calls that have plans, without their values.
+
+A plan is SQL that was compiled once for all queries that differ only in their values. So this
+module knows for which values the SQL does not depend on the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime, timedelta
+from enum import Enum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import (
+    BooleanField,
+    DateField,
+    DateTimeField,
+    GeneratedField,
+    GenericIPAddressField,
+    JSONField,
+    Model,
+    lookups,
+)
+from django.db.models.constants import LOOKUP_SEP
+from django.db.models.fields import related_lookups
+
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.query import own_columns
+
+MODULES_OF_LOOKUPS = (lookups.__name__, related_lookups.__name__)
+
+# The types of values whose SQL does not depend on the value. Subclasses, such as IntegerChoices,
+# are excluded. Each function makes a value of its type; for different numbers it makes different
+# values. They differ from True and False, too.
+_EXAMPLES: dict[type, Callable[[int], Any]] = {
+    int: lambda number: number + 1,
+    str: lambda number: str(number + 1),
+    UUID: lambda number: UUID(int=number),
+    date: lambda number: date(2000, 1, 1) + timedelta(number),
+    datetime: lambda number: (
+        datetime(2000, 1, 1, tzinfo=UTC if settings.USE_TZ else None) + timedelta(number)
+    ),
+}
+_COMPARISONS = frozenset({"exact", "gt", "gte", "lt", "lte"})
+_LISTS = frozenset({list, tuple, set, frozenset})
+# Fields of other packages are excluded, because the values of such a field may change the SQL.
+_MODULES_OF_FIELDS = ("django.db.models.fields", "sharded_orm.models.fields.")
+
+
+class ValueForm(Enum):
+    """How the value of a condition becomes parameters of the SQL."""
+
+    #: One parameter.
+    VALUE = "value"
+    #: One parameter for each distinct value of a list.
+    LIST = "list"
+    #: The value belongs to the shape of the query, because the SQL depends on it: None, or a bool.
+    FIXED = "fixed"
+
+
+class Condition(NamedTuple):
+    """A condition of a query: a column is compared with a value.
+
+    :param field: the field of the column.
+    :param target: the field that prepares the value: ``field`` itself, or for a foreign key the
+        field to which it refers.
+    :param lookup: the name of the comparison, such as ``"exact"``.
+    :param names_shard: whether the condition determines the shard: it is an equality with the shard
+        key, or with an id that contains the number of its shard.
+    :param form: how the value becomes parameters.
+    :param is_excluded: whether the condition is one of ``exclude()``.
+    :param takes_instance: whether the value is an instance to which the foreign key refers.
+    :param names_instance: whether the rows are on the shard of that instance, although its key does
+        not determine the shard.
+    """
+
+    field: Any
+    target: Any
+    lookup: str
+    names_shard: bool = False
+    form: ValueForm = ValueForm.VALUE
+    is_excluded: bool = False
+    takes_instance: bool = False
+    names_instance: bool = False
+
+    def frozen(self, value: Any) -> Any:
+        """Return the value as it is now: later changes of a list or instance do not change it."""
+        if self.form is ValueForm.LIST:
+            return list(value)
+        if not self.takes_instance:
+            return value
+        if not self.names_instance:
+            return getattr(value, self.target.attname)
+        # The query needs the shard of the instance, too, so copy the instance.
+        instance = object.__new__(type(value))
+        instance.__dict__.update(value.__dict__)
+        return instance
+
+    def prepared(self, value: Any) -> Any:
+        """Return the value of :meth:`frozen` as Django's lookups prepare it.
+
+        :raises Exception: the field does not accept the value. Its lookup raises the same error.
+        """
+        prepare = self.target.get_prep_value
+        if self.names_instance:
+            value = getattr(value, self.target.attname)
+        if self.form is ValueForm.VALUE:
+            return prepare(value)
+        if self.form is ValueForm.LIST:
+            # In.process_rhs() drops values that occur twice.
+            return tuple(dict.fromkeys(map(prepare, value)))
+        return value is None or value  # ``= None`` is IS NULL: the lookup isnull with True.
+
+    def example(self, prepared: Any, number: int, length: int) -> Any:
+        """Return a made-up value whose prepared form is of the same types as ``prepared``.
+
+        Return None if the SQL may depend on values of these types.
+
+        :param number: the values of different numbers differ. The values of a list take the numbers
+            from ``number`` on.
+        :param length: the number of values in a list.
+        """
+        if self.form is ValueForm.FIXED:
+            return prepared
+        if self.form is ValueForm.VALUE:
+            make = _EXAMPLES.get(type(prepared))
+            return None if make is None else make(number)
+        kinds = set(map(type, prepared))
+        make = _EXAMPLES.get(kinds.pop()) if len(kinds) == 1 else None
+        return None if make is None else tuple(map(make, range(number, number + length)))
+
+
+def kind_of(value: Any) -> Any:
+    """Return what the shape of a query contains of ``value``, a value of a condition."""
+    kind = type(value)
+    if kind in _EXAMPLES:
+        # Whether a time has a time zone decides whether preparing it warns.
+        return kind if kind is not datetime else (kind, value.tzinfo is None)
+    if value is None or kind is bool:
+        return value
+    if kind in _LISTS:
+        kinds = set(map(type, value))
+        if len(kinds) == 1:
+            return (list, kinds.pop())
+    return kind
+
+
+def condition_of(
+    model: Any, options: ShardOptions | None, name: str, value: Any, *, is_excluded: bool
+) -> Condition | None:
+    """Return the condition ``name=value`` of ``filter()`` or ``exclude()``.
+
+    Return None if Django must handle the condition, because its SQL may depend on the value.
+
+    :param options: the group and shard key of ``model``; None if it is not sharded.
+    """
+    column, _, lookup = name.partition(LOOKUP_SEP)
+    lookup = lookup or "exact"
+    field = own_columns(model).get(column) or _foreign_key(model, column)
+    if field is None or (field.is_relation and lookup not in ("exact", "in", "isnull")):
+        return None
+    target = field.target_field if field.is_relation else field
+    if not all(type(part).__module__.startswith(_MODULES_OF_FIELDS) for part in (field, target)):
+        return None
+    if isinstance(target, GeneratedField | JSONField | GenericIPAddressField):
+        # Django must handle the condition: the SQL may depend on the value's type, or the value may
+        # be prepared by a field of another package.
+        return None
+    part = Condition(field, target, lookup, is_excluded=is_excluded)
+    named = _with_form(part, options, name, value)
+    if named is None or field.get_lookup(named.lookup).__module__ not in MODULES_OF_LOOKUPS:
+        return None  # Leave a custom lookup of a project to Django, because it may refuse values.
+    # The next statements recognise an equality that determines the shard, by the same rule as
+    # plain_key() in sharded_orm.models.querysets.route.
+    if options is None or not (field is options.key or field.column in options.columns):
+        return named
+    if is_excluded or named.form is not ValueForm.VALUE:
+        return None  # Such a condition on the shard key may be one that no row meets.
+    names_shard = field is options.key or options.names_shard(field)
+    return named._replace(names_shard=names_shard and lookup == "exact")
+
+
+def _with_form(
+    part: Condition, options: ShardOptions | None, name: str, value: Any
+) -> Condition | None:
+    kind = type(value)
+    if part.lookup == "in":
+        kinds = set(map(type, value)) if kind in _LISTS else set()
+        if len(kinds) != 1 or datetime in kinds or not _accepts(part.target, kinds.pop(), None):
+            return None
+        return part._replace(form=ValueForm.LIST)
+    if part.lookup == "isnull":
+        return part._replace(form=ValueForm.FIXED) if kind is bool else None
+    if part.lookup == "exact" and value is None:
+        return part._replace(form=ValueForm.FIXED, lookup="isnull")
+    if part.lookup == "exact" and kind is bool:
+        return part._replace(form=ValueForm.FIXED) if type(part.target) is BooleanField else None
+    if issubclass(kind, Model):  # Not isinstance(): a lazy object seems to be an instance.
+        if part.lookup != "exact" or not _refers_to(part, name, kind):
+            return None
+        # ShardedQuery adds the shard of the instance to the condition, unless the key of the
+        # instance determines the shard.
+        is_sharded = options is not None and shard_options(kind) is not None
+        names_instance = is_sharded and not options.names_shard(part.field)  # type: ignore[union-attr]  # not None if sharded
+        if names_instance and part.is_excluded:
+            return None
+        return part._replace(takes_instance=True, names_instance=names_instance)
+    if part.lookup in _COMPARISONS and _accepts(part.target, kind, value):
+        return part
+    return None
+
+
+def _accepts(target: Any, kind: type, value: Any) -> bool:
+    if isinstance(target, DateTimeField):
+        # Preparing a time without a time zone warns if time zones are used.
+        return kind is datetime and (value.tzinfo is None) is not settings.USE_TZ
+    if kind is date:
+        return type(target) is DateField
+    return kind in _EXAMPLES and kind is not datetime
+
+
+def _refers_to(part: Condition, name: str, kind: Any) -> bool:
+    """Whether the condition called ``name`` may compare a foreign key with an instance of ``kind``."""
+    field, referred = part.field, part.target.model._meta
+    return (
+        field.is_relation
+        and name == field.name
+        and kind._meta.concrete_model is referred.concrete_model
+    )
+
+
+def _foreign_key(model: Any, name: str) -> Any:
+    """Return the foreign key of the model's own table whose name or attname is ``name``."""
+    meta = model._meta
+    for field in meta.concrete_fields:
+        if (
+            field.is_relation
+            and name in (field.name, field.attname)
+            and field.model._meta.concrete_model is meta.concrete_model
+            and len(field.foreign_related_fields) == 1
+            and not field.target_field.is_relation
+        ):
+            return field
+    return None
+
+
+def fields_of(model: Any, names: Iterable[str]) -> list[Any] | None:
+    """Return the fields of the model's own table with these names; None if one is no such field."""
+    columns = own_columns(model)
+    fields = [columns.get(name) or _foreign_key(model, name) for name in names]
+    return None if None in fields else fields

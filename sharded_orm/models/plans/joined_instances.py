@@ -1,0 +1,56 @@
+"""Makes instances together with the related instances of ``select_related()``, as Django makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models.expressions import Col
+
+from sharded_orm import compat
+from sharded_orm.cache.values import Row
+
+
+class JoinedInstances:
+    """Makes instances, and those to which their foreign keys refer, from joined rows. Immutable.
+
+    :param compiler: a compiler that has compiled such a query.
+    """
+
+    def __init__(self, compiler: Any) -> None:
+        self._select = compiler.select
+        self._klass_info = compiler.klass_info
+        fields: Any = self._klass_info["select_fields"]
+        self._own = slice(fields[0], fields[-1] + 1)
+        #: The columns of a row.
+        self.columns: list[Any] = [column for column, _, _ in self._select]
+        query = compiler.query
+        #: The tables that the SQL reads.
+        self.tables = tuple(
+            join.table_name
+            for alias, join in query.alias_map.items()
+            if query.alias_refcount[alias]
+        )
+
+    def is_plain(self, model: Any) -> bool:
+        """Whether the rows consist of columns, and those of ``model`` are all its own."""
+        own = [getattr(column, "target", None) for column in self.columns[self._own]]
+        return set(map(type, self.columns)) == {Col} and own == list(model._meta.concrete_fields)
+
+    def instances(self, values: Sequence[Row], queryset: Any, alias: str) -> list[Any]:
+        """Return the instances of rows of converted values.
+
+        :param alias: the alias of the database that has returned the rows.
+        """
+        # As ModelIterable.
+        from_db = compat.from_db(queryset.model, queryset)
+        names = [column.target.attname for column in self.columns[self._own]]
+        populators = compat.related_populators(self._klass_info, self._select, alias, queryset)
+        instances = []
+        for row in values:
+            instance = from_db(alias, list(names), row[self._own])
+            for populator in populators:
+                populator.populate(row, instance)
+            instances.append(instance)
+        compat.set_fetch_mode(instances, queryset, is_set=True)
+        return instances

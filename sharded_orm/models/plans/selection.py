@@ -1,0 +1,117 @@
+"""What a read returns of each row: an instance, some of its fields, or plain values.
+
+A :class:`Selection` is one call of ``values()``, ``values_list()``, ``only()``, ``defer()`` or
+``select_related()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.db.models.query import (
+    FlatValuesListIterable,
+    ModelIterable,
+    NamedValuesListIterable,
+    ValuesIterable,
+    ValuesListIterable,
+)
+from django.db.models.utils import create_namedtuple_class
+
+from sharded_orm.cache.values import Row
+from sharded_orm.models.plans.conditions import fields_of
+from sharded_orm.models.sharding.options import group_of
+
+#: The methods that change which fields the instances have.
+LOADED, DEFERRED, JOINED = "only", "defer", "select_related"
+
+
+class Selection(NamedTuple):
+    """One call that selects fields. Immutable.
+
+    :param iterable: the class by which Django's queryset makes its results.
+    :param names: the arguments of the call.
+    :param method: the name of the query's method, if the results are instances.
+    """
+
+    iterable: type[Any]
+    names: tuple[str, ...] = ()
+    method: str = ""
+
+    @property
+    def makes_instances(self) -> bool:
+        return self.iterable is ModelIterable
+
+    @property
+    def joins(self) -> bool:
+        """Whether the rows have columns of other tables."""
+        return self.method == JOINED
+
+    @property
+    def defers(self) -> bool:
+        """Whether the instances lack fields."""
+        return self.method in (LOADED, DEFERRED)
+
+    def is_known(self, model: Any) -> bool:
+        """Whether plans know the call: it names different columns of the model's own table."""
+        if not all(type(name) is str for name in self.names):
+            return False
+        if not self.names and (self.makes_instances or self.iterable is FlatValuesListIterable):
+            return False
+        fields = fields_of(model, self.names)
+        if fields is None or len(set(self.names)) < len(self.names):
+            return False
+        return not self.joins or all(
+            # A name such as "owner_id" is not that of a relation. The rows of the related model are
+            # on the same shard, because they are in the same group.
+            field.is_relation
+            and field.name == name
+            and group_of(field.related_model) == group_of(model)
+            for field, name in zip(fields, self.names, strict=True)
+        )
+
+    def apply(self, query: Any) -> None:
+        """Do to ``query`` what the call does."""
+        if not self.makes_instances:
+            query.set_values(self.names)
+        elif self.joins:
+            query.add_select_related(self.names)
+        elif self.method == DEFERRED:
+            query.add_deferred_loading(self.names)
+        else:
+            query.add_immediate_loading(self.names)
+
+    def selects(self, model: Any, fields: Sequence[Any]) -> bool:
+        """Whether ``fields``, the columns in a compiled SELECT, are those that the call names."""
+        every = list(model._meta.concrete_fields)
+        if self.makes_instances:
+            return [field for field in every if field in fields] == list(fields)
+        return list(fields) == (fields_of(model, self.names) if self.names else every)
+
+    def results(self, rows: Sequence[Row], names: Sequence[str]) -> list[Any]:
+        """Return the results that Django makes of rows of values.
+
+        :param rows: rows of converted values.
+        :param names: the attnames of the selected fields.
+        """
+        if self.iterable is FlatValuesListIterable:
+            return [row[0] for row in rows]
+        names = self.names or names
+        if self.iterable is ValuesIterable:
+            return [dict(zip(names, row, strict=True)) for row in rows]
+        if self.iterable is ValuesListIterable:
+            return list(map(tuple, rows))
+        kind = create_namedtuple_class(*names)
+        return [tuple.__new__(kind, row) for row in rows]
+
+
+#: All fields, as instances.
+EVERYTHING = Selection(ModelIterable)
+
+#: The classes by which ``values_list()`` makes its results, keyed by its arguments ``flat`` and
+#: ``named``.
+VALUES_LISTS: dict[tuple[bool, bool], type[Any]] = {
+    (False, False): ValuesListIterable,
+    (True, False): FlatValuesListIterable,
+    (False, True): NamedValuesListIterable,
+}

@@ -1,0 +1,31 @@
+"""The row that ``get()`` returns, and the errors that it raises, as in Django."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models.query import MAX_GET_RESULTS
+
+
+def matching_rows(queryset: Any) -> list[Any]:
+    """Return the rows of ``queryset``, at most ``MAX_GET_RESULTS``, for ``get()``. Changes its query."""
+    queryset.query.clear_ordering(force=True)
+    queryset.query.set_limits(high=MAX_GET_RESULTS)
+    return list(queryset)
+
+
+def only_row(model: Any, rows: list[Any]) -> Any:
+    """Return the only row in ``rows``; otherwise raise the same error as Django's ``get()``.
+
+    :param rows: the rows that match, at most ``MAX_GET_RESULTS``.
+    """
+    if len(rows) == 1:
+        return rows[0]
+    name = model._meta.object_name
+    if not rows:
+        raise model.DoesNotExist(f"{name} matching query does not exist.")
+    is_all = len(rows) < MAX_GET_RESULTS
+    found = str(len(rows)) if is_all else f"more than {MAX_GET_RESULTS - 1}"
+    raise model.MultipleObjectsReturned(
+        f"get() returned more than one {name} -- it returned {found}!"
+    )

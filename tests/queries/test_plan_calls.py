@@ -1,0 +1,169 @@
+"""Plans of lists, of fields, and of related managers: the values of the moment that Django uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models import Manager, QuerySet
+from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
+
+from sharded_orm.models.querysets.plans import without_plans
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from tests.queries.conftest import DATABASES, ONE, TWO
+from tests.queries.test_plans import outcome
+from tests.queries.twins import World
+from tests.relatives.sharded.models import Agent, Item, Note, Shelf
+
+pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
+
+
+def test_lists_of_any_length_share_a_plan(items: World, request: pytest.FixtureRequest) -> None:
+    def read(keys: Any) -> Any:
+        return outcome(lambda: list(Item.objects.filter(owner_id=ONE, pk__in=keys).order_by("pk")))
+
+    lists: list[Any] = [[101], [101, 104, 105], (101, 101), set(range(99, 300)), [104, 999]]
+    with without_plans():
+        expected = [read(keys) for keys in lists]
+    assert [read(keys) for keys in lists] == expected
+    assert read([]) == ([], [])
+    request.getfixturevalue("nothing_is_compiled")
+    assert [read(keys) for keys in lists] == expected
+
+
+def test_later_changes_of_a_list_or_an_instance_change_nothing(items: World) -> None:
+    for _ in range(4):
+        keys, agent = [101, 104], Agent(pk=ONE)
+        rows = Item.objects.filter(owner=agent, pk__in=keys)
+        copy_of_rows = rows.order_by("pk")
+        keys.clear()
+        agent.pk = TWO
+        assert [row.pk for row in copy_of_rows] == [101, 104]
+        assert rows.exclude(pk=101).get().pk == 104
+
+
+def test_rows_of_a_related_manager_know_their_instance(items: World) -> None:
+    for _ in range(5):
+        agent = Agent.objects.get(pk=ONE)
+        rows = [*agent.items.all(), *agent.items.only("name"), *agent.items.filter(stars=1)]
+        rows += [agent.items.get(pk=101), agent.items.first()]
+        with CaptureQueriesContext(connections["default"]) as sent:
+            assert all(row.owner is agent for row in rows)
+        assert not sent
+
+
+def test_a_related_manager_reads_the_key_that_its_instance_has_at_the_read(items: World) -> None:
+    """As in Django: the condition of a related manager is made when the rows are read."""
+    for _ in range(5):
+        agent = Agent(pk=ONE)
+        rows, chosen = agent.items.all(), agent.items.filter(stars__gte=0)
+        agent.pk = TWO
+        assert {row.owner_id for row in rows} == {TWO}
+        assert set(chosen.values_list("owner_id", flat=True)) == {ONE}
+        with pytest.raises(ValueError, match="primary key"):
+            Agent().items.all()
+
+
+def test_deferred_fields_are_read_later(items: World) -> None:
+    for _ in range(4):
+        row = Item.objects.only("name").get(owner_id=ONE, pk=101)
+        assert row.get_deferred_fields() >= {"stars", "owner_id"}
+        assert (row.name, row.stars) == ("item 101", 1)
+
+
+def test_an_instance_on_another_shard_is_left_to_django(items: World) -> None:
+    """Two rows of different shards may have one id, so the shard of the instance counts."""
+    here, there = items.of("Item", 101), items.of("Item", 102)
+    for _ in range(5):
+        assert {row.pk for row in Item.objects.filter(owner_id=ONE, parent=here)} == {104, 105}
+        assert list(Item.objects.filter(owner_id=ONE, parent=there)) == []
+        assert {row.pk for row in here.children.all()} == {104, 105}
+        assert {row.pk for row in here.children.filter(stars=1)} == {105}
+        assert here.children.exclude(pk=104).get().parent is here
+
+
+def test_an_instance_with_the_id_of_a_row_elsewhere(items: World) -> None:
+    twin = items.of("Item", 102)
+    twin.pk = 101  # As if the other shard had a row with this id.
+    read = [lambda: Item.objects.filter(owner_id=ONE, parent=twin).count(), twin.children.count]
+    with without_plans():
+        expected = [outcome(call) for call in read]
+    for _ in range(4):
+        Item.objects.filter(owner_id=ONE, parent=items.of("Item", 101)).count()
+        assert [outcome(call) for call in read] == expected
+
+
+def test_a_lazy_object_stands_for_an_instance(items: World) -> None:
+    """As ``request.user`` does."""
+    for _ in range(4):
+        owner: Any = SimpleLazyObject(lambda: Agent.objects.get(pk=ONE))
+        assert Item.objects.filter(owner=owner).count() == 4
+        assert Note.objects.exclude(owner=owner).filter(owner_id=TWO).count() == 2
+        assert Shelf.objects.get(owner=owner, name="shelf 11").pk == 11
+
+
+def test_values_of_a_queryset_with_other_rows(items: World) -> None:
+    for _ in range(4):
+        rows = Item.objects.filter(owner_id=ONE).values_list("pk")
+        rows._iterable_class = Item.objects.values()._iterable_class
+        assert {"pk": 101} in list(rows)
+        with pytest.raises(TypeError, match="after"):
+            Item.objects.filter(owner_id=ONE).values("pk").only("pk")
+        with pytest.raises(TypeError, match="after"):
+            Item.objects.filter(owner_id=ONE).values("pk").contains(items.of("Item", 101))
+
+
+def test_a_name_that_is_selected_twice(items: World) -> None:
+    for _ in range(4):
+        rows = Item.objects.filter(owner_id=ONE, pk=101).values_list("pk", "pk", named=True)
+        assert [row._asdict() for row in rows] == [{"pk": 101, "pk1": 101}]
+
+
+class Reduced(QuerySet[Any]):
+    """A mixin of a project that stands behind the library's class."""
+
+    def exclude(self, *args: Any, **kwargs: Any) -> Any:
+        return super().exclude(*args, **kwargs).filter(stars=1)
+
+    def values_list(self, *fields: Any, **options: Any) -> Any:
+        return super().values_list("pk", flat=True)
+
+
+class ReducedItems(ShardedQuerySet[Any], Reduced):
+    pass
+
+
+def test_other_overrides_behind_the_library_are_called(items: World) -> None:
+    for _ in range(4):
+        rows = ReducedItems(Item).filter(owner_id=ONE)
+        assert {row.pk for row in rows.exclude(pk=101)} == {105}
+        assert set(rows.values_list("name")) == {101, 104, 105, 107}
+
+
+def test_related_instances_are_read_with_their_rows(items: World) -> None:
+    for _ in range(4):
+        rows = list(Item.objects.filter(owner_id=ONE).select_related("shelf", "parent"))
+        with CaptureQueriesContext(connections["photos"]) as sent:
+            shelves = {row.pk: row.shelf and row.shelf.name for row in rows}
+            parents = {row.pk: row.parent and row.parent.pk for row in rows}
+        assert shelves == {101: "shelf 11", 104: "shelf 11", 105: None, 107: None}
+        assert parents == {101: None, 104: 101, 105: 101, 107: None}
+        assert not sent
+        assert all(row.shelf._state.db == row._state.db for row in rows if row.shelf)
+
+
+def test_managers_of_projects(items: World) -> None:
+    class NamedManager(Manager[Any]):
+        def get_queryset(self) -> Any:
+            return ShardedQuerySet(self.model).only("name").exclude(name="item 107")
+
+    manager = NamedManager()
+    manager.model = Item
+    for _ in range(4):
+        rows = list(manager.filter(owner_id=ONE))
+        assert {row.name for row in rows} == {"item 101", "item 104", "item 105"}
+        assert "stars" in rows[0].get_deferred_fields()
+        assert Note.objects.filter(owner_id=ONE, object_id=None).count() == 1
+        assert Shelf.objects.get(owner=Agent(pk=ONE), name="shelf 11").pk == 11
