@@ -26,7 +26,7 @@ class DirectPlanReader(CallRecorder[M]):
 
     @classmethod
     def _first_shape(cls, model: Any, *, is_uncached: bool) -> Shape | None:
-        if shard_options(model) is not None or (declares_cache(model) and not is_uncached):
+        if shard_options(model) is not None or declares_cache(model):
             return None
         return Shape(model, None)
 

@@ -277,6 +277,7 @@ def test_queries_that_are_allowed_in_an_event_loop(
         end_lease(monkeypatch)
         photo.stars = 5
         photo.save()
+        connections.close_all()  # An event loop has connections of its own.
         return texts
 
     with pytest.raises(SynchronousOnlyOperation):
