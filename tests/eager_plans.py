@@ -21,7 +21,6 @@ def pytest_sessionstart() -> None:
     from sharded_orm.contrib.lookups.declaration import lookups_of
     from sharded_orm.models import base
     from sharded_orm.models.plans import inserts
-    from sharded_orm.models.plans.updates import PLAIN_TYPES
     from sharded_orm.models.querysets import updates
     from sharded_orm.models.querysets.plan_examples import learn
     from sharded_orm.models.querysets.plans import PlannedQuerySet
@@ -39,24 +38,14 @@ def pytest_sessionstart() -> None:
                 learn(kind, kind, recording, type(self), connections[shard.alias])
         return read_by_plan(self, kind, recording, limits, read_by_django)
 
-    use_plans_at_once()
-    read_by_plan = PlannedQuerySet._read
-    PlannedQuerySet._read = read  # type: ignore[method-assign]
-
-    @wraps(PlannedUpdateQuerySet.update)
+    @wraps(PlannedUpdateQuerySet.update)  # The package looks at the module of a method.
     def update(self: Any, **kwargs: Any) -> Any:
-        recording = self._recorded()
-        if (
-            recording is not None
-            and (recording.limits, recording.shape.ordering) == (None, None)
-            and recording.shape.shard_at is not None
-            and recording.shape.is_simple
-            and not self._hints
-            and PLAIN_TYPES.issuperset(map(type, kwargs.values()))
-        ):
+        recording = self._recorded_update(kwargs)
+        if recording is not None:
             self._refuse_key(kwargs, "update()")
+            write = (*kwargs, *map(type, kwargs.values()))
             for _ in range(2):
-                updates._learn(recording, (*kwargs, *map(type, kwargs.values())), kwargs)
+                updates._learn(recording, write, kwargs, type(self))
         return update_by_plan(self, **kwargs)
 
     def save(*args: Any) -> Any:
@@ -73,7 +62,10 @@ def pytest_sessionstart() -> None:
         def setdefault(self, model: Any, default: Any) -> Any:  # type: ignore[override]
             return super().setdefault(model, SeenInserts())
 
-    update_by_plan, save_by_plan = PlannedUpdateQuerySet.update, base.save_row
+    use_plans_at_once()
+    read_by_plan, update_by_plan = PlannedQuerySet._read, PlannedUpdateQuerySet.update
+    save_by_plan = base.save_row
     PlannedUpdateQuerySet.update = update  # type: ignore[method-assign]
     base.save_row = save
     inserts._inserts = InsertsByModel()
+    PlannedQuerySet._read = read  # type: ignore[method-assign]

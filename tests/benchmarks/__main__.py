@@ -80,8 +80,8 @@ def subjects() -> dict[str, Subject]:
 
 NAMES = (
     "get", "alternating", "filter", "plans", "bulk_create", "lookups", "scatter", "update", "save", "signals", "connections",
-    "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "side_switches", "balance",
-    "recycling",
+    "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "side_switches",
+    "balance", "recycling",
     "mirrors",
     "entities",
     "entity_index",

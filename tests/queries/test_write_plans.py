@@ -98,8 +98,19 @@ class Write:
             conditions: dict[str, Any] = pick.choice([
                 {"owner": ONE}, {"owner": ONE, "id": 1}, {"id": 1, "owner": ONE}, {"owner": TWO},
                 {"owner": ONE, "number__gt": 0}, {"owner": ONE, "id": 2**70}, {"owner": "1"},
+                {"owner": ONE, "id__in": [1]}, {"owner": ONE, "id__in": [2, 1, 2]},
+                {"owner": ONE, "id__in": [1, 2, 99]}, {"owner": ONE, "id__in": [1, 2**70]},
+                {"owner": ONE, "name": None}, {"flag__isnull": True, "owner": ONE, "id": 1},
+                {"owner": ONE, "flag": True}, {"owner": ONE, "day__lt": date(2027, 1, 1)},
             ])  # fmt: skip
-            return Sample.objects.filter(**conditions).update(**values)
+            matching = Sample.objects.filter(**conditions)
+            excluded: dict[str, Any] = pick.choice([
+                {}, {}, {"number": 2}, {"number__lt": 2, "name": "x"}, {"id__in": [2, 99]},
+                {"name": None}, {"owner": TWO},
+            ])  # fmt: skip
+            if excluded:
+                matching = matching.exclude(**excluded)
+            return matching.update(**values)
         if way > 9:
             new = Sample(**{"id": pick.choice([50, 1, "51", None]), "owner": ONE, **values})
             if way == 10:
@@ -191,6 +202,12 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "update": lambda rows: Photo.objects.filter(user_id=ONE, pk=rows["photo"].pk).update(stars=3),
     "update of several rows": lambda rows: Photo.objects.filter(user_id=ONE).update(
         title="x", stars=None
+    ),
+    "update of a list": lambda rows: Sample.objects.filter(owner=ONE, id__in=[2, 1]).update(
+        name="x", flag=True
+    ),
+    "update with exclude()": lambda rows: (
+        Sample.objects.filter(owner=ONE, text=None).exclude(number=2).update(number=4)
     ),
     "update of no row": lambda rows: Photo.objects.filter(user_id=ONE, pk=999_999).update(stars=3),
 }

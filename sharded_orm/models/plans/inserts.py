@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.db.models.sql import InsertQuery
 
-from sharded_orm import compat
+from sharded_orm import compat, runtime
 from sharded_orm.models.fields.timestamped import ColumnDefault
 from sharded_orm.models.plans.shapes import logger
 from sharded_orm.models.plans.updates import PLAIN_TYPES, are_same, has_placeholder
@@ -52,6 +52,9 @@ _inserts: dict[Any, dict[tuple[Any, ...], Any]] = {}
 def forget() -> None:
     """Drop all plans of INSERTs, because the settings have changed."""
     _inserts.clear()
+
+
+runtime.on_reset(forget)
 
 
 def insert_row(

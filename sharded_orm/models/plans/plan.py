@@ -273,11 +273,10 @@ def compile_plan(
             return None
         if shape.selection is not EVERYTHING:
             names = tuple(target.attname for target in targets)
-    # The SQL for a list of two values has one more placeholder, where the texts begin to differ.
-    list_end = _first_difference(sql, statements[1][0]) if shape.has_list else None
+    list_end = end_of_list(shape, [sql for sql, _ in statements])
     # One parameter of exists() is constant: the 1 in SELECT 1.
     constants = tuple(parameters[:1]) if kind == EXISTS else ()
-    fixed = _fixed_parameters(shape, examples[0][1].values, compilers[0])
+    fixed = fixed_parameters(shape, examples[0][1].values, compilers[0])
     plan = Plan(sql, list_end, constants, fixed, shape, names, joined, connection)
     for (_, recording), (sql, parameters) in zip(examples, statements, strict=True):
         expected = plan.parameters(recording.values, connection)
@@ -290,8 +289,15 @@ def compile_plan(
     return plan
 
 
-def _first_difference(one: str, other: str) -> int | None:
-    pairs = enumerate(zip(one, other, strict=False))
+def end_of_list(shape: Shape, statements: Sequence[str]) -> int | None:
+    """Return the position in the SQL at which the values of a list end; None if there is no list.
+
+    :param statements: the SQL for lists of one value, of two, and so on.
+    """
+    if not shape.has_list:
+        return None
+    # The SQL for a list of two values has one more placeholder, where the texts begin to differ.
+    pairs = enumerate(zip(*statements[:2], strict=False))
     return next((position for position, (left, right) in pairs if left != right), None)
 
 
@@ -309,7 +315,7 @@ def _compiler(kind: str, query: Query, connection: Any) -> Any:
     return query.get_compiler(using=connection.alias)
 
 
-def _fixed_parameters(
+def fixed_parameters(
     shape: Shape, values: Sequence[Any], compiler: Any
 ) -> dict[int, tuple[Any, ...]]:
     """Return the parameters of the conditions whose values belong to the shape, by position."""

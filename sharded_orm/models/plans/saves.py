@@ -13,8 +13,9 @@ from django.apps import apps
 from django.db import connections
 from django.db.models import Manager
 
-from sharded_orm.models.plans.conditions import condition_of
-from sharded_orm.models.plans.shapes import logger
+from sharded_orm import runtime
+from sharded_orm.models.plans.conditions import ValueForm, condition_of
+from sharded_orm.models.plans.shapes import Recording, Shape, logger
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
 from sharded_orm.models.sharding.options import ShardOptions
 
@@ -78,6 +79,9 @@ def forget() -> None:
     _saves.clear()
 
 
+runtime.on_reset(forget)
+
+
 def save_row(
     options: ShardOptions,
     rows: SavedRows,
@@ -139,22 +143,9 @@ def _learn_save(
 
     :param values: the values of the shard key and of the primary key.
     """
-    assert options.key is not None
     plan: UpdatePlan | None = None
     try:
-        conditions = [
-            condition_of(options.model, options, name, value, is_excluded=False)
-            for name, value in zip((options.key.attname, "pk"), values, strict=True)
-        ]
-        examples = [
-            None if part is None else part.example(part.target.get_prep_value(value), number, 1)
-            for number, (part, value) in enumerate(zip(conditions, values, strict=True), 1)
-        ]
-        if None not in examples:
-            all_rows = rows.manager.using(rows.alias)
-            matching = all_rows.filter(**{options.key.attname: examples[0]}).filter(pk=examples[1])
-            pairs = [(field, value) for field, _, value in new_values]
-            plan = compile_update(matching.query, conditions, examples, pairs, connection)  # type: ignore[arg-type]  # no condition is None here
+        plan = _plan_of_example(options, rows, values, new_values, connection)
     except Exception:
         # A field refuses a value. Django will raise the same error now, so ignore it here.
         logger.debug("save() of %s has no plan", options.model.__name__, exc_info=True)
@@ -163,3 +154,31 @@ def _learn_save(
         "left to Django" if plan is None else "planned",
     )  # fmt: skip
     _saves.setdefault(options.model, {})[shape] = plan
+
+
+def _plan_of_example(
+    options: ShardOptions,
+    rows: SavedRows,
+    values: tuple[Any, Any],
+    new_values: Sequence[tuple[Any, Any, Any]],
+    connection: Any,
+) -> UpdatePlan | None:
+    assert options.key is not None
+    names = (options.key.attname, "pk")
+    conditions, examples = [], []
+    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+        part = condition_of(rows.model, options, name, value, is_excluded=False)
+        if part is None or part.form is not ValueForm.VALUE:
+            return None
+        conditions.append(part)
+        examples.append(part.example(part.prepared(value), number, 1))
+    if None in examples:
+        return None
+    matching = rows.manager.using(rows.alias)
+    for name, example in zip(names, examples, strict=True):
+        matching = matching.filter(**{name: example})
+    shape = Shape(rows.model, options, names, tuple(conditions))
+    pairs = [(field, value) for field, _, value in new_values]
+    return compile_update(
+        shape, [(matching.query, Recording(shape, (), tuple(examples)))], pairs, connection
+    )

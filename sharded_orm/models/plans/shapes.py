@@ -104,8 +104,8 @@ class Shape:
         #: The plan of each kind of update(), keyed by the names of the written fields and the types
         #: of their values. None means that Django handles updates of this kind.
         self.updates: dict[tuple[Any, ...], UpdatePlan | None] = {}
-        #: The kinds of reads that Django has done once. A plan is made at the second read of a
-        #: kind, because many shapes are read only once.
+        #: The kinds of reads and updates that Django has done once. A plan is made at the second
+        #: read of a kind, because many shapes are read only once.
         self.seen: set[Any] = set()
 
     def __str__(self) -> str:
@@ -115,14 +115,6 @@ class Shape:
         ]
         chosen = "" if self.selection is EVERYTHING else f", {list(self.selection.names)} only,"
         return f"{self.model.__name__} by {names}{chosen} in the order {self.ordering}"
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether each condition is one of ``filter()`` and compares a column with one value."""
-        return not any(
-            part.form is not ValueForm.VALUE or part.is_excluded or part.takes_instance
-            for part in self.conditions
-        )
 
     def keep(self, call: tuple[Any, ...], child: Shape | None) -> None:
         """Keep the shape after one more call, if there is room for it."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db.models.fields.files import FieldFile, ImageFieldFile
 from django.db.models.sql import Query, UpdateQuery
 
 from sharded_orm.backends.write_hooks import compiled_update
-from sharded_orm.models.plans.conditions import Condition
-from sharded_orm.models.plans.plan import Plan, is_plain_query
-from sharded_orm.models.plans.shapes import Shape
+from sharded_orm.models.plans.plan import Plan, end_of_list, fixed_parameters, is_plain_query
+
+if TYPE_CHECKING:
+    from sharded_orm.models.plans.shapes import Recording, Shape
 
 #: The types of new values that Django passes to the field as they are. Other values may be
 #: expressions or model instances, for which Django compiles other SQL. Subclasses are left out, because
@@ -36,7 +37,7 @@ class UpdatePlan:
     Immutable and thread-safe.
 
     :param where: the SQL, with the conditions whose values are its last parameters.
-    :param conditions: these conditions.
+    :param shape: has these conditions.
     :param fields: the fields that are written, in the order of the SQL.
     :param kinds: the type of each field's prepared value.
     :param omits_null: whether the SQL spells NULL, and has no parameter for it.
@@ -47,7 +48,7 @@ class UpdatePlan:
     def __init__(
         self,
         where: Plan,
-        conditions: Sequence[Condition],
+        shape: Shape,
         fields: Sequence[Any],
         kinds: Sequence[type],
         *,
@@ -56,7 +57,7 @@ class UpdatePlan:
         self._where = where
         self._fields = tuple(zip(fields, kinds, strict=True))
         self._omits_null = omits_null
-        self.conditions = conditions
+        self.conditions = shape.conditions
         #: The class of the connections on which the plan may be used.
         self.backend = where.backend
 
@@ -87,13 +88,13 @@ class UpdatePlan:
         conditions = where.parameters(values, connection)
         if conditions is None:
             return None
-        return compiled_update.send(connection, where.sql, (*parameters, *conditions))
+        sql = where.statement(conditions, None, connection)
+        return compiled_update.send(connection, sql, (*parameters, *conditions))
 
 
 def compile_update(
-    query: Query,
-    conditions: Sequence[Condition],
-    values: Sequence[Any],
+    shape: Shape,
+    examples: Sequence[tuple[Query, Recording]],
     new_values: Sequence[tuple[Any, Any]],
     connection: Any,
 ) -> UpdatePlan | None:
@@ -101,35 +102,43 @@ def compile_update(
 
     Return None if it is unclear which parameter of the SQL belongs to which field or condition.
 
-    :param query: a query with the conditions.
-    :param conditions: the conditions of the query.
-    :param values: the prepared values of the conditions. No two of them are equal.
+    :param shape: has the conditions of the UPDATE.
+    :param examples: queries with these conditions, as for
+        :func:`~sharded_orm.models.plans.plan.compile_plan`.
     :param new_values: pairs of a field and its new value, which is of one of :data:`PLAIN_TYPES`.
     """
     fields = [field for field, _ in new_values]
-    if not is_plain_query(query) or any(map(has_placeholder, fields)):
+    if any(map(has_placeholder, fields)):
         return None
-    # Make the UPDATE as the queryset of save() does.
-    update: Any = query.chain(UpdateQuery)
-    update.add_update_fields([(field, None, value) for field, value in new_values])
-    update.annotations = {}
-    if [field for field, _, _ in update.values] != fields:
-        return None  # Django leaves out generated fields.
-    sql, parameters = update.get_compiler(using=connection.alias).as_sql()
-    shape = Shape(query.model, None, conditions=tuple(conditions))
-    where = Plan(sql, None, (), {}, shape, None, None, connection)
-    of_conditions = where.parameters(values, connection)
-    if of_conditions is None:
-        return None
+    compilers = []
+    for query, _ in examples:
+        if not is_plain_query(query):
+            return None
+        # Make the UPDATE as the queryset of save() does.
+        update: Any = query.chain(UpdateQuery)
+        update.add_update_fields([(field, None, value) for field, value in new_values])
+        update.annotations = {}
+        if [field for field, _, _ in update.values] != fields:
+            return None  # Django leaves out generated fields.
+        compilers.append(update.get_compiler(using=connection.alias))
+    statements = [compiler.as_sql() for compiler in compilers]
+    fixed = fixed_parameters(shape, examples[0][1].values, compilers[0])
+    list_end = end_of_list(shape, [sql for sql, _ in statements])
+    where = Plan(statements[0][0], list_end, (), fixed, shape, None, None, connection)
     prepared = [field.get_db_prep_save(value, connection=connection) for field, value in new_values]
     if any(hasattr(value, "as_sql") for value in prepared):
         return None
     # Django before 6.1 spells NULL in the SQL.
     without_null = [value for value in prepared if value is not None]
     for omits_null, of_fields in ((True, without_null), (False, prepared)):
-        if are_same(parameters, [*of_fields, *of_conditions]):
+        if all(
+            (of_conditions := where.parameters(recording.values, connection)) is not None
+            and are_same(parameters, [*of_fields, *of_conditions])
+            and where.statement(of_conditions, None, connection) == sql
+            for (_, recording), (sql, parameters) in zip(examples, statements, strict=True)
+        ):
             kinds = list(map(type, prepared))
-            return UpdatePlan(where, conditions, fields, kinds, omits_null=omits_null)
+            return UpdatePlan(where, shape, fields, kinds, omits_null=omits_null)
     return None
 
 

@@ -13,6 +13,7 @@ from sharded_orm.models.cached.cached_model import declares_cache
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.plans.plan import COUNT, GET, ROWS
 from sharded_orm.models.plans.shapes import Recording, Shape
+from sharded_orm.models.plans.switch import are_plans_on
 from sharded_orm.models.plans.switch import without_plans as without_plans
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
 from sharded_orm.models.querysets.guesses import shard_of
@@ -35,22 +36,12 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
     A plan is SQL that was compiled once for all queries which differ only in their values.
     """
 
-    def uncached(self) -> Self:
-        clone = super().uncached()
-        # Querysets of cached models record no calls, because a plan does not ask the cache. This one
-        # will not ask it, either.
-        if clone._recording is None:
-            query: Any = clone.query
-            if clone._has_no_options() and query.bound_key is None:
-                clone._begin_recording(is_uncached=True)
-        return clone
-
     @classmethod
     def _first_shape(cls, model: Any, *, is_uncached: bool) -> Shape | None:
         options = shard_options(model)
-        if options is None or options.key is None or (declares_cache(model) and not is_uncached):
+        if options is None or options.key is None:
             return None
-        return Shape(model, options)
+        return Shape(model, options) if is_uncached or not declares_cache(model) else None
 
     @classmethod
     def _new_query(cls, model: Any) -> Any:
@@ -71,6 +62,16 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
 
     def _may_read_by_plan(self) -> bool:
         return self._db is None and not is_any_bound()
+
+    def uncached(self) -> Self:
+        clone = super().uncached()
+        # Querysets of cached models record no calls, because a plan does not ask the cache. This one
+        # will not ask it, either.
+        if clone._recording is None and are_plans_on() and clone._records(clone._db, clone._hints):
+            query: Any = clone.query
+            if clone._has_no_options() and query.bound_key is None:
+                clone._start_recording(is_uncached=True)
+        return clone
 
     def _read(
         self,

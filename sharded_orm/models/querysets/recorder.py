@@ -22,9 +22,7 @@ from django.db.models.query import (
 )
 
 from sharded_orm import runtime
-from sharded_orm.models.plans.inserts import forget as forget_inserts
 from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS
-from sharded_orm.models.plans.saves import forget as forget_saves
 from sharded_orm.models.plans.selection import (
     DEFERRED,
     EVERYTHING,
@@ -97,7 +95,7 @@ class CallRecorder(QuerySetMixin[M]):
     def _first_shape(cls, model: Any, *, is_uncached: bool) -> Shape | None:
         """Return the shape of a queryset of all rows; None if no calls are recorded for ``model``.
 
-        :param is_uncached: whether the queryset does not read through the cache.
+        :param is_uncached: whether the queryset does not read through the cache (otherwise it may).
         """
         raise NotImplementedError
 
@@ -134,13 +132,8 @@ class CallRecorder(QuerySetMixin[M]):
 
     # -- Recording -------------------------------------------------------------------------
 
-    def _begin_recording(self, *, is_uncached: bool) -> None:
-        """Record the calls from now on. Until now, only the model of this queryset has been set.
-
-        :param is_uncached: whether the queryset does not read through the cache.
-        """
-        if not are_plans_on() or not self._records(self._db, self._hints):
-            return
+    def _start_recording(self, *, is_uncached: bool) -> None:
+        """Record the calls on this queryset of all rows from now on, if its class records calls."""
         recording = _new_recording(type(self), self.model, is_uncached=is_uncached)
         if recording is not None:
             self._query = _UNBUILT
@@ -416,8 +409,6 @@ def _forget() -> None:
     # shapes, the stored forms of queries.
     _new_recordings.clear()
     forget_shapes()
-    forget_saves()
-    forget_inserts()
 
 
 runtime.on_reset(_forget)

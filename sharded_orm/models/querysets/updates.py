@@ -9,12 +9,13 @@ from django.db import connections, transaction
 
 from sharded_orm import runtime
 from sharded_orm.models.moves.repetition import repeated
+from sharded_orm.models.plans.selection import EVERYTHING
 from sharded_orm.models.plans.shapes import Recording, has_room, logger
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
+from sharded_orm.models.querysets.plan_examples import UPDATE, examples_of
 from sharded_orm.models.querysets.plans import PlannedQuerySet
-from sharded_orm.models.querysets.route import PLAIN_KEYS, has_one_table, plain_key
-from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.models.querysets.route import PLAIN_KEYS
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.topology.model import Shard
 
@@ -29,16 +30,8 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
     """
 
     def update(self, **kwargs: Any) -> int:
-        recording = self._recorded() if PLAIN_TYPES.issuperset(map(type, kwargs.values())) else None
-        if (
-            recording is None
-            or recording.limits is not None
-            or recording.shape.ordering is not None
-            or not recording.shape.is_simple
-            or self._hints
-            or recording.shape.shard_at is None
-            or not are_write_plans_on()
-        ):
+        recording = self._recorded_update(kwargs) if are_write_plans_on() else None
+        if recording is None:
             return super().update(**kwargs)
         shape = recording.shape
         write = (*kwargs, *map(type, kwargs.values()))
@@ -53,8 +46,29 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
                 self._result_cache = None
                 return updated
         changed = super().update(**kwargs)
-        _learn(recording, write, kwargs)
+        _learn(recording, write, kwargs, type(self))
         return changed
+
+    def _recorded_update(self, new_values: dict[str, Any]) -> Recording | None:
+        """Return the recorded calls if ``update(**new_values)`` may use a plan; otherwise None."""
+        recording = (
+            self._recorded() if PLAIN_TYPES.issuperset(map(type, new_values.values())) else None
+        )
+        if (
+            recording is None
+            or recording.limits is not None
+            or recording.shape.ordering is not None
+            or recording.shape.selection is not EVERYTHING
+            or recording.shape.shard_at is None
+            # The shard of an instance is compared only by Django.
+            or recording.instances
+            # The queryset of a related manager.
+            or self._hints
+            or self._known_related_objects
+            or self._deferred_filter is not None
+        ):
+            return None
+        return recording
 
 
 def _update(plan: UpdatePlan, recording: Recording, new_values: list[Any]) -> int | None:
@@ -74,7 +88,9 @@ def _shard_of(recording: Recording) -> Shard | None:
     return runtime.locate(shape.options.group, key) if type(key) in PLAIN_KEYS else None
 
 
-def _learn(recording: Recording, write: _Write, values: dict[str, Any]) -> None:
+def _learn(
+    recording: Recording, write: _Write, values: dict[str, Any], queryset_class: Any
+) -> None:
     """Make the plan of an update, if it is the second one of its shape. Called after Django's update."""
     shape = recording.shape
     if write not in shape.seen:
@@ -85,7 +101,7 @@ def _learn(recording: Recording, write: _Write, values: dict[str, Any]) -> None:
         return
     plan: UpdatePlan | None = None
     try:
-        plan = _plan_of_example(recording, values)
+        plan = _plan_of_examples(recording, values, queryset_class)
     except Exception:
         # A field or the backend refuses the values of the example query. The update itself has
         # succeeded, so ignore the error. Django compiles such updates each time.
@@ -96,16 +112,12 @@ def _learn(recording: Recording, write: _Write, values: dict[str, Any]) -> None:
     shape.updates[write] = plan
 
 
-def _plan_of_example(recording: Recording, values: dict[str, Any]) -> UpdatePlan | None:
-    options, example, shard = recording.shape.options, recording.example(), _shard_of(recording)
-    if example is None or shard is None:
+def _plan_of_examples(
+    recording: Recording, values: dict[str, Any], queryset_class: Any
+) -> UpdatePlan | None:
+    shape, shard = recording.shape, _shard_of(recording)
+    examples = [] if shard is None else examples_of(UPDATE, recording, queryset_class)
+    if shard is None or not examples:
         return None
-    query = ShardedQuery(options.model)
-    example.replay(query)
-    key = example.values[recording.shape.shard_at or 0]
-    if not has_one_table(query, ordered=False) or plain_key(options, query, ordered=False) != key:
-        return None
-    fields = [(options.model._meta.get_field(name), value) for name, value in values.items()]
-    return compile_update(
-        query, recording.shape.conditions, example.values, fields, connections[shard.alias]
-    )
+    fields = [(shape.model._meta.get_field(name), value) for name, value in values.items()]
+    return compile_update(shape, examples, fields, connections[shard.alias])
