@@ -40,9 +40,10 @@ _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
 
 class ActiveConfig:
-    """The configuration in use: the checked ``SHARDED_ORM`` setting with the source's topology.
+    """The configuration in use: the checked ``SHARDED_ORM`` setting, with the present topology.
 
-    Thread-safe.
+    The topology (nodes and shard groups) comes from the setting itself or from a topology source, such
+    as a file or ZooKeeper. Thread-safe.
 
     :param changed: a function that is called after :attr:`current` was replaced because of a new
         topology. :attr:`lock` is held during the call.

@@ -168,8 +168,8 @@ def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[t
     each migration that it replaces. Since Django 6.0, the replaced migrations may themselves be
     squashed.
     """
-    # Select the same rows as Django does in MigrationExecutor.record_migration() and
-    # MigrationExecutor.unapply_migration().
+    # These rules are those of MigrationExecutor.record_migration(), which adds the rows, and of
+    # MigrationExecutor.unapply_migration(), which deletes them.
     key = (migration.app_label, migration.name)
     replaced = [(label, name) for label, name in migration.replaces]
     if not _SQUASHES_SQUASHED:

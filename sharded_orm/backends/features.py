@@ -53,8 +53,8 @@ class ShardFeatures:
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The value of ``OPTIONS["isolation_level"]`` for READ COMMITTED, as hints in error messages
-    #: name it.
+    #: The text by which hints in error messages recommend READ COMMITTED: the value to set as
+    #: ``OPTIONS["isolation_level"]`` in ``DATABASES``.
     read_committed: ClassVar[str] = ""
     #: Whether READ UNCOMMITTED is a level of its own, at which rows are read that may be rolled back.
     has_read_uncommitted: ClassVar[bool] = False

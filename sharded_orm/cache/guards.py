@@ -305,12 +305,16 @@ def stamp(guards: Iterable[Guard]) -> str:
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """Return the revision of ``guards``: a digest that changes with each write. The name of a
-    cached list contains it, so a list with an older revision in its name is no longer found.
+    """Return the revision of the cached lists of a scope: a digest that is part of their names.
 
-    :param guards: the guards of the list's scope and of all wider scopes, the widest scope first.
-        Any change to the last guard (that of the list's scope) changes the revision; another
-        guard changes the revision only when it gets a new generation.
+    A write that may change the lists also changes the revision. From then on, readers look for
+    another name, so they do not find the lists that were cached before.
+
+    :param guards: the guards of all wider scopes, the widest scope first, and in the end the guard of
+        the lists' own scope. A guard is the cache entry that each write to its scope changes. Every
+        change of the own guard changes the revision. A change of a wider guard changes the revision
+        only if it gives the wider guard a new generation (a digest). A write does so if it may
+        concern any row of the wider scope.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

@@ -44,10 +44,10 @@ class CacheOptions:
     #: A write may COMMIT within this many seconds after its marker (the announcement of the write
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
-    #: A time in seconds with two uses, for guards and markers (:class:`CacheOptions` explains
-    #: both). No cache entry is stored under a guard that is younger than this. If the database
-    #: cannot report whether the writer of a marker still runs, the writer counts as dead once the
-    #: marker is older than this.
+    #: A time in seconds with two uses (:class:`CacheOptions` explains guards and markers). First: if the
+    #: guard of some rows was created more recently than this, the rows are not cached yet. Second: if
+    #: the database cannot report whether the writer of a marker still runs, the writer counts as dead
+    #: once the marker is older than this.
     quarantine: float = 10.0
     #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
     #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.
@@ -105,9 +105,9 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
     if ttl > MAX_TTL or ttl < 1:
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
-        # A guard (see CacheOptions) lives for twice the TTL. Entries are stored under the guard
-        # only when it is older than QUARANTINE. With too short a TTL, the guard could expire before
-        # it reaches that age.
+        # A guard (see CacheOptions) lives for twice the TTL. Its rows are cached only when the guard
+        # is older than QUARANTINE. With too short a TTL, the guard could expire before it reaches
+        # that age.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:
         problems.append(

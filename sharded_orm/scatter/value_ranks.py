@@ -176,8 +176,9 @@ class Ranking:
             ).replace("{rows}", named_union(rows, width))
             for number, *facts in self._ask(statement, sql, params):
                 kind = ValueType(*facts)
-                # Keep the names from the first node, which will rank the values. On another node,
-                # the same collation may have another name.
+                # Keep the names of types and collations that the first node has reported, because
+                # the first node will rank the values. Another node may call the same collation by
+                # another name.
                 first = types.setdefault(number, kind)
                 if (first.type, first.facts) != (kind.type, kind.facts):
                     assert self._statement is not None

@@ -1,4 +1,4 @@
-"""The base class of all fleet pages, and helper functions.
+"""The base class of all fleet pages (the pages about nodes and shards), and helper functions.
 
 The base class handles the permissions and URLs of the pages. Some functions remove database
 accounts from texts that users see.
@@ -203,7 +203,7 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def admin_of(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
-        """Return the model admin of ``model``, a model with fleet pages such as ``OperationRun``.
+        """Return the model admin with the pages about ``model``, such as the pages of ``OperationRun``.
 
         Return None if the site has no pages for ``model``, or if the user may not look at them.
         """

@@ -23,10 +23,11 @@ _classes: dict[type, type[GroupAliasMixin]] = {}
 
 
 def group_wrapper_class(engine: type[ShardConnectionMixin]) -> type[GroupAliasMixin]:
-    """Return the class of a group's connection object, for a group whose nodes use the backend
-    ``engine``.
+    """Return the ``DatabaseWrapper`` class for the alias of a whole shard group.
 
-    Thread-safe.
+    The first call for each ``engine`` creates the class. Thread-safe.
+
+    :param engine: the ``DatabaseWrapper`` class of the backend that the group's nodes use.
     """
     with _lock:
         if engine not in _classes:

@@ -195,9 +195,10 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # Other sessions may take numbers at the same time, and setval() must not set the sequence back
-        # below these. So use setval() only if the distance is larger than what the others can take
-        # meanwhile. Otherwise take the missing numbers one by one.
+        # Other sessions may take numbers from the sequence at the same time. If they take more than
+        # ``missing`` numbers, setval() sets the sequence back, so that it returns numbers twice. So use
+        # setval() only if ``missing`` is more than other sessions can take meanwhile. Otherwise take
+        # the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
             self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)

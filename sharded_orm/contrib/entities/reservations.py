@@ -121,7 +121,11 @@ def _write_reserved(
 
 
 class _ReservationLost(Exception):
-    """Another entity or the cleaner has removed a reservation. The caller may reserve the values again."""
+    """A reserved row of a unique index was removed before the entity that needs it was written.
+
+    The row was removed by a writer of another entity, or by ``clean_once()``, which removes index rows
+    that no entity needs. The caller may reserve the values again.
+    """
 
 
 def _confirm(index: Index, row: IndexRow) -> bool:
@@ -140,10 +144,10 @@ def _confirm(index: Index, row: IndexRow) -> bool:
 
 
 def take_away(index: Index, row: IndexRow) -> bool:
-    """Remove ``row`` from a unique index if its entity does not have these values.
+    """Remove ``row`` from a unique index if its entity does not have the values of the row.
 
-    A writer that has just reserved the values for the entity finds the row missing, and reserves
-    them again.
+    If a writer has just reserved the values for the entity, it finds the row missing, and reserves
+    the values again.
 
     :returns: whether the entity does not have the values. Also False if the change that removes the
         values from the entity is not committed yet, because it may be rolled back.

@@ -21,7 +21,7 @@ from sharded_orm.exceptions import ShardedOrmError
 
 @dataclass
 class StoreStatus:
-    """The status of a store.
+    """The status of an entity store (a :class:`DataStore`).
 
     :param backlog: number of marked entities, whose index rows no cleaner has checked yet.
     :param lag: the age of the oldest mark in seconds; 0 if there is none.
@@ -51,7 +51,7 @@ class IndexStatus:
 
 
 def store_statuses() -> Iterator[StoreStatus]:
-    """Yield the statuses of all stores. One query per shard."""
+    """Yield the status of each entity store. One query for each shard of the store's group."""
     for store in stores.values():
         yield _store_status(store)
 

@@ -34,7 +34,11 @@ MAX_UPDATED = 5000
 
 
 def follower_of(model: Any) -> RowFollower | None:
-    """Return the object that writes entries whenever the ORM writes rows; None for a model without lookups."""
+    """Return the object that writes lookup entries whenever the ORM writes rows of ``model``.
+
+    A lookup entry stores which shard key the row with a certain value has. Return None if the model
+    declares no ``ShardMeta.lookups``.
+    """
     lookups = lookups_of(model)
     return RowFollower(lookups) if lookups else None
 
@@ -52,7 +56,9 @@ class FollowedRow:
 
 
 class RowFollower:
-    """Writes the entries of lookups for each statement that changes rows of one model.
+    """Writes lookup entries for each statement that changes rows of one model.
+
+    A lookup entry stores which shard key the row with a certain value has.
 
     Implements :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`.
     """
@@ -61,7 +67,7 @@ class RowFollower:
         self._lookups = lookups
 
     def concerns(self, query: Any) -> bool:
-        """Whether the statement may change entries: False for an ``update()`` of other fields."""
+        """Whether the statement may change entries: False for an ``update()`` of fields without lookups."""
         if not isinstance(query, UpdateQuery) or any(each.problem for each in self._lookups):
             return True
         names = {lookup.field.name for lookup in self._lookups}

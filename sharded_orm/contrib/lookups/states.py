@@ -108,9 +108,10 @@ def forget(name: str) -> None:
 def after_migrate(*, using: str, **kwargs: Any) -> None:
     """Record that queries may not rely on lookups that no model declares any more.
 
-    In a test database, record that queries may rely on all declared lookups: the database is new, so
-    it has no rows without entries. This is a receiver of ``post_migrate``, which Django also sends
-    after a flush.
+    In a test database, also record that queries may rely on all declared lookups. A test database is
+    new, so none of its rows is older than the lookups, and each row gets its entries as it is written.
+
+    This is a receiver of ``post_migrate``, which Django also sends after a flush.
     """
     if using != DEFAULT_DB_ALIAS:
         return

@@ -243,7 +243,9 @@ class EntryChange(StatementChange):
 
 
 class TransactionEntries(StatementWatcher[EntryChange]):
-    """The entries that one transaction has written.
+    """The lookup entries that one transaction has written.
+
+    A lookup entry stores which shard key the row with a certain value has.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -267,7 +269,7 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def change(self) -> Iterator[EntryChange]:
-        """Return a context manager for a block that runs one statement and writes its entries.
+        """Return a context manager for a block that runs one statement and writes the entries of its rows.
 
         The statement belongs to the open transaction.
         """
@@ -284,9 +286,9 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @contextmanager
     def statement(self) -> Iterator[EntryChange]:
-        """Return a context manager for one statement in autocommit.
+        """Return a context manager for one statement that writes rows in autocommit.
 
-        Its entries are committed before the statement is sent.
+        The lookup entries of these rows are committed before the statement is sent.
         """
         change = EntryChange()
         self._changes.append(change)

@@ -20,7 +20,8 @@ def insert_outbox_row(alias: str, *values: Any) -> Callable[[], int]:
     """Insert a row into the outbox, with the present time. Return a function that returns its id.
 
     :param alias: the alias of the shard.
-    :param values: source, row, key, mirror_keys and epoch of :class:`OutboxRow`.
+    :param values: the values of ``source``, ``row``, ``key``, ``mirror_keys`` and ``epoch`` of an
+        :class:`OutboxRow`.
     """
     connection = connections[alias]
     sql = _sql(connection, OutboxRow)
@@ -35,9 +36,12 @@ def insert_outbox_row(alias: str, *values: Any) -> Callable[[], int]:
 
 
 def insert_version(alias: str, *values: Any) -> None:
-    """Insert a row of :class:`RowVersion`: mirror, row, key and version.
+    """Insert a :class:`RowVersion`, which stores the version of one row of a mirror.
 
-    :raises django.db.IntegrityError: the shard has a version of the row already.
+    :param alias: the alias of the shard.
+    :param values: the mirror's label, the primary key of the mirror's row as text, the shard key of the
+        source's row as text (or None), and the version.
+    :raises django.db.IntegrityError: the shard already stores a version for that row of the mirror.
     """
     connection = connections[alias]
     with connection.cursor() as cursor:

@@ -45,9 +45,9 @@ class BodyFieldInQuery(ObjectError, RuntimeError):
 
 
 class ObjectWriteRefused(ObjectError, RuntimeError):
-    """A statement would write objects without comparing versions, or change an entry of a mapping.
+    """A statement would write objects without comparing versions, or change the two objects of an entry.
 
-    The source and the target of a mapping's entry never change.
+    An entry is a row of a mapping. It relates a source object to a target object, and always keeps both.
     """
 
 

@@ -1,4 +1,7 @@
-"""Lookups of objects by a value from outside: :class:`ObjectLookup` (Pinterest, P11)."""
+"""Tables that find an object by an external value such as a Facebook id: :class:`ObjectLookup`.
+
+The design is Pinterest's: row P11 of docs/explanation/designs.md.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,14 @@ _Manager: Any = ShardedManager
 
 
 class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
-    """The manager of lookups of objects. Each value leads to one object at most."""
+    """The manager of a lookup table, which stores to which object a value leads: one object at most."""
 
     def find(self, value: str) -> Any:
-        """Return the object with a value. One query on the shard of the value, one for the object.
+        """Return the object to which ``value`` leads.
 
-        :raises DoesNotExist: no object has the value, or it was deleted.
+        Costs one query on the shard of the value, and one query for the object.
+
+        :raises DoesNotExist: the value leads to no object, or the object was deleted.
         """
         try:
             row = self.get(pk=value)
@@ -135,7 +140,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
 
 
 class ObjectLookupBase(ShardedModelBase):
-    """The metaclass of lookups of objects. Makes ``ShardMeta`` from ``class LookupMeta``."""
+    """The metaclass of lookup tables. Makes ``ShardMeta`` from ``class LookupMeta``."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
@@ -150,7 +155,7 @@ class ObjectLookupBase(ShardedModelBase):
 
 
 class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
-    """A table that finds an object by a value from outside, such as an id at Facebook (Pinterest, P11).
+    """A lookup table, which finds an object by an external value such as a Facebook id (Pinterest, P11).
 
     ::
 

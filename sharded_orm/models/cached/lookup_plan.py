@@ -1,7 +1,8 @@
-"""Plans: the key fields of each cached model, prepared for reads through the cache.
+"""Plans: what reads through the cache need to know about the key fields of each cached model.
 
 For the primary key and the shard key, a plan has the position in a row, the column, and the names
-of the field. For the isolate key, it has only the column.
+of the field. Of ``ShardMeta.isolate_key``, a field that divides the cached lists of a shard key, it has
+only the column.
 """
 
 from __future__ import annotations

@@ -118,9 +118,10 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     now = strategy.lease.valid()
     if now is not None and now.covers(group, key, poll.number):
         return True
-    # At this point, either a key is moving, or nothing was known of moves for some time. The version
-    # of the placement is the number of the key's last move, and these numbers ascend. So compare the
-    # version with the moves that were known at the snapshot.
+    # The key may have moved after ``poll``, which this process read just before the transaction's first
+    # statement took the snapshot (the state of the rows that the transaction sees). The version of the
+    # placement is the number of the key's last move. Later moves have higher numbers. So the snapshot
+    # contains this move if ``poll`` knows its number, and does not list it as unfinished.
     return placement.version <= poll.moves.last and not any(
         move.number == placement.version and not has_switched(move) for move in poll.moves.in_flight
     )

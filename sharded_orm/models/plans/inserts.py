@@ -31,7 +31,8 @@ class _InsertPlan(NamedTuple):
     :param table: the table that is written.
     :param sql: the SQL without the clause that returns values.
     :param kinds: the type of each prepared value.
-    :param fields: the written fields. As long as they are referenced, no other field has their ids.
+    :param fields: the written fields. Plans are found by the ``id()`` of each field. Because the plan keeps
+        references to its fields, Python cannot give their ``id()`` to other fields.
     :param backend: the class of the connections on which the plan may be used.
     """
 
@@ -43,9 +44,9 @@ class _InsertPlan(NamedTuple):
 
 
 _SEEN: Any = object()
-#: The plans by model and shape: whether the INSERT returns values, the ids of the fields, and the types of
-#: their values. A shape that was inserted once has the value ``_SEEN``. None means that Django compiles
-#: each INSERT of the shape.
+#: The plans, by model and shape. A shape consists of whether the INSERT returns values, the ``id()`` of
+#: each field, and the types of the fields' values. If a shape was inserted only once, ``_SEEN`` is in the
+#: place of its plan. None means that Django compiles each INSERT of the shape.
 _inserts: dict[Any, dict[tuple[Any, ...], Any]] = {}
 
 
@@ -113,8 +114,8 @@ def _compile(
 ) -> _Statements:
     """Let Django compile the INSERT, with the values that are known already.
 
-    :param values: what ``pre_save()`` has returned, by the id of the field.
-    :param prepared: the values that were prepared for the database, by the id of the field.
+    :param values: what ``pre_save()`` has returned, keyed by the ``id()`` of the field.
+    :param prepared: the values that were prepared for the database, keyed by the ``id()`` of the field.
     """
     pre_save, prepare = compiler.pre_save_val, compiler.prepare_value
 

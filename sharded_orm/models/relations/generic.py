@@ -59,12 +59,15 @@ class ShardedGenericForeignKey(GenericForeignKey):
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
-        """Raise :exc:`CrossShardRelation` if a new row refers to a row that it must not refer to.
+        """Raise :exc:`CrossShardRelation` if a new row refers to a row on another shard or of another key.
 
-        The referenced row must be on the shard ``alias`` and have the same shard key. No constraint
-        of the database checks this. If rows refer by id, one query is sent for each content type
-        and shard key. A row to which an instance was assigned costs no query, because the
-        assignment was checked.
+        The row to which a new row refers must be stored on the same shard, under the same shard key. No
+        constraint of the database ensures this. If only the id of the referenced row was set, a query
+        looks for that row: one query for each content type and shard key. If an instance was assigned,
+        no query is needed, because the assignment has already compared the keys.
+
+        :param alias: the alias of the shard on which the new rows are stored.
+        :param rows: the new rows.
         """
         pks_by_model: dict[tuple[Any, tuple[Any, ...]], set[Any]] = defaultdict(set)
         for row in rows:

@@ -123,10 +123,11 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def related_rows_checked() -> Iterator[None]:
-    """Context manager for a block in which new many-to-many rows are not checked for the bound key.
+    """Context manager that switches off a check of new many-to-many rows.
 
-    The bound key is the shard key that ``bound()`` has set. Use this block if the keys of the
-    related rows have been checked already.
+    The check refuses to relate rows that have another shard key than the one that ``bound()`` has
+    set, and rows that are given by an id or an expression. A caller that has compared the keys itself
+    switches it off, so that it can use ids and expressions.
     """
     token = _are_related_rows_checked.set(True)
     try:

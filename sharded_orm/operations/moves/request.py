@@ -14,9 +14,10 @@ AUTO = "auto"
 class MoveOptions:
     """How keys are moved.
 
-    :param max_pause: the number of seconds for which writes of a key may wait before its last
-        changes are stored. After this time, the writes continue, and the last step is tried again
-        later. Storing the last changes and comparing the rows take additional time.
+    :param max_pause: in the last step of a move, writes of the key wait until its last changes are
+        copied to the target shard. If that takes more than this number of seconds, the writes continue
+        on the source shard, and the last step is tried again later. A pause can be longer, because
+        the time is not checked while the last changes are written and all rows are compared.
     :param rate: the largest number of rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.
     :param keep: the time for which the old rows are kept, in side tables on the former shard.

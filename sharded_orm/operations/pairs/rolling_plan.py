@@ -163,6 +163,7 @@ def _runs_on_shards(unit: Unit, index: int, piece: Piece) -> bool:
         return unit.runs_per_shard(index)
     model = getattr(operation, "model_name", None) or getattr(operation, "name", None)
     if type(operation).__module__.partition(".")[0] != "django" or not isinstance(model, str):
-        return True  # Nobody knows which tables it changes.
+        # It is unknown which tables the operation changes. They may be tables on shards.
+        return True
     label = unit.migration.app_label
     return bool(router.allow_migrate(unit.alias, label, model_name=model.lower()))

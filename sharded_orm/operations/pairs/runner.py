@@ -55,7 +55,11 @@ def switch_sides(
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> SwitchReport:
-    """Make the other side of their pair the active side of shards, while the site works (Yupoo, Y9).
+    """Make the passive server of a pair the active server of shards, while the site works (Yupoo, Y9).
+
+    The servers of a pair, its sides, replicate from each other. The active side takes the writes of a
+    shard, and the passive side refuses them.
+
 
     No acknowledged write is lost, and both sides never take writes at the same time. In autocommit,
     writes of the shard wait for some milliseconds; a transaction that would write on the old side gets
@@ -110,10 +114,11 @@ def check_switch(
 
 
 def repair(group: str, *, tell: Tell = lambda line: None) -> SwitchReport:
-    """End an unfinished switch.
+    """End an unfinished switch of the active side of a shard.
 
-    If it was published, the new side is opened. Otherwise the old side takes writes as before. Also, if
-    both sides of a shard refuse writes without a switch, the active side is opened.
+    If the topology already names the new active side, the new side begins to take writes. Otherwise
+    the old side takes writes as before. Also, if both sides of a shard refuse writes although no switch
+    is unfinished, the active side takes writes again.
 
     :raises django.db.Error: a server does not answer.
     :raises OperationHeld: a process switches shards of the group at this time.
@@ -129,14 +134,18 @@ def repair(group: str, *, tell: Tell = lambda line: None) -> SwitchReport:
 def fence_passive_sides(
     group: str, numbers: Sequence[int], *, tell: Tell = lambda line: None
 ) -> int:
-    """Make the passive sides of shards refuse writes, on all their tables.
+    """Make the passive server of each shard refuse writes to all tables of the shard.
 
-    Needed once when a range becomes a pair, and after tables were created. Can be repeated. Return the
-    number of shards.
+    The two servers of a pair replicate from each other. For each shard, one of them is active (takes
+    writes), and the other is passive. Call this after a range of shards got a pair of servers, and each
+    time after tables were created. The call can be repeated.
 
+    :param numbers: the numbers of the shards.
+    :param tell: called with a line for the operator.
+    :returns: the number of shards.
     :raises SwitchRefused: a shard is not on a pair, or the account lacks privileges.
     :raises OperationHeld: a process switches shards of the group at this time, or creates tables.
-    :raises SwitchFailed: the passive side does not get the tables in time.
+    :raises SwitchFailed: replication does not create the tables on the passive server in time.
     :raises django.db.Error: a server does not answer.
     """
     with journal.hold_run(KIND, group, {"to": "fence"}) as run:
@@ -204,9 +213,9 @@ class _SwitchWork:
             self._end(record)
 
     def open_active_sides(self) -> None:
-        """Open the active side of each shard of which both sides refuse writes.
+        """Let the active side take writes, for each shard of which both sides refuse writes.
 
-        That remains if the journal was lost during a switch.
+        Both sides still refuse writes if the journal was lost during a switch.
         """
         if self._run.arguments.get("current") is not None:
             return
@@ -249,18 +258,21 @@ class _SwitchWork:
                 break
             self._switch_one(change)
             if self._run.arguments.get("current") is not None:
-                # This switch could not be ended. Do not begin the next one, because its record would
-                # replace the record that is needed to end this one.
+                # This switch could be neither completed nor undone. Do not begin the next one, because
+                # its record would replace the record that is needed to end this one.
                 break
         self.report.stopped = self._stopping.cause
 
     def finish(self) -> None:
-        """Finish the run, unless a switch could not be ended."""
+        """Finish the run in the journal, unless a switch could be neither completed nor undone.
+
+        Such a run stays unfinished, so that the next command ends the switch.
+        """
         self._invalidate()
         if self.report.switched:
             self._wait_for_followers()
         if self._run.arguments.get("current") is not None:
-            return  # Leave the run unfinished, so that the next command ends the switch.
+            return
         failures = self.report.failures
         if failures:
             self._run.finish("failed", f"{len(failures)} shards were not switched")
@@ -396,7 +408,7 @@ class _SwitchWork:
     def _invalidate(self) -> None:
         """Invalidate the cache if a process may have cached rows as the old side had them.
 
-        That empties the whole cache, so it is done once for the switches of several seconds.
+        The whole cache is emptied, so this is done once for all switches within some seconds.
         """
         if (node := self._run.arguments.get("left_side")) is not None:
             cached_rows.invalidate(node, self._tell, self.report.notes.append)

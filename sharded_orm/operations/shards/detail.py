@@ -91,9 +91,12 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
 
 def seconds_left(within: float, began: float) -> float:
-    """Return the seconds that remain for the second of two steps that may take ``within`` together.
+    """Return how many seconds the second of two steps may take.
 
-    The result is at least a third of ``within``, even if the first step has used up the time.
+    Both steps together may take ``within`` seconds, and the first step has ended now.
+
+
+    The second step gets at least a third of ``within``, even if the first step has used up the time.
 
     :param began: the time at which the first step began, by ``time.monotonic()``.
     """
