@@ -183,7 +183,7 @@ class RowFollower:
         return result
 
     def _column(self, query: Any, lookup: ModelLookup) -> Any:
-        """Return the field of ``lookup`` in the query's model; None if that is an old model without it."""
+        """Return the field of ``lookup`` in the query's model; None if a migration's model lacks the field."""
         try:
             field = query.get_meta().get_field(lookup.field.name)
         except FieldDoesNotExist:
@@ -201,9 +201,9 @@ class RowFollower:
         change: EntryChange,
         new: Sequence[tuple[ModelLookup, Any, Any, Any]],
     ) -> None:
-        """Write the entries of new values.
+        """Write the lookup entries of new values.
 
-        :param new: lookup, primary key, shard key and value of each entry.
+        :param new: for each entry, the lookup, the row's primary key, its shard key, and the value.
         """
         rows: dict[Place, tuple[ModelLookup, str]] = {}
         for lookup, pk, key, value in new:

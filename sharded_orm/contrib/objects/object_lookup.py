@@ -57,7 +57,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         return batch
 
     def claim(self, value: str, target: Any) -> None:
-        """Let a value lead to an object from now on. One INSERT.
+        """Store that ``value`` leads to the object ``target``. One INSERT.
 
         :raises LookupValueTaken: the value leads to another object.
         :raises InvalidValue: the value is too long, or is not a text that every database can store.
@@ -71,7 +71,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             )
 
     def release(self, value: str, target: Any) -> bool:
-        """Remove a value if it leads to ``target``, so that others can claim it. One DELETE.
+        """Remove ``value`` if it leads to ``target``, so that another object can claim it. One DELETE.
 
         :returns: whether the value led to ``target``.
         """
