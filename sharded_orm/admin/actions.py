@@ -15,10 +15,10 @@ from django.utils.translation import gettext as _
 from sharded_orm import compat, runtime
 from sharded_orm.admin.action_selection import ActionSelection, select, select_all
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.display import NamedRow
 from sharded_orm.admin.failures import join_names
 from sharded_orm.admin.global_lookups import lookup_notes
 from sharded_orm.admin.identity import is_misplaced
+from sharded_orm.admin.object_links import NamedRow
 from sharded_orm.admin.run_by_shard import report, run_by_shard
 from sharded_orm.routers import standing_on
 

@@ -15,10 +15,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.display import change_url
 from sharded_orm.admin.error_pages import message_page
 from sharded_orm.admin.exceptions import InvalidFocus
 from sharded_orm.admin.forms import draw_shard, is_open
+from sharded_orm.admin.object_links import change_url
 from sharded_orm.admin.relation_widgets import PickersMixin, RawId, can_be_related
 from sharded_orm.admin.shard_scope import (
     KEY_VAR,

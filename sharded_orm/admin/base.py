@@ -14,10 +14,10 @@ from django.db import DatabaseError
 from django.http import Http404, HttpRequest
 
 from sharded_orm import runtime
-from sharded_orm.admin.display import unwrap
 from sharded_orm.admin.exceptions import InvalidFocus
 from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.identity import is_misplaced
+from sharded_orm.admin.object_links import unwrap
 from sharded_orm.admin.shard_scope import ShardScope, scope_of
 from sharded_orm.exceptions import DanglingShardKey, NoOpenShard
 from sharded_orm.models.after_migrate.permissions import may_access

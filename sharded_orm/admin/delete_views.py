@@ -24,9 +24,9 @@ from sharded_orm import compat
 from sharded_orm.admin.action_selection import ActionSelection, Part
 from sharded_orm.admin.actions import action_arguments
 from sharded_orm.admin.base import csrf_protected
-from sharded_orm.admin.display import change_url, named_row
 from sharded_orm.admin.error_pages import shard_down_page
 from sharded_orm.admin.identity import identify
+from sharded_orm.admin.object_links import change_url, named_row
 from sharded_orm.admin.object_views import ObjectViewsMixin
 from sharded_orm.admin.run_by_shard import run_by_shard
 from sharded_orm.exceptions import ShardedOrmError

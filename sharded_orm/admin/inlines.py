@@ -15,8 +15,8 @@ from django.utils.functional import cached_property
 
 from sharded_orm import runtime
 from sharded_orm.admin.base import ShardedBase, options_of
-from sharded_orm.admin.display import site_url, unwrap
 from sharded_orm.admin.forms import InlineFormSetOnShard, with_base, with_fixed_key
+from sharded_orm.admin.object_links import site_url, unwrap
 from sharded_orm.admin.relation_widgets import PickersMixin
 from sharded_orm.admin.shard_scope import ShardScope, scope_of, set_scope
 from sharded_orm.models.after_migrate.permissions import may_access

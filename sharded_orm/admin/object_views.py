@@ -16,14 +16,14 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path, reverse
 from django.utils.http import urlencode
 
-from sharded_orm.admin import display
+from sharded_orm.admin import object_links
 from sharded_orm.admin.add_view import AddViewMixin
 from sharded_orm.admin.base import csrf_protected
-from sharded_orm.admin.display import change_url, named_row
 from sharded_orm.admin.error_pages import no_reachable_shard_page, shard_down_page
 from sharded_orm.admin.exceptions import InvalidFocus, InvalidObjectID
 from sharded_orm.admin.forms import with_fixed_key
 from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
+from sharded_orm.admin.object_links import change_url, named_row
 from sharded_orm.admin.shard_scope import (
     KEY_VAR,
     SHARD_VAR,
@@ -251,13 +251,13 @@ class ObjectViewsMixin(AddViewMixin):
 
     def get_inline_formsets(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         formsets = super().get_inline_formsets(request, *args, **kwargs)
-        return [display.InlineFormSet.like(formset) for formset in formsets]
+        return [object_links.InlineFormSet.like(formset) for formset in formsets]
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> Any:
         obj = context["original"]
-        context["adminform"] = display.Form.like(context["adminform"])
+        context["adminform"] = object_links.Form.like(context["adminform"])
         context["original"] = named_row(obj)
         scope = self.focus(request)
         # Show the shard of a new row only if the shard key is known, or if the key is to be
@@ -317,7 +317,7 @@ class ObjectViewsMixin(AddViewMixin):
     # -- View on site ----------------------------------------------------------
 
     def get_view_on_site_url(self, obj: Any = None) -> str | None:
-        return display.site_url(self, obj)
+        return object_links.site_url(self, obj)
 
     def get_urls(self) -> list[Any]:
         info = self.opts.app_label, self.opts.model_name

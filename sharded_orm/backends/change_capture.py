@@ -2,7 +2,7 @@
 
 A *watched key* is a shard key with a row in the table of fences. While its fence is open, triggers
 write the primary key of each changed row to the journal. While the fence is closed, they refuse
-each change (:mod:`~sharded_orm.backends.fence`). So even raw SQL and other programs cannot change
+each change (:mod:`~sharded_orm.backends.fence_messages`). So even raw SQL and other programs cannot change
 the rows, because the triggers run in the database.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import md5
 from typing import Any, ClassVar, Final
 
-from sharded_orm.backends.fence import CLOSED_TABLE, MARKER
+from sharded_orm.backends.fence_messages import CLOSED_TABLE, MARKER
 from sharded_orm.backends.own_session import OwnSession
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed

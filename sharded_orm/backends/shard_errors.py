@@ -7,7 +7,7 @@ from typing import Any
 from django.db import Error
 from django.db.utils import DatabaseErrorWrapper
 
-from sharded_orm.backends.fence import is_refusal, is_side_refusal
+from sharded_orm.backends.fence_messages import is_refusal, is_side_refusal
 from sharded_orm.exceptions import KeyFenced, SideFenced
 from sharded_orm.topology.model import Shard
 

@@ -7,7 +7,7 @@ Importing this package reads no setting. Only the modules ``runtime`` and ``acti
 from __future__ import annotations
 
 from sharded_orm.conf.cache import CacheOptions
-from sharded_orm.conf.setting import (
+from sharded_orm.conf.parser import (
     SETTING,
     AdminOptions,
     Config,

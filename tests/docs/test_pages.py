@@ -16,7 +16,7 @@ from sharded_orm.admin import exceptions as admin_exceptions
 from sharded_orm.admin import inlines
 from sharded_orm.checks import cache, commands, databases, files, models, relations
 from sharded_orm.conf import cache as cache_setting
-from sharded_orm.conf import groups, nodes, setting, tickets
+from sharded_orm.conf import groups, nodes, parser, tickets
 from sharded_orm.ids.tickets import exceptions as ticket_exceptions
 from sharded_orm.operations import exceptions as operations_exceptions
 from sharded_orm.routing.base import BUILT_IN
@@ -65,12 +65,12 @@ CHECKS = {
 }
 #: The names of the settings, one set for each part of SHARDED_ORM.
 SETTINGS = (
-    setting.KEYS,
+    parser.KEYS,
     cache_setting.KEYS,
     groups.KEYS,
     groups.RANGE_KEYS,
     nodes.KEYS,
-    setting.ADMIN_KEYS,
+    parser.ADMIN_KEYS,
     tickets.KEYS,
 )
 

@@ -37,7 +37,6 @@ WORDS_OF_THE_FIELD = frozenset(
         "testing",  # where users of Django look for it
         "ordering",  # an option of Meta
         "mapping",  # of objects (P7)
-        "setting",  # SHARDED_ORM
     }
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ from sharded_orm.backends.change_capture import (
     rows_of,
     trigger_name,
 )
-from sharded_orm.backends.fence import SQLSTATE
+from sharded_orm.backends.fence_messages import SQLSTATE
 from sharded_orm.backends.mysql.capture_lock import (
     TABLES,
     end_holder,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.db import OperationalError
 
-from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.mysql_flavor import MySQLFlavor
 
 # Seconds that the first attempt and the longest attempt wait for locks. Statements of other sessions

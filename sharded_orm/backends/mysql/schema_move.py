@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import CapturedTable
-from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.backends.mysql.capture_lock import tables_lock
 from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from django.db import DatabaseError, OperationalError
 
-from sharded_orm.backends.fence import SIDE_MARKER, SQLSTATE
+from sharded_orm.backends.fence_messages import SIDE_MARKER, SQLSTATE
 from sharded_orm.backends.mysql.capture_lock import tables_lock
 from sharded_orm.backends.mysql.lock_waits import LockWaits
 from sharded_orm.backends.mysql.locked_changes import LockedChanges

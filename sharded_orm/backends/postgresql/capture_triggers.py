@@ -18,7 +18,7 @@ from sharded_orm.backends.change_capture import (
     rows_of,
     trigger_name,
 )
-from sharded_orm.backends.fence import SQLSTATE
+from sharded_orm.backends.fence_messages import SQLSTATE
 from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.backends.sqlstate import SERIALIZATION_FAILURE

@@ -18,7 +18,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import F
 
 from sharded_orm import unbound
-from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.contrib.entities.exceptions import (
     EntityDamaged,
     ReservationRefused,

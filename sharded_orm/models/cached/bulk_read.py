@@ -21,7 +21,7 @@ from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.cached_read import ROWS, CachedRead, to_fill
 from sharded_orm.models.cached.connection_state import ConnectionState, connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan, RowAddress
-from sharded_orm.models.plans.batch import batch_rows, ids_by_shard
+from sharded_orm.models.plans.id_batch import batch_rows, ids_by_shard
 from sharded_orm.routing.base import Strategy
 
 

@@ -30,7 +30,7 @@ from sharded_orm.cache.keys import CachedType, Scope, token
 from sharded_orm.cache.values import FORMAT
 from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.fields.text import ExactCharField
-from sharded_orm.models.plans.batch import PLAIN_INTEGERS
+from sharded_orm.models.plans.id_batch import PLAIN_INTEGERS
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 

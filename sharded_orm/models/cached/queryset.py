@@ -33,7 +33,7 @@ from sharded_orm.models.cached.cached_read import (
 from sharded_orm.models.cached.connection_state import connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
-from sharded_orm.models.plans.batch import batch_instances, batch_rows, ids_by_shard
+from sharded_orm.models.plans.id_batch import batch_instances, batch_rows, ids_by_shard
 from sharded_orm.models.sharding.bound_key import is_any_bound
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.type_variables import M

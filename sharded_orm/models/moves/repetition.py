@@ -14,7 +14,7 @@ from django.core.exceptions import ObjectDoesNotExist
 from django.db import DatabaseError, OperationalError
 
 from sharded_orm import runtime
-from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.backends.group.moved_shards import look_up_places, rows_move
 from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved, SideFenced
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved

@@ -5,7 +5,7 @@ SQL is recorded on an empty copy of a shard, once for all shards with the same s
 (``rehearsal``, ``sql_recorder``, ``recorded_sql``), and executed on the shards (``executor``,
 ``per_shard_operation``). The process writes each step into the journal (tables in the global
 database) before it takes the step (``checkpoint``, ``shard_session``). So a later process can find
-out whether an interrupted step took effect (``recovery``, ``migration_records``).
+out whether an interrupted step took effect (``step_outcome``, ``migration_records``).
 """
 
 from sharded_orm.operations.exceptions import OperationStopped as Stopped

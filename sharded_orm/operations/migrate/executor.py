@@ -22,10 +22,10 @@ from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.per_shard_operation import PerShardOperation
 from sharded_orm.operations.migrate.plan import MigrationPlan, Unit
 from sharded_orm.operations.migrate.recorded_sql import RecordedScript, RecordedStatement
-from sharded_orm.operations.migrate.recovery import RecoveryCheck
 from sharded_orm.operations.migrate.rehearsal import Rehearsals, Segment
 from sharded_orm.operations.migrate.shard_session import ShardSession
 from sharded_orm.operations.migrate.sql_recorder import RECORD_LABEL
+from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
 
 
 class ScriptExecutor:

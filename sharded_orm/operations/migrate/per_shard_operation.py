@@ -14,8 +14,8 @@ from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.plan import Piece, Unit
-from sharded_orm.operations.migrate.recovery import RecoveryCheck
 from sharded_orm.operations.migrate.shard_session import ShardSession
+from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
 
 # Matches statements that change a session variable. MariaDB's SET STATEMENT … FOR does not match:
 # it runs the statement after FOR, and changes variables only for that statement.

@@ -17,7 +17,7 @@ from django.db import Error, IntegrityError, OperationalError
 
 from sharded_orm import runtime
 from sharded_orm.backends.change_capture import CapturedTable, Change, ChangeCapture
-from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.backends.row_copy import ChangedRows
 from sharded_orm.exceptions import LeaseLost, MoveFailed
 from sharded_orm.operations.exceptions import OperationStopped

@@ -214,7 +214,7 @@ def _position_too_late() -> None:
 
 def _whole_stretches() -> None:
     """The engine assumes that the statements of a checkpoint are all done or not at all."""
-    from sharded_orm.operations.migrate.recovery import RecoveryCheck
+    from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
 
     statements = RecoveryCheck.statements
 
@@ -257,7 +257,7 @@ def _no_lock() -> None:
 def _never_unclear() -> None:
     """The engine repeats a statement if it cannot know whether it was done."""
     from sharded_orm.operations.exceptions import OperationUnclear
-    from sharded_orm.operations.migrate.recovery import RecoveryCheck
+    from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
 
     def guess(check: Callable[..., bool]) -> Callable[..., bool]:
         def guessed(*arguments: Any) -> bool:

@@ -13,7 +13,7 @@ from django.db import Error
 from django.db.utils import load_backend
 
 from sharded_orm.backends.change_capture import ChangeCapture
-from sharded_orm.backends.fence import is_refusal
+from sharded_orm.backends.fence_messages import is_refusal
 from sharded_orm.backends.row_copy import RowCopy
 from sharded_orm.topology.aliases import complete
 

@@ -13,7 +13,7 @@ import pytest
 from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import FENCES, JOURNAL, CapturedTable, ChangeCapture
-from sharded_orm.backends.fence import is_deadlock, is_refusal
+from sharded_orm.backends.fence_messages import is_deadlock, is_refusal
 from sharded_orm.exceptions import MoveRefused
 from tests.integration.moves.database import Database, database_on, run
 from tests.integration.moves.postgresql_session import Session, eventually, waits

@@ -17,7 +17,7 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 from django.db.models import F
 
 from sharded_orm import runtime, uncached
-from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.fence_messages import is_deadlock
 from sharded_orm.backends.sqlstate import sqlstate_of
 from sharded_orm.exceptions import (
     CacheUnavailable,

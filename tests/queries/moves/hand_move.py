@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from sharded_orm import runtime
-from sharded_orm.backends.fence import MARKER, SQLSTATE
+from sharded_orm.backends.fence_messages import MARKER, SQLSTATE
 from sharded_orm.models import KeyMove, Placement
 
 SOURCE, TARGET = 3, 12
