@@ -246,8 +246,17 @@ def test_in_bulk_of_equal_ids(tagged: list[Tag], rows: list[Photo]) -> None:
     }
     with pytest.raises(ValueError, match="must be a unique field"):
         everywhere().in_bulk(field_name="title")
-    with pytest.raises(TypeError, match="values"):
+    with pytest.raises((TypeError, ScatterNotSupported), match="values"):
         everywhere().values().in_bulk()
+    titles = Photo.objects.filter(user_id=rows[0].user_id).values("title")
+    pinned = titles.using(titles.db)
+    try:
+        expected = pinned.in_bulk()
+    except TypeError:  # before Django 6.1
+        with pytest.raises(TypeError, match="values"):
+            titles.in_bulk()
+    else:
+        assert titles.in_bulk() == titles.in_bulk([*expected, 7]) == expected
 
 
 def test_distinct_on_equal_ids(tagged: list[Tag]) -> None:

@@ -212,6 +212,14 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         """
         # Without rows, Django's method only checks the arguments.
         super(ReadingQuerySet, self.none()).in_bulk(field_name=field_name)
+        if self._fields is not None:
+            # From Django 6.1 on, in_bulk() also returns the values of values() and values_list().
+            if not isinstance(self._destination(ordered=False), str):
+                raise refuse(
+                    "in_bulk() after values() or values_list()",
+                    "read instances, or add a condition on the shard key",
+                )
+            return super().in_bulk(field_name=field_name)
         rows: dict[Any, M] = {}
         for row in self._chain():
             value = getattr(row, field_name)
