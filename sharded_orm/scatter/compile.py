@@ -234,7 +234,8 @@ class _Root(SQLCompiler):
             expressions = [expression for expression, _, _ in self.select]
             for expression in expressions:
                 refuse_time_and_chance(expression)
-            self._refuse_ids_of_shards(expressions)
+            # The database compares the columns of ORDER BY, too.
+            self._refuse_ids_of_shards([*expressions, *(expression for expression, _, _ in extra)])
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
             # mypy does not know that Django has resolved each entry of ORDER BY to an OrderBy. So

@@ -183,11 +183,11 @@ class Executor:
             this_thread, others = (
                 (on_own_connection, nodes) if on_own_connection else (nodes[0], nodes[1:])
             )
-            futures: list[Future[dict[ShardStatement, Iterable[Row]]]] = [
-                _threads.submit(contextvars.copy_context().run, self._run_node, batch)
-                for batch in others
-            ]
+            futures: list[Future[dict[ShardStatement, Iterable[Row]]]] = []
             try:
+                for batch in others:
+                    context = contextvars.copy_context()
+                    futures.append(_threads.submit(context.run, self._run_node, batch))
                 rows_of.update(self._run_node(this_thread))
             finally:
                 # After an error, too, no thread uses a connection of the caller any more.

@@ -204,6 +204,7 @@ REFUSED_IDS: dict[str, Any] = {
     ),
     "number of groups": lambda: everywhere().values("tags").annotate(n=Count("pk")).count(),
     "distinct": lambda: list(everywhere().values_list("tags").distinct()),
+    "distinct in order": lambda: list(everywhere().values("title").distinct().order_by("tags")),
     "number of distinct": lambda: everywhere().values_list("tags").distinct().count(),
     "distinct aggregate": lambda: everywhere().aggregate(n=Count("tags", distinct=True)),
 }

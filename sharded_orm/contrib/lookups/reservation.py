@@ -59,9 +59,12 @@ def reserve(
     places = sorted(rows)
     change.note_tables(places)
     change.has_fresh, change.places = True, places
-    change.tokens_by_place.update(dict.fromkeys(places, change.fresh))
     keys = [rows[place][1] for place in places]
-    for number in entries.add(places, keys, change.fresh, watcher.writer):
+    stored = entries.add(places, keys, change.fresh, watcher.writer)
+    # The change has not made the entries in ``stored``. It takes them over below, or fails.
+    made = set(places).difference(places[number] for number in stored)
+    change.tokens_by_place.update(dict.fromkeys(made, change.fresh))
+    for number in stored:
         place = places[number]
         lookup, key = rows[place]
         change.has_taken = True
@@ -136,9 +139,17 @@ def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: s
         if entries.take(place, key, change.taken, watcher.writer):
             change.tokens_by_place[place] = change.taken
             return
-        if not entries.add([place], [key], change.fresh, watcher.writer):
+        if _make(change, watcher, place, key):
             return
     raise _contended(place)
+
+
+def _make(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> bool:
+    """Insert the entry ``place``, and return whether there was none."""
+    if entries.add([place], [key], change.fresh, watcher.writer):
+        return False
+    change.tokens_by_place[place] = change.fresh
+    return True
 
 
 def _take_unique(
@@ -152,7 +163,7 @@ def _take_unique(
     for _ in range(ATTEMPTS):
         entry = entries.entry_at(place)
         if entry is None:
-            if not entries.add([place], [key], change.fresh, watcher.writer):
+            if _make(change, watcher, place, key):
                 return
             continue
         if watcher.owns(entry.token):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 
 from sharded_orm.contrib.lookups import transaction as lookup_transaction
 from sharded_orm.contrib.lookups.models import LookupEntry
@@ -77,6 +77,11 @@ def _in_vain(*works: Callable[[], None]) -> None:
         raise ZeroDivisionError
 
 
+def _create_with_a_value_of_another_row(number: int = 4) -> None:
+    with suppress(IntegrityError), transaction.atomic(using=SHARD[ONE]):
+        Account.objects.create(id=number, user_id=ONE, email="ada@x", serial=7)
+
+
 #: Work that writes an entry more than once.
 SEVERAL_TIMES: dict[str, Callable[[], None]] = {
     "create, delete": lambda: (_create(), _delete(3))[0],
@@ -95,6 +100,17 @@ SEVERAL_TIMES: dict[str, Callable[[], None]] = {
     "delete in vain, give": lambda: (_in_vain(lambda: _delete(1)), _give(8))[0],
     "delete, create in vain": lambda: (_delete(1), _in_vain(_create))[0],
     "give, delete in vain": lambda: (_give(8), _in_vain(lambda: _delete(1)))[0],
+    "refused, delete": lambda: (_create_with_a_value_of_another_row(), _delete(1))[0],
+    "refused, give": lambda: (_create_with_a_value_of_another_row(), _give(8))[0],
+    "refused, delete in vain": lambda: (
+        _create_with_a_value_of_another_row(),
+        _in_vain(lambda: _delete(1)),
+    )[0],
+    "refused, delete, create": lambda: (
+        _create_with_a_value_of_another_row(),
+        _delete(1),
+        _create_with_a_value_of_another_row(5),
+    )[0],
 }
 
 
