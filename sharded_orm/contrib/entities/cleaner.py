@@ -133,9 +133,11 @@ def clean_batch(
             continue
         settlement = compare(index, of_all_shards)
         settle(index, settlement)
-        for row in chain.from_iterable(settlement.missing.values()):
-            written[row.entity_id].append((index, row))
-            report.written += 1
+        # A row at risk is inserted if others have removed it meanwhile.
+        for rows in (*settlement.missing.values(), *settlement.at_risk.values()):
+            for row in rows:
+                written[row.entity_id].append((index, row))
+        report.written += sum(map(len, settlement.missing.values()))
         report.removed += sum(map(len, settlement.left_over.values()))
         failed |= {*settlement.failures}
         for entity_id, exc in settlement.failures.items():
