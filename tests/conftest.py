@@ -120,10 +120,11 @@ SELECTIONS = {
             "two_phase/test_recovery.py",
         },
     ),
-    # Kills, pauses and interleavings: MariaDB has all of them, with the same steps of our code, and more
+    # Copies, kills, pauses and interleavings: MariaDB has all of them, with the same steps of our code, and more
     # moments, because statements that change a schema commit there, and sessions outlive their processes.
     "sqlite": Selection(
         long={
+            "imports/test_copy.py",
             "imports/test_follow.py",
             "imports/test_interleavings.py",
             "imports/test_kills.py",

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("batches"),
 ]
 
-_EXAMPLES = int(os.environ.get("SCATTER_EXAMPLES", "15"))
+_EXAMPLES = int(os.environ.get("SCATTER_EXAMPLES", "12"))
 
 differential = settings(
     max_examples=_EXAMPLES,

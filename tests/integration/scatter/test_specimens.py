@@ -75,7 +75,7 @@ pytestmark = [
 ]
 
 ALIASES = [*(f"photos_{number:05d}" for number in SHARDS), WHOLE]
-_EXAMPLES = int(os.environ.get("SCATTER_EXAMPLES", "15"))
+_EXAMPLES = int(os.environ.get("SCATTER_EXAMPLES", "12"))
 differential = settings(
     max_examples=_EXAMPLES,
     deadline=None,
