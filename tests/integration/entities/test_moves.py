@@ -158,6 +158,8 @@ def _check(told: list[Any], read: dict[str, int]) -> None:
     assert read["wrong"] == read["short"] == read["doubled"] == 0, read
 
 
+# It has failed once in about thirty runs on SQLite, and the cause is not known yet.
+@pytest.mark.long_on("sqlite")
 def test_entities_are_right_while_a_key_and_a_shard_move(site: Site, tmp_path: Path) -> None:
     _check(*_bank(site, tmp_path, tellers=2, moves=[_KEYS[0], _SHARDS[0]]))
 
