@@ -13,6 +13,20 @@ check_python() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_missing+=(python3-venv)
 }
 
+# Adds what compiles mysqlclient.
+compiler_packages() {
+    command -v gcc >/dev/null || apt_missing+=(gcc libc6-dev)
+    command -v pkg-config >/dev/null || apt_missing+=(pkg-config)
+    pkg-config --exists libmariadb 2>/dev/null || apt_missing+=(libmariadb-dev)
+    "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || apt_missing+=(python3-dev)
+}
+
+# Adds the programs of MariaDB, without a system service.
+mariadb_package() {
+    PATH=$PATH:/usr/sbin command -v mariadbd >/dev/null || apt_missing+=(mariadb-server-core)
+}
+
 can_apt() {
     command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null; }
 }

@@ -55,14 +55,14 @@ class ActiveConfig:
         self.lock = threading.RLock()
         self._changed = changed
         # The object that watches the topology source (such as a file or ZooKeeper) for changes.
-        # None before load(), and for a source that never changes.
+        # None before load() is called, or if the source never changes.
         self._watcher: TopologyWatcher[conf.Config] | None = None
-        # The parent's configuration, in a forked child that has not called load() yet; otherwise
+        # In a forked child that has not called load() yet: the parent's configuration. Otherwise
         # None.
         self._inherited: conf.Config | None = None
-        # None unless the topology source (such as a file or ZooKeeper) has failed. After a failure:
-        # the time (by time.monotonic()) from which the source may be queried again, and the error's
-        # message.
+        # After the topology source (such as a file or ZooKeeper) has failed: the time, by
+        # time.monotonic(), from which it may be queried again, and the error's message. Otherwise
+        # None.
         self._unavailable: tuple[float, str] | None = None
         # The topology source (such as a file or ZooKeeper) that source() has made. It is used only
         # while _watcher is None.
@@ -128,8 +128,8 @@ class ActiveConfig:
                     try:
                         self._consider(watcher, document)
                     except TopologyError:
-                        # Ignore the error here: the watcher, which has found that the new topology
-                        # is wrong, has logged it.
+                        # The watcher has refused the new topology and logged the error, so do
+                        # nothing here.
                         pass
                     except Exception:
                         # Catch every error, because it must not end the thread of the topology source.
@@ -150,8 +150,8 @@ class ActiveConfig:
         try:
             self._changed()
         except BaseException:
-            # self._changed() has failed, so restore the old configuration. Call self._changed()
-            # again, because other threads may have used the new configuration meanwhile.
+            # self._changed() has failed, so restore the old configuration. Other threads may have
+            # used the new one meanwhile, so call self._changed() for the old one, too.
             self.current = before
             self._changed()
             raise
@@ -198,9 +198,9 @@ class ActiveConfig:
                 return TopologyWatcher(self.source(), _checked).check(new)
             if self._watcher is not None:
                 return self._watcher.check(new)
-            # The source is static: the topology in the settings has no published version with which
-            # the version of ``new`` could be compared. Give ``new`` a later version, so that only
-            # the content of ``new`` is checked.
+            # The source is static, so ``new`` is compared with the topology in the settings, which
+            # has no real version. Give ``new`` a later version, so that only its content is
+            # checked.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
@@ -221,8 +221,8 @@ class ActiveConfig:
             if document is None or watcher is not self._watcher:
                 return
             if watcher.document is not before and watcher.status.version >= document.version:
-                # While this thread loaded the document, the thread of the topology source received
-                # it, too. So this document or a newer one is in use already.
+                # Meanwhile, the thread of the topology source has received this document or a newer
+                # one, which is in use already.
                 return
             if not at_least or watcher.status.version < at_least:
                 self._consider(watcher, document)

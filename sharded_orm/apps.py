@@ -14,7 +14,8 @@ from django.dispatch import receiver
 
 from sharded_orm import conf, runtime
 from sharded_orm.database_settings import CurrentAliases
-from sharded_orm.exceptions import TopologyUnavailable
+from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
+from sharded_orm.management.startup import end_command, starting_command
 from sharded_orm.topology.aliases import provide_resolver
 
 if TYPE_CHECKING:
@@ -43,19 +44,19 @@ class ShardedOrmConfig(AppConfig):
             permissions,
             postgresql_defaults,
         )
-        from sharded_orm.models.cached import cached_model, invalidation
+        from sharded_orm.models.cached import cached_model, model_cache
         from sharded_orm.models.cached.write_observer import CacheObserver
         from sharded_orm.models.moves.repetition import refuse_former_route
         from sharded_orm.models.moves.transactions import check_use, poll_before_snapshot
         from sharded_orm.models.sharding.counted_ids import counts_per_shard
-        from sharded_orm.models.tables.placement import DatabaseDirectory
+        from sharded_orm.models.tables.directory import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.routing import transaction_uses
         from sharded_orm.scatter import counted_ids
         from sharded_orm.topology.aliases import ShardedDatabases
 
-        for module in ("cache", "commands", "databases", "files", "models"):
+        for module in ("cache", "commands", "databases", "models", "nodes", "sqlite_files"):
             # Importing the module registers its system checks.
             import_module(f"sharded_orm.checks.{module}")
         runtime.provide_directory(DatabaseDirectory)
@@ -77,27 +78,29 @@ class ShardedOrmConfig(AppConfig):
             import_module("sharded_orm.models.relations.generic").install()
         try:
             runtime.validate()
-        except TopologyUnavailable:
-            # Let "manage.py topology" run without a topology, because it publishes the first one.
-            # That command does not need the signal receivers below. Any other command fails.
-            if sys.argv[1:2] != ["topology"]:
-                raise
-            return
+        except (InvalidConfiguration, TopologyUnavailable) as exc:
+            # Only "manage.py topology" may run without a topology, because it publishes the first
+            # one. It does not need the signal receivers below, so return.
+            if isinstance(exc, TopologyUnavailable) and sys.argv[1:2] == ["topology"]:
+                return
+            if (argv := starting_command()) is not None:
+                end_command(exc, argv)
+            raise
         runtime.on_reset(cached_model.forget)
         runtime.on_reset(guard.forget)
         request_started.connect(request_cache.begin_request)
         request_finished.connect(request_cache.end_request)
         request_finished.connect(_flush_statistics, dispatch_uid="sharded_orm.statistics")
-        post_migrate.connect(invalidation.after_migrate, sender=self)
+        post_migrate.connect(model_cache.after_migrate, sender=self)
         post_migrate.connect(TestSequences(), sender=self, weak=False)
         post_migrate.connect(permissions.after_migrate, sender=self)
         post_migrate.connect(auto_increment.after_migrate)
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
-            # Make iteration over DATABASES yield the shards in the command line, because Django's
-            # option --database refuses any alias that is not yielded. Do not do this for the
-            # command "test": Django would create a database for each yielded shard, but the
-            # database backend of the groups' aliases already creates the databases of all shards.
+            # Django's option --database accepts only aliases over which DATABASES iterates. So make
+            # DATABASES yield the shards in the command line. Do not do this for the command "test":
+            # Django would create a database for each yielded shard, but the backend of the groups'
+            # aliases already creates these databases.
             settings.DATABASES.expose(sys.argv[1:])
 
 

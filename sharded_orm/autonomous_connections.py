@@ -73,9 +73,9 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # An error has occurred on the connection. Close the connection here if it is broken,
-            # because in a process without requests nothing else closes it: Django's
-            # close_old_connections() does not know this connection.
+            # An error has occurred on the connection. If it is broken, close it here: Django's
+            # close_old_connections() does not know it, and in a process without requests nothing
+            # else would close it.
             connection.close_if_unusable_or_obsolete()
         if connection is None:
             connection = own[alias] = connections.create_connection(alias)
@@ -85,9 +85,9 @@ class AutonomousConnections:
     def close_all(cls) -> None:
         """Close the second connections of this thread.
 
-        When such a connection is used again, it connects to the database that the settings name at
-        that time. Test runs with shards call this method when they change the names of databases,
-        and when they flush a group.
+        At its next use, such a connection connects to the database that the settings name at that
+        time. Test runs with shards call this method when they change the names of databases, and
+        when they flush a group.
         """
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():

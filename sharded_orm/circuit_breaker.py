@@ -38,8 +38,8 @@ class CircuitBreaker:
         """
         self._backoff = backoff
         self._clock = clock
-        # Lock to be held while the recorded failures are changed, so that only one caller at a time may
-        # try again.
+        # Held while _failures is changed. So only one of several threads gets the permission to try
+        # the server again.
         self._lock = threading.Lock()
         self._failures: dict[str | None, _Failure] = {}
 
@@ -54,10 +54,10 @@ class CircuitBreaker:
     def claim(self, *keys: str | None) -> bool:
         """Whether the caller may now call the server, or those parts of it, that ``keys`` stand for.
 
-        True if no failure is recorded for any of ``keys``, or if the ``backoff`` time of all their
-        failures is over. In the second case, only this caller may try. Other callers get False
-        until :meth:`reset`, or until ``backoff`` seconds have passed, because this caller may be
-        killed before it can report.
+        True if no failure is recorded for any of ``keys``. Also True if the ``backoff`` seconds
+        after each failure are over; but then only this caller may try. Other callers get False
+        until :meth:`reset` is called. If this caller is killed and never calls it, the next caller
+        may try after another ``backoff`` seconds.
         """
         if self.is_closed:
             return True

@@ -7,6 +7,7 @@ version, or works without the feature.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -41,8 +42,9 @@ def binary_placeholder(connection: Any, value: bytes | None) -> str:
 
 
 # -- Fetch modes ---------------------------------------------------------------------
-# The fetch mode of an instance says how a value is fetched that was not loaded: for this instance
-# only, for all instances that were read together with it (its peers), or not at all.
+# The fetch mode of an instance applies if the code reads a value that was not loaded. The value is
+# then fetched for this instance only, or for all instances that were read together with it (its
+# peers), or not at all.
 
 
 def fetch(descriptor: Any, instance: Any) -> None:
@@ -70,8 +72,8 @@ def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
 def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> None:
     """Set the fetch mode of ``instances`` to that of ``queryset``, which has read them together.
 
-    Like Django, make the instances peers of each other (a missing value is then fetched for all of
-    them) if the mode needs that.
+    If the mode needs peers, make the instances of each database peers of each other, as Django does. A
+    missing value is then fetched for all peers, with one query.
 
     :param is_set: whether the instances have the mode already, because :func:`from_db` has made
         them.
@@ -79,13 +81,14 @@ def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> 
     if not _HAS_FETCH_MODES:
         return
     mode = queryset._fetch_mode
-    peers: list[Any] = []
+    # Django reads the values of all peers from the database of the first one.
+    peers_on: dict[str | None, list[Any]] = defaultdict(list)
     for instance in instances:
         if not is_set:
             instance._state.fetch_mode = mode
         if mode.track_peers:
+            instance._state.peers = peers = peers_on[instance._state.db]
             peers.append(ref(instance))
-            instance._state.peers = peers
 
 
 def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
@@ -105,10 +108,10 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) -> list[Any]:
-    """Return Django's objects that make the related instances of ``select_related()``.
+    """Return the objects with which Django makes the related instances of ``select_related()``.
 
-    :param klass_info: the attribute of a compiler that has compiled the query.
-    :param select: the attribute of the same compiler.
+    :param klass_info: the attribute ``klass_info`` of a compiler that has compiled the query.
+    :param select: the attribute ``select`` of this compiler.
     """
     from django.db.models import query
 
@@ -120,10 +123,9 @@ def related_populators(klass_info: Any, select: Any, alias: str, queryset: Any) 
 
 
 def update_result(exists: bool) -> Any:
-    """Return what ``Model._do_update()`` returns, for an UPDATE that was left out because it was
-    not necessary.
+    """Return the result of ``Model._do_update()`` for an UPDATE that was not necessary.
 
-    :param exists: whether the row exists.
+    :param exists: whether the row to be updated exists.
     """
     if not _RETURNS_UPDATED_ROWS:
         return exists
@@ -162,11 +164,11 @@ def set_base(
 
 
 def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[tuple[str, str]]:
-    """Return the rows of ``django_migrations`` that ``MigrationExecutor`` adds for ``migration``.
+    """Return the rows of ``django_migrations`` that Django adds when it has applied ``migration``.
 
-    If ``backwards`` is true, return the rows that it deletes. A squashed migration has a row for
-    each migration that it replaces. Since Django 6.0, the replaced migrations may themselves be
-    squashed.
+    If ``backwards`` is true, return the rows that Django deletes when it has unapplied
+    ``migration``. A squashed migration has a row for each migration that it replaces. Since Django
+    6.0, these may be squashed migrations themselves.
     """
     # These rules are those of MigrationExecutor.record_migration(), which adds the rows, and of
     # MigrationExecutor.unapply_migration(), which deletes them.
@@ -237,7 +239,7 @@ def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:
 
 
 def quote_name(compiler: Any, name: str) -> str:
-    """Return ``name``, the name or alias of a table, in the form in which ``compiler`` writes it."""
+    """Return ``name``, the name or alias of a table, quoted as ``compiler`` quotes it."""
     quote = compiler.quote_name if _QUOTES_ALIASES else compiler.quote_name_unless_alias
     return str(quote(name))
 
@@ -245,7 +247,7 @@ def quote_name(compiler: Any, name: str) -> str:
 class _FieldAsDescriptor:
     """Stands in for the descriptor of a generic foreign key in versions of Django that have none.
 
-    In these versions, the field itself does the work of a descriptor.
+    In these versions, the field itself is the descriptor.
     """
 
     def __init__(self, field: Any) -> None:

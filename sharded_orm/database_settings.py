@@ -38,14 +38,14 @@ def alias_settings(alias: str) -> dict[str, Any] | None:
 def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
     """Return the settings of ``shard``, as an entry of ``DATABASES``.
 
-    ``GENERATION`` in the result is the number of topologies that the process has used so far. A
-    connection compares it with the current number to notice that the topology has changed.
+    ``GENERATION`` in the result counts the topologies that the process has used so far. If the
+    count has grown since, the connection knows that the topology has changed.
 
     :param among: the topology that ``shard`` was taken from; by default the topology in use.
     """
-    # Read the generation (the number of topologies used so far) before the topology itself. If the
-    # topology is replaced in between, the connection looks up its settings once more than
-    # necessary. In the other order, the connection would keep outdated settings.
+    # Read the generation (the count of topologies used so far) before the topology. If the topology
+    # is replaced between the two reads, the generation is too old. Then the connection looks up its
+    # settings once more, which does no harm. In the reverse order, it would keep outdated settings.
     generation = relocation.generation
     node = _application_settings((among or runtime.topology()).nodes[shard.node])
     return {**node, **_database_of(node, shard.schema), "SHARD": shard, "GENERATION": generation}
@@ -71,8 +71,8 @@ def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
 def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a node without ``OPERATOR``, ``REPLICATION`` and ``CAPACITY``.
 
-    The first two are accounts that only operators' commands may use or show. ``CAPACITY`` is not about
-    the connection.
+    ``OPERATOR`` and ``REPLICATION`` are accounts that only operators' commands may use or show.
+    ``CAPACITY`` does not concern the connection.
     """
     others = ("OPERATOR", "REPLICATION", "CAPACITY")
     return {key: value for key, value in node.items() if key not in others}

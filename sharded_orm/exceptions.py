@@ -14,10 +14,10 @@
     │   ├── ShardKeyChanged        (RuntimeError)          a write would change a row's shard key
     │   ├── CrossShardRelation     (RuntimeError)          a join or relation leaves the shard
     │   │   ├── CrossKeyRelation                           a relation joins rows of two shard keys
-    │   │   └── DeletionRefused    (ProtectedError)        rows elsewhere belong to a row to be deleted
+    │   │   └── DeletionRefused    (ProtectedError)        rows elsewhere refer to a row to be deleted
     │   ├── UnknownExpression      (NotSupportedError)     an expression may read rows of other shards
     │   ├── InvalidBoundKey        (RuntimeError)          bound() names no shard key, or a wrong value
-    │   ├── BoundKeyMismatch       (RuntimeError)          a query or row has another key than the bound one
+    │   ├── BoundKeyMismatch       (RuntimeError)          a query or row does not have the bound key
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
     │   ├── KeyMoved               (OperationalError)      a key moved while an operation used its old shard
     │   │   ├── KeyFenced                                  the old shard refused a write of a key that moves
@@ -148,19 +148,19 @@ class CrossShardRelation(RoutingError, RuntimeError):
 
 
 class CrossKeyRelation(CrossShardRelation):
-    """A row refers to a row of another shard key.
+    """A row refers to a row with a different shard key.
 
     The two rows may be on the same shard, but only by chance.
     """
 
 
 class DeletionRefused(CrossShardRelation, ProtectedError):
-    """Rows in another database belong to the rows to be deleted, and one statement cannot reach both.
+    """Rows in another database refer to the rows to be deleted. One statement cannot reach both.
 
     The admin shows these rows as protected, because this is a ``ProtectedError``.
 
-    :param protected_objects: the rows in the other database. The attribute is a list, because rows
-        of two shards may have the same id, and then a set would have only one of them.
+    :param protected_objects: the rows in the other database. They are stored as a list and not as a
+        set, because a set would merge rows of two shards that have the same id.
     """
 
     def __init__(self, message: str, protected_objects: Iterable[Model]) -> None:
@@ -178,7 +178,7 @@ class InvalidBoundKey(RoutingError, RuntimeError):
 
 
 class BoundKeyMismatch(RoutingError, RuntimeError):
-    """A query, row or block has another shard key than the one that ``bound()`` binds.
+    """The shard key of a query, row or block is not the bound key, which ``bound()`` has set.
 
     Nothing was sent to a database.
     """
@@ -191,11 +191,11 @@ class UnplacedKey(RoutingError, LookupError):
 class KeyMoved(RoutingError, OperationalError):
     """The key moved to another shard, and the library cannot repeat the operation there.
 
-    This happens inside a transaction, and for rows that are being streamed. Nothing that the
-    operation has read may be used. The transaction can be run again; it then uses the new shard.
+    This happens inside a transaction, and while rows are streamed. Discard everything that the
+    operation has read. If the transaction is run once more, it uses the new shard.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
-    written to some of these shards before.
+    already written to some of them.
     """
 
     is_in_part = False
@@ -209,23 +209,23 @@ class KeyFenced(KeyMoved):
 
 
 class UnknownKeyOfRows(KeyMoved):
-    """While a shard key is moved, a statement for several shards uses a table that has no model.
+    """A statement for several shards uses a table without a model while a shard key is moving.
 
-    Without a model, the keys of the table's rows are unknown, so rows of the moving key could be
-    counted twice. After the move has ended, the statement can be executed.
+    The library cannot know the shard keys of such a table's rows, so rows of the moving key could
+    be counted twice. Execute the statement after the move has ended.
     """
 
 
 class ShardMoved(ShardedOrmError, OperationalError):
-    """A shard moves to another node, and the statement cannot follow it there.
+    """A shard moves to another node, and the library cannot repeat the statement there.
 
     The statement was not executed.
 
     This happens inside a transaction, or if the move takes longer than ``MOVE_WAIT``. The
-    transaction can be run again.
+    transaction can be run once more.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
-    written to some of these shards before.
+    already written to some of them.
     """
 
     is_in_part = False
@@ -235,8 +235,12 @@ class SideFenced(ShardMoved):
     """The passive side of a pair of servers refused a write.
 
     The database itself raises the error, so raw SQL gets it as well. The row was not written. The
-    other server of the pair is the active side of the shard, or becomes it at the moment.
+    other server of the pair is the active side of the shard, or is about to become it.
+
+    :attr:`alias` is the alias of the shard.
     """
+
+    alias = ""
 
 
 class DanglingShardKey(RoutingError, IntegrityError):
@@ -247,7 +251,7 @@ class DanglingShardKey(RoutingError, IntegrityError):
 
 
 class UnknownModel(RoutingError, LookupError):
-    """No sharded model, or more than one model, has that name."""
+    """No sharded model, or more than one sharded model, has the name that the caller has passed."""
 
 
 class ScatterNotSupported(ShardedOrmError, NotSupportedError):
@@ -259,9 +263,8 @@ class ScatterError(ShardedOrmError, OperationalError):
 
     :param failures: the error of each shard that did not answer, keyed by the shard's alias.
     :param asked: the number of shards to which the query was sent.
-    :param proven: True if the query itself is certainly not the cause. That is so if only a shard
-        can cause such errors, or if another shard has answered the same query. False if the query
-        may be wrong.
+    :param proven: True if the query itself is certainly right: only a shard can cause such errors,
+        or another shard has answered the query. False if the query may be wrong.
     """
 
     def __init__(
@@ -326,13 +329,14 @@ class TwoPhaseMisused(TwoPhaseError, RuntimeError):
 
 
 class CommitOutcomeUnknown(TwoPhaseError, OperationalError):
-    """The connection was lost during the commit on the shard that decides for all.
+    """The connection was lost during the commit that decides whether all shards commit.
 
-    If this commit took effect, all shards commit; otherwise none does. ``manage.py transactions
-    recover`` ends the transaction, and so does a later block with ``two_phase=True``. Look at the
-    rows before you run the transaction again.
+    If this commit was executed, all shards commit; otherwise none does. ``manage.py transactions
+    recover`` ends the transaction, and so does a later block with ``two_phase=True``. Check the
+    rows before you run the transaction once more.
 
-    :param aliases: aliases of the shards of the transaction; the shard that decides comes first.
+    :param aliases: aliases of the shards of the transaction; the first is the shard on which the
+        connection was lost.
     :param cause: the error with which the commit failed.
     """
 
@@ -453,7 +457,7 @@ class InvalidID(ShardedOrmError, ValueError):
 
 
 class TimestampExhausted(InvalidID):
-    """The time since the epoch of the id layout needs more bits than an id has for it."""
+    """The time since the layout's epoch no longer fits into the bits that an id has for it."""
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):

@@ -1,4 +1,4 @@
-"""Help forked processes: recognise a fork, and do not disturb the parent's connections."""
+"""Helpers for forked processes: they recognise a fork, and protect the parent's connections."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-# The most seconds that a fork waits for the locks of one caller of hold_during_forks(). Without
-# this limit, a fork would wait for ever if a signal handler forks while it interrupts the thread
-# that holds one of the locks.
+# How many seconds a fork waits for the locks of one caller of hold_during_forks(). Without a limit,
+# a fork could wait for ever: a signal handler may fork in the thread that holds the lock.
 _FORK_WAITS = 1.0
 _forks = 0
 
@@ -19,16 +18,16 @@ def _forked() -> None:
     _forks += 1
 
 
-# Count forks. Process ids alone do not distinguish processes, because a grandchild may get the
-# process id of an ancestor that has ended.
+# Count forks, because a process id can be used more than once: a grandchild may get the id of an
+# ancestor that has ended.
 os.register_at_fork(after_in_child=_forked)
 
 
 def identity() -> tuple[int, int]:
-    """Return a value that identifies this process and differs from the values in all its ancestors.
+    """Return a value that is different in this process and in each of its ancestors.
 
-    The value consists of the process id and a count of forks. The count alone is not enough, because a
-    fork by C code changes only the process id.
+    The value consists of the process id and the number of forks by Python code. This number alone
+    is not enough: if C code forks, only the process id changes.
     """
     return os.getpid(), _forks
 
@@ -37,13 +36,13 @@ def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
     """Make each later fork of this process acquire ``locks`` first, and release them after the fork.
 
     Use this for locks that threads hold while they run a statement of SQLite. A child that is
-    forked meanwhile would inherit SQLite's records of file locks and the mutexes of the SQLite
-    library. The child could then find the file or the library locked for ever.
+    forked during such a statement would inherit locks of the SQLite library that nobody releases in
+    the child. The child could wait for them for ever.
 
     :param locks: a function that yields the locks; called before each fork.
     """
-    # Two threads may fork at the same time. So keep the locks per thread: before and after a fork,
-    # the functions below run in the thread that forks, and in its copy in the child.
+    # Store the held locks per thread, because two threads may fork at the same time. The functions
+    # below run in the thread that forks; after the fork, also in its copy in the child.
     state = threading.local()
 
     def hold() -> None:
@@ -63,8 +62,8 @@ def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
 def send_nowhere(descriptor: int) -> None:
     """Redirect a file descriptor of this process to ``/dev/null``. The parent's descriptor stays as it is.
 
-    Use this for a socket that a fork has copied. If the driver in the child closed the connection
-    normally, the driver's last message would end the parent's session.
+    Use this for a socket that a fork has copied. When a driver closes a connection, it sends a
+    message that ends the session. In a forked child, this would end the parent's session.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:

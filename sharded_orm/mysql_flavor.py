@@ -20,23 +20,24 @@ class MySQLFlavor:
 
     #: Collation that compares every character of a text, including spaces at the end.
     exact_collation: str
-    #: Storage engine for the counter tables of ticket servers. It locks whole tables, so that
-    #: REPLACE takes each number only once.
+    #: Storage engine for the counter tables of ticket servers. It locks whole tables, so two
+    #: REPLACE statements never get the same number.
     counter_engine: str
     #: Names of variables whose values together identify a server. Some versions of the server lack
     #: some of these variables.
     identity: tuple[str, ...]
-    #: Error code after which the server closes the session: it was killed, or idle for too long.
+    #: Error code that a client gets if the server has closed its session, because the session was
+    #: killed or idle for too long.
     session_ended: int
     #: Error code for a statement that took longer than the server allows.
     statement_timeout: int
-    #: Whether replicas of this kind of server can be promoted to primaries. That is so if
-    #: ``backends.mysql.replication`` knows the server's statements about replication.
+    #: Whether a replica of this kind of server can be promoted to the primary. True if
+    #: ``backends.mysql.replication`` knows the server's SQL for replication.
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
-    #: In the server's list of sessions, the column with the number of a session's last statement.
-    #: All sessions share one counter of statements. "0" if the server has no such column.
+    #: The column with the number of a session's last statement, in the server's list of sessions.
+    #: The server numbers the statements of all sessions together. "0" if there is no such column.
     statement_number: str
     #: The smallest value of ``lock_wait_timeout``, in seconds. If 0 is possible, a statement can
     #: fail at once instead of waiting.
@@ -75,8 +76,8 @@ class MySQLFlavor:
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
         """Return the flavor of a server, judged by the names of its variables.
 
-        :param names: the names, in lower case, of those variables of the server that are in the
-            :attr:`identity` of MariaDB's or MySQL's flavor.
+        :param names: those variables of the server, in lower case, that are in :attr:`identity` of
+            ``MARIADB`` or ``MYSQL``.
         """
         return MYSQL if names >= set(MYSQL.identity) else MARIADB
 

@@ -38,25 +38,25 @@ def CASCADE(
 ) -> None:
     """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
-    The deletion of the global row may fail afterwards, or the process may die. Even then, no row on
-    a shard refers to a row that does not exist, and the deletion can be repeated. If a row on a
-    shard is protected or restricted, an error is raised before anything is deleted.
+    If the deletion of the global row then fails, or if the process dies, no row on a shard refers
+    to a missing row, and the deletion can be repeated. If a row on a shard is protected or
+    restricted, an error is raised before anything is deleted.
 
-    Costs on each shard as much as ``delete()`` of a queryset. If other rows on the shard must be
-    deleted together with the rows, the rows are read twice: for the check and for the deletion.
+    Cost: on each shard, that of ``delete()`` of a queryset. If rows that refer to these rows must
+    be deleted, too, the rows are read twice: for the check and for the deletion.
 
     :raises ProtectedError: a row on a shard protects one of the rows. Also :exc:`RestrictedError`.
     :raises ScatterError: a shard did not answer; nothing was deleted.
-    :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was
-        deleted.
+    :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set;
+        nothing was deleted.
     """
     # True if the collector is NestedObjects of the admin, which shows rows and never deletes them.
     shows = hasattr(collector, "add_edge")
     rows = _dependent_rows(field, sub_objs)
     for alias in _aliases(field, rows):
         rows_there = rows.using(alias)
-        # Collect the rows that will be deleted together with these rows. The collection raises an
-        # error if one of them is protected.
+        # Collect all rows that the deletion of these rows would delete. This raises an error if one
+        # of them is protected.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(
@@ -98,15 +98,16 @@ def SET_NULL(
     set their foreign keys to NULL in pieces before you delete the global row.
 
     :raises ScatterError: a shard did not answer; nothing was changed.
-    :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was changed.
+    :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set;
+        nothing was changed.
     """
     rows = _dependent_rows(field, sub_objs)
     for alias in _aliases(field, rows):
         collector.fast_deletes.append(_ShardUpdate(rows.using(alias), field))
 
 
-# Make Django pass ``sub_objs`` to these functions without evaluating it: Django would look for the
-# rows in the global database.
+# Make Django pass ``sub_objs`` as a queryset that has not been run. Otherwise, Django would run it
+# on the global database.
 CASCADE.lazy_sub_objs = True  # type: ignore[attr-defined]  # a function type has no such attribute
 PROTECT.lazy_sub_objs = True  # type: ignore[attr-defined]  # a function type has no such attribute
 SET_NULL.lazy_sub_objs = True  # type: ignore[attr-defined]  # a function type has no such attribute
@@ -138,18 +139,18 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
     """Return the aliases of the shards that have ``rows``.
 
-    If ``field`` is the shard key, return the shards to which the keys lead, even if they have no
-    such rows.
+    If ``field`` is the shard key, return the shards of the deleted rows' keys, even if a shard has
+    no such rows.
 
-    :raises BoundKeyMismatch: one of the rows has another key than the one that ``bound()`` binds.
+    :raises BoundKeyMismatch: one of the rows does not have the key that ``bound()`` has set.
     """
     if _is_key(field):
         return list(rows.explain_routing().aliases)
     options = shard_options(field.model)
     assert options is not None and options.key is not None
     found = list(rows.only("pk", options.key.name).scatter())
-    # Inside bound(), the deletion on each shard is filtered by the shard key that bound() binds.
-    # So refuse rows of other keys here: the deletion would leave them in place.
+    # Inside bound(), the deletion on each shard would skip rows that do not have the bound key. So
+    # refuse such rows here.
     for row in found:
         refuse_other_key(row)
     return sorted({str(row._state.db) for row in found})
@@ -161,10 +162,11 @@ def _is_key(field: ForeignKey[Any, Any]) -> bool:
 
 
 def _show(collector: Any, on_shard: Any) -> None:
-    """Add the rows that ``on_shard`` has collected on a shard to ``collector``, which the admin
-    will show.
+    """Add the rows of one shard to the rows that the admin will show.
 
-    Both are instances of ``NestedObjects``, the admin's collector, which deletes nothing.
+    :param collector: the ``NestedObjects`` (the admin's collector, which deletes nothing) that gets
+        the rows.
+    :param on_shard: another ``NestedObjects``, which has collected the rows on the shard.
     """
     for parent, rows in on_shard.edges.items():
         for row in rows:
@@ -175,9 +177,10 @@ def _show(collector: Any, on_shard: Any) -> None:
 
 
 class _ShardDeletion:
-    """The deletion of rows on one shard, as an item of ``fast_deletes`` of Django's collector.
+    """An item of ``fast_deletes`` that deletes rows on one shard.
 
-    Django runs the items of this list before it deletes the collected global rows.
+    ``fast_deletes`` is a list of Django's collector. Django runs its items before it deletes the
+    collected global rows.
     """
 
     def __init__(self, collector: Collector, rows: QuerySet[Any]) -> None:

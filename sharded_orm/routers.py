@@ -19,6 +19,7 @@ from django.db.models import Model
 from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation, UnplacedKey
 from sharded_orm.ids.tickets.exceptions import TicketServerRequired
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.historical import (
@@ -26,14 +27,9 @@ from sharded_orm.models.sharding.historical import (
     groups_of_app,
     named_model_has_copies,
 )
-from sharded_orm.models.sharding.options import (
-    ShardOptions,
-    colocated_alias,
-    describe,
-    options_of,
-    shard_key_required,
-    shard_options,
-)
+from sharded_orm.models.sharding.key_errors import describe, shard_key_required
+from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
@@ -44,9 +40,8 @@ APP_OF_DECISIONS = "sharded_orm_two_phase"
 #: the shard of each key).
 TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
-# The alias that the router returns if Django asks for a model's database without passing an
-# instance. With None, the router raises ShardKeyRequired instead. Querysets do not use this alias:
-# a query that does not determine its shard is refused in any case.
+# The alias that standing_on() has set: the router returns it if Django passes no instance. If it is
+# None, the router raises ShardKeyRequired instead. Querysets do not use it.
 _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
@@ -54,11 +49,11 @@ _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", defa
 def standing_on(alias: str | None) -> Iterator[None]:
     """Within the ``with`` block, make the router return ``alias`` if Django passes no instance.
 
-    The router also returns ``alias`` for a new row of an automatic many-to-many table. Only models
-    of the alias's group are affected, and only the current context (:mod:`contextvars`). Use this
-    function around code that calls ``router.db_for_write(model)`` once for all rows that the code
-    will change. Views of Django's admin are such code: they open their transaction on the database
-    that this call returns.
+    The router also returns ``alias`` for a new row of an automatic many-to-many table. The function
+    affects only models of the alias's group, and only the current context (:mod:`contextvars`).
+
+    The views of Django's admin need this: they open their transaction on the database that
+    ``router.db_for_write(model)`` returns, before they know the rows.
 
     :param alias: the alias of a shard or of a whole group; None to undo an outer block.
     """
@@ -112,8 +107,8 @@ class ShardRouter:
         if not instance._state.adding and instance._state.db not in (None, options.group):
             return str(current_alias(options, instance))
         if write:
-            return options.place(instance).alias
-        shard = options.locate(instance)
+            return row_placement.place(options, instance).alias
+        shard = row_placement.locate(options, instance)
         if shard is None:
             raise _unplaced_key(options, options.key_of(instance))
         return shard.alias
@@ -121,13 +116,12 @@ class ShardRouter:
     def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
         """Return the alias for rows that are related to ``instance``, an instance of another model.
 
-        The rows belong to the sharded model of ``options``, and ``instance`` is not on any shard of
-        that model's group. The router does not learn which relation Django follows, so the values
-        of ``instance`` do not determine the shard. For example, ``instance`` may be the row to
-        which the shard key refers, but Django may follow another relation. The library's own
-        descriptors know the relation, and do not call the router.
+        The rows belong to the sharded model of ``options``, and ``instance`` is on no shard of that
+        model's group. The router does not learn which relation Django follows. So it cannot know
+        whether a value of ``instance`` is the shard key of the rows. (The library's own descriptors
+        know the relation, and do not call the router.)
 
-        The result may be the alias of the whole group. The shard is then determined when a row is
+        The result may be the alias of the whole group. Then the shard is determined when the row is
         saved.
 
         :raises ShardKeyRequired: the rows are to be read, and ``instance`` does not determine their
@@ -140,15 +134,15 @@ class ShardRouter:
             and instance._state.adding
         ):
             if instance_options.awaits_key(instance):
-                shard = instance_options.locate(instance)
+                shard = row_placement.locate(instance_options, instance)
                 return shard.alias if shard is not None else options.group
             # The shard is not known yet, so return the alias of the whole group. Django calls the
             # router again when the instance is saved.
             return options.group
         if write:
-            # Return the alias of the whole group and not the shard of the related row, because the
-            # new row may belong on another shard. For example, the shard key of
-            # Comment(author=person) may be another field, which is set later.
+            # Do not return the shard of the related row, because the new row may belong on another
+            # shard: for example, Comment(author=person) may get its shard key by another field
+            # later. Return the alias of the whole group.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
@@ -165,8 +159,8 @@ class ShardRouter:
         if options1 is None and options2 is None:
             return None
         if options1 is None or options2 is None or options1.group != options2.group:
-            # The rows are in different groups. The relation is allowed, because system checks make
-            # sure that its foreign key has no constraint.
+            # The rows are in different groups. Allow the relation: system checks make sure that the
+            # foreign key between them has no constraint.
             return True
         aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
@@ -174,8 +168,8 @@ class ShardRouter:
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # One of the rows is of an automatic many-to-many table, which has no shard key. If
-                # both rows have a shard key, the keys were compared before this call.
+                # One of the rows is of an automatic many-to-many table, so it has no shard key. (If
+                # both rows had a key, their keys would have been compared before this call.)
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"

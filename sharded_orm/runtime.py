@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -47,9 +48,9 @@ def _topology_changed() -> None:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Notify the connections even after an error. The caller restores the old topology (map of
-        # shards to nodes) then, but a connection may have used the new topology meanwhile. So each
-        # connection must look up its shard's node again.
+        # Notify the connections even after an error. In this case, the caller restores the old
+        # topology (map of shards to nodes). But a connection may have used the new one already, so
+        # each connection must look up its shard's node again.
         relocation.topology_changed()
 
 
@@ -63,10 +64,10 @@ _active = ActiveConfig(_topology_changed)
 
 def _after_fork() -> None:
     if _active.after_fork():
-        # This is a forked child. At the fork, a thread of the parent may have replaced the topology
-        # (map of shards to nodes), but not yet the routing strategies: so renew them here.
-        # topology_changed() makes the copied connection objects look up the topology again. The
-        # first look-up makes the child open a topology source of its own, and watch it for changes.
+        # This is a forked child. The fork may have happened while a thread of the parent applied a
+        # new topology (map of shards to nodes). So create the routing strategies anew.
+        # topology_changed() makes the connection objects look up the topology again. That look-up
+        # makes the child open its own topology source and watch it.
         _renew_strategies()
         relocation.topology_changed()
 
@@ -150,9 +151,10 @@ def topology_status() -> TopologyStatus:
 
 
 def document() -> Document:
-    """Return the topology that this process uses, as a document.
+    """Return the topology that this process uses, as a :class:`Document`.
 
-    With a static source, the document is made from the settings.
+    A document is the form in which a topology is published. If the source is static, the document
+    is made from the settings.
 
     :raises TopologyUnavailable: there is no topology.
     """
@@ -193,7 +195,8 @@ def topology() -> Topology:
 
 
 def validate() -> None:
-    """Check the whole setting, including the groups' strategies and the aliases of ``DATABASES``.
+    """Check the whole setting, including the groups' strategies, the drivers of nodes, and the aliases
+    of ``DATABASES``.
 
     :raises InvalidConfiguration: anything is wrong. The error lists every problem.
     """
@@ -203,6 +206,16 @@ def validate() -> None:
             strategy(name)
         except InvalidConfiguration as exc:
             problems += exc.problems
+    for engine in sorted({node["ENGINE"] for node in topology().nodes.values()}):
+        try:
+            # Django's load_backend() would advise to use a backend of Django.
+            import_module(f"{engine}.base")
+        except (ImportError, ImproperlyConfigured) as exc:
+            names = [name for name, node in topology().nodes.items() if node["ENGINE"] == engine]
+            problems.append(
+                f"ENGINE {engine!r} of {', '.join(map(repr, names[:5]))} cannot be used:"
+                f" {' '.join(str(exc).split())}. Correct it, or install its driver."
+            )
     for key, aliases in (("TICKETS", config().tickets), ("DIRECTORY", (config().directory,))):
         problems += [
             f"{key} names {alias!r}, which is no alias of DATABASES"
@@ -217,9 +230,9 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            # keys() makes DATABASES add the aliases of the groups. It raises an error if a group
-            # has the name of another entry. Call it now, before the process starts threads.
-            settings.DATABASES.keys()
+            # Add the aliases of the groups now, before the process starts threads. This raises an error
+            # if a group has the name of another entry.
+            settings.DATABASES.add_groups()
         except InvalidConfiguration as exc:
             problems += exc.problems
     if problems:
@@ -229,11 +242,10 @@ def validate() -> None:
 def swap(new: Topology | None) -> None:
     """Use the topology ``new`` (a map of shards to nodes) from now on.
 
-    Only test runs call this, and processes of operators that work on one side of a pair.
+    Called only by test runs, and by operators' processes that work on one server of a pair.
 
-    A running statement or transaction finishes on its node. The next statement or transaction goes
-    to the shard's node in ``new``. The routing strategies are created again and start with nothing
-    in memory.
+    A running statement or transaction finishes on the old node; the next one uses the shard's node
+    in ``new``. New routing strategies are created, which remember no shards of keys.
 
     :param new: the topology to use; None restores the configured topology.
     """
@@ -303,7 +315,7 @@ def _node_failure(shard: Shard) -> Exception | None:
 
     Return None if the attempt succeeded, or if this process has made no attempt.
     """
-    # While no node has failed, return early: the connection object of the shard is not needed.
+    # Return early if no node has failed, because creating the shard's connection object costs time.
     if pool.all_nodes_answer():
         return None
     connection: Any = connections[shard.alias]
@@ -438,18 +450,33 @@ def shard_in(group: ShardGroup, number: int) -> Shard:
     try:
         return group.shard(number)
     except LookupError as exc:
-        raise UnknownShard(
-            f"{exc.args[0]} If a key was placed on it, this process uses an older topology"
-            f" (version {topology().version}) than the one that placed it: 'manage.py topology show'"
-            " tells what keeps it back; with a static source, restart it."
-        ) from exc
+        raise _unknown_shard(exc) from exc
+
+
+def shards_in(group: ShardGroup, numbers: Iterable[int]) -> list[Shard]:
+    """Return the shards of ``group`` with these ``numbers``, in the same order.
+
+    :raises UnknownShard: one of them does not exist.
+    """
+    try:
+        return [group.shard(number) for number in numbers]
+    except LookupError as exc:
+        raise _unknown_shard(exc) from exc
+
+
+def _unknown_shard(error: LookupError) -> UnknownShard:
+    return UnknownShard(
+        f"{error.args[0]} If a key was placed on it, this process uses an older topology"
+        f" (version {topology().version}) than the one that placed it: 'manage.py topology show'"
+        " tells what keeps it back; with a static source, restart it."
+    )
 
 
 def locate(name: str, key: Any) -> Shard | None:
     """Return the shard of ``key`` in the shard group ``name``.
 
-    None means that no row can have the key now, because the key has no shard yet or is not valid.
-    See :meth:`Strategy.locate`.
+    Return None if no row can have the key now: the key has no shard yet, or is not valid. See
+    :meth:`Strategy.locate`.
     """
     number = strategy(name).locate(key)
     return None if number is None else shard(name, number)

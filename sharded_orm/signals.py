@@ -42,8 +42,8 @@ def _call_site() -> str:
 scattered = ScatterSignal()
 
 #: The signal that reports what the cache has counted, such as hits. A process that uses the cache
-#: sends the signal about every ten seconds, and after requests. Receivers get ``counts``, a dict
-#: with one dict for each model, keyed by the model's label. The inner dict maps the name of a
-#: counter (see ``manage.py cache_stats``) to its growth since the last signal. If a receiver raises
-#: an exception, the exception is logged and ignored.
+#: sends it about every ten seconds, and after requests. Receivers get ``counts``: a dict of dicts,
+#: such as ``{"gallery.Photo": {"object_hits": 3}}``, with the growth of each counter since the last
+#: signal. For the counters' names see ``manage.py cache_stats``. An exception of a receiver is
+#: logged and ignored.
 cache_counted = Signal()

@@ -16,8 +16,10 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired, TwoPhaseMisused
 from sharded_orm.models.moves.confirmation import refuse_repetition
 from sharded_orm.models.moves.transactions import moves_keys_now
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.current_shard import current_alias
-from sharded_orm.models.sharding.options import ShardOptions, shard_key_required, shard_options
+from sharded_orm.models.sharding.key_errors import shard_key_required
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
 from sharded_orm.two_phase.block import TwoPhaseAtomic
 
@@ -158,15 +160,15 @@ def _find_alias(options: ShardOptions, model: type[Model] | Model, key: Mapping[
         return _place(options, *key.values()).alias
     if not model._state.adding and model._state.db:
         return str(current_alias(options, model))
-    return options.place(model).alias
+    return row_placement.place(options, model).alias
 
 
 def _place(options: ShardOptions, value: Any) -> Shard:
     key = options.key
     assert key is not None
     if type(value) is int or type(value) is str:
-        return options.place_key(options.group, key.get_prep_value(value))
+        return row_placement.place_key(options, key.get_prep_value(value))
     # If the shard key is a foreign key, the value may be an instance. The value may also be None,
     # which place() refuses.
     name = key.name if isinstance(value, Model) else key.attname
-    return options.place(options.model(**{name: value}))
+    return row_placement.place(options, options.model(**{name: value}))

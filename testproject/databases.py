@@ -7,6 +7,10 @@
     ``{"host": …, "port": …, "user": …, "password": …}``. The shards are spread over them.
 ``SHARDED_ORM_DEMO_POSTGRESQL``
     The same for PostgreSQL servers. The account must be allowed to create databases.
+``SHARDED_ORM_DEMO_PAIR``
+    Two MariaDB servers that replicate from each other: a JSON list like the others, whose entries also
+    have ``OPERATOR`` and ``REPLICATION``. Half of the shards are active on each. The topology is in
+    the global database: :func:`pair_document` has to be pushed.
 ``SHARDED_ORM_DEMO_PREFIX``
     The prefix of all names of databases and schemas on servers; by default ``demo_``.
 """
@@ -29,6 +33,10 @@ SHARDS = 16
 ADDRESSES = 2
 #: The number of shards of boards.
 BOARD_SHARDS = 4
+#: The numbers of shards, by group.
+GROUPS = {"photos": SHARDS, "ratings": SHARDS, "addresses": ADDRESSES, "boards": BOARD_SHARDS}
+#: The nodes of a pair of servers.
+PAIR_NODES = ("node_1", "node_2")
 
 
 def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -43,7 +51,28 @@ def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     ):
         if servers := os.environ.get(variable):
             return build(_addresses(variable, servers), prefix)
+    if servers := os.environ.get("SHARDED_ORM_DEMO_PAIR"):
+        return _pair(_addresses("SHARDED_ORM_DEMO_PAIR", servers), prefix, folder)
     return _sqlite(folder)
+
+
+def pair_document() -> dict[str, Any]:
+    """Return the first topology of shards on a pair: half of each group is active on each side."""
+    return {
+        "format": 1,
+        "version": 1,
+        "groups": {
+            name: {
+                "RANGES": [
+                    {"range": [first, last], "pair": PAIR_NODES, "active": active}
+                    for (first, last), active in zip(
+                        ((0, count // 2 - 1), (count // 2, count - 1)), PAIR_NODES, strict=True
+                    )
+                ]
+            }
+            for name, count in GROUPS.items()
+        },
+    }
 
 
 def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -100,6 +129,21 @@ def _mysql(
     }
     nodes = {"node_1": {**engine, **one}, "node_2": {**engine, **two}}
     return databases, _sharded_orm(nodes, prefix)
+
+
+def _pair(
+    servers: list[dict[str, Any]], prefix: str, folder: Path
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    accounts = ("OPERATOR", "REPLICATION")
+    addresses = [{k: v for k, v in server.items() if k not in accounts} for server in servers]
+    databases, sharded_orm = _mysql(addresses, prefix)
+    for node, server in zip(PAIR_NODES, servers, strict=True):
+        sharded_orm["NODES"][node] |= {account: server[account] for account in accounts}
+    for group in sharded_orm["GROUPS"].values():
+        del group["RANGES"]
+    last_good = str(folder / "last_good_topology.json")
+    sharded_orm["TOPOLOGY"] = {"SOURCE": "database", "OPTIONS": {"LAST_GOOD": last_good}}
+    return databases, sharded_orm
 
 
 def _postgresql(

@@ -211,6 +211,8 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     trouble: list[str] = field(default_factory=list)
+    #: The tests that failed, each with its lane.
+    failures: list[str] = field(default_factory=list)
     #: Seconds by file of tests.
     seconds: Counter[str] = field(default_factory=Counter)
 
@@ -238,6 +240,8 @@ class Outcome:
                 self.passed += count["tests"] - sum(list(count.values())[1:])
             for case in tree.iter("testcase"):
                 self.seconds[str(case.get("file"))] += float(case.get("time", 0))
+                if case.find("failure") is not None or case.find("error") is not None:
+                    self.failures.append(f"{case.get('file')}::{case.get('name')} ({name})")
         # pytest may fail without a failed test: interrupted, wrong usage, internal error.
         self.failed += failed or bool(code)
         if failed or code:
@@ -385,6 +389,8 @@ def run_everything(arguments: Sequence[str]) -> int:
     heading("the slowest files")
     print(*outcome.slowest(), sep="\n")
     heading(f"failed: {', '.join(outcome.trouble)}" if outcome.trouble else "all is well")
+    if outcome.failures:
+        print(*outcome.failures, sep="\n")
     print(
         f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
         f" in {time.monotonic() - began:.0f}s (each of the {len(CHECKS)} checks counts as one)"

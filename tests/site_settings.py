@@ -24,10 +24,12 @@ def set_up_django(**settings_by_name: Any) -> None:
         return
     assert settings_by_name["INSTALLED_APPS"] == settings.INSTALLED_APPS
     from django.core.cache import caches
+    from django.core.management import get_commands
     from django.db import connections
 
     from sharded_orm import runtime
-    from sharded_orm.exceptions import TopologyUnavailable
+    from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
+    from sharded_orm.management.startup import end_command
 
     for connection in connections.all(initialized_only=True):
         del connections[connection.alias]
@@ -40,10 +42,12 @@ def set_up_django(**settings_by_name: Any) -> None:
     # As the app's ready() does.
     try:
         runtime.validate()
-    except TopologyUnavailable:
-        if sys.argv[1:2] != ["topology"]:
-            raise
-        return
+    except (InvalidConfiguration, TopologyUnavailable) as exc:
+        if isinstance(exc, TopologyUnavailable) and sys.argv[1:2] == ["topology"]:
+            return
+        if sys.argv[1] in get_commands():
+            end_command(exc, sys.argv)
+        raise
     settings.DATABASES.expose(sys.argv[1:])
 
 

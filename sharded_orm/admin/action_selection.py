@@ -65,7 +65,7 @@ def select(
     """Return the rows of ``queryset`` that have the given object ids.
 
     An object id (see :mod:`identity`) counts as unknown if it is forged or outdated, or if its row
-    is misplaced: on another shard than the row's shard key leads to.
+    is misplaced: the row's shard key leads to a different shard.
 
     Costs one ``COUNT`` query per shard, and look-ups in the directory (the table that records the
     shard of each key). If an object id is only a primary key that does not determine the shard, the
@@ -83,8 +83,8 @@ def select(
         except InvalidObjectID:
             unknown += 1
             continue
-        # Refuse misplaced rows, which are on another shard than their key leads to: no action may
-        # write them. Also refuse rows on another shard than the one that the page shows.
+        # Refuse misplaced rows, whose shard key leads to a different shard: no action may write
+        # them. Also refuse rows of a shard that the page does not show.
         if identity.misplaced or (within is not None and identity.shard != within):
             unknown += 1
             continue
@@ -120,8 +120,8 @@ def select(
 def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) -> ActionSelection:
     """Return all rows of ``queryset`` on ``shards``, without misplaced rows.
 
-    Misplaced rows are on another shard than their key leads to. For each shard, costs one ``COUNT``
-    query (two if the shard has misplaced rows), and the queries of :func:`misplaced`.
+    A row is misplaced if its shard key leads to a different shard. For each shard, costs one
+    ``COUNT`` query (two if the shard has misplaced rows), and the queries of :func:`misplaced`.
     """
     outages = Outages()
     rows_by_shard: dict[Shard, Any] = {}

@@ -55,8 +55,8 @@ class ActionsMixin(ShardedBase):
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # A misplaced row, which is on another shard than its key leads to, gets no checkbox: no
-        # action may write it. select() refuses such rows too.
+        # A misplaced row, whose shard key leads to a different shard, gets no checkbox: no action
+        # may write it. select() refuses such rows too.
         return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(

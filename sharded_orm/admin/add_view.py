@@ -52,8 +52,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # The shard key is generated, so a page that asks the user for another key would not
-                # help: show only the error.
+                # The shard key is generated, so it does not help to ask the user for a key: show
+                # only the error.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:

@@ -1,5 +1,6 @@
 """The base class of the mixins of :class:`ShardedModelAdmin`. It gives access to the scope of a
-request, to the rows of the scope, and to the user's permissions.
+request (a shard, a shard key or a whole group), to the rows of the scope, and to the user's
+permissions.
 """
 
 from __future__ import annotations
@@ -91,13 +92,21 @@ class ShardedBase(_ModelAdmin):
         return "a row is on another shard than its key leads to, or relates to one that is."
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        rows = super().get_queryset(request)
+        return self.in_scope(request, super().get_queryset(request))
+
+    def in_scope(self, request: HttpRequest, rows: Any) -> Any:
+        """Return a queryset of the rows in the scope of the request that the user may see.
+
+        The scope is the shard or shard key that the request names, or the whole shard group.
+
+        :param rows: a queryset of all rows of the model.
+        """
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # The changelist never reaches this line: it reads the scope before it calls this
-            # method, and shows a page that explains the error. Other pages, such as autocomplete,
-            # respond with a 404.
+            # The changelist never reaches this line: it reads the scope (the shard or key in the
+            # URL) before it calls this method, and shows a page that explains the error. Other
+            # pages, such as autocomplete, respond with a 404.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
@@ -179,8 +188,8 @@ class ShardedBase(_ModelAdmin):
         shard = runtime.topology().resolve(row._state.db)
         if shard is not None and not self.has_shard_permission(request, shard):
             return False
-        # A misplaced row, which is on another shard than its key leads to, can be seen but not
-        # written: save() and delete() refuse it.
+        # A misplaced row, whose shard key leads to a different shard, can be seen but not written:
+        # save() and delete() refuse it.
         return not (write and is_misplaced(row))
 
     def has_add_permission(self, request: HttpRequest) -> bool:

@@ -112,7 +112,7 @@ class ShardedChangeList(ChangeList):
 
     def get_filters(self, request: HttpRequest) -> Any:
         # Filters query related rows for their choices. The ``with`` block sends these queries to
-        # the shard of the scope.
+        # the shard that the page shows.
         with scoped(self.scope.alias) if self.scope.alias is not None else nullcontext():
             return self._filters(request)
 
@@ -189,7 +189,7 @@ class ShardedChangeList(ChangeList):
             and not has_copies(field.related_model)
         ):
             # Order by the value of the foreign key. Django would order by a column of the related
-            # model, whose table is in another database.
+            # model, whose table is not in this database.
             return field.attname
         return ordering
 
@@ -259,8 +259,8 @@ class ShardedChangeList(ChangeList):
     def _mark_misplaced(self, count: int) -> None:
         """Add a column with each row's shard, and a note, if the page has misplaced rows.
 
-        A misplaced row is on another shard than its key leads to. A list of the rows of one key is
-        not changed, because it reads only the shard of that key.
+        A row is misplaced if its shard key leads to a different shard. A list of the rows of one
+        key is not changed, because it reads only the shard of that key.
 
         :param count: the number of misplaced rows on the page.
         """
@@ -349,9 +349,9 @@ class ShardedChangeList(ChangeList):
 
     @property
     def scope_query(self) -> str:
-        """The query string that names this list's scope in links to other pages.
+        """The query string that names this list's shard or shard key in links to other pages.
 
-        An empty string if the scope is the whole group.
+        An empty string if the list shows the whole shard group.
         """
         return self.scope.query_string
 

@@ -66,8 +66,8 @@ class ChangeListMixin(ShardedBase):
         except (ShardKeyChanged, CrossShardRelation) as exc:
             if request.method != "POST":
                 raise
-            # The rows cannot be saved: since the page was shown, an edited row has moved to another
-            # shard, or a row to which an edited row refers has moved.
+            # The rows cannot be saved. Since the page was shown, an edited row, or a row to which
+            # an edited row refers, has moved to another shard.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -82,8 +82,8 @@ class ChangeListMixin(ShardedBase):
 
     @contextmanager
     def _transaction(self, request: HttpRequest, scope: ShardScope) -> Iterator[None]:
-        """Within the ``with`` block, let Django's view open its transaction on the shard of the
-        scope.
+        """Within the ``with`` block, let Django's view open its transaction on the shard that the
+        page shows.
 
         If the request saves rows, a transaction for the admin's log encloses the block. So the
         shard commits first. If that commit fails, the log entries are rolled back.
@@ -97,11 +97,12 @@ class ChangeListMixin(ShardedBase):
     def _with_scope(
         self, request: HttpRequest, response: HttpResponse, scope: ShardScope
     ) -> HttpResponse:
-        """Return the response of Django's view, adapted to the scope.
+        """Return the response of Django's view, adapted to the scope of the list.
 
-        If a lookup is invalid, Django redirects to a URL without the parameters that name the
-        scope. This method adds them to the URL. If the rows of the list are not counted, this
-        method also replaces the text for "all rows selected" by a text without a number.
+        The scope is the shard or key that the URL names. If a lookup is invalid, Django redirects
+        to a URL without the parameters that name the scope. This method adds them to the URL. If
+        the rows of the list are not counted, this method also replaces the text for "all rows
+        selected" by a text without a number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
@@ -152,8 +153,8 @@ class ChangeListMixin(ShardedBase):
 
     def _save_formset(self, request: HttpRequest, formset: Any) -> None:
         # Overrides ModelAdmin._save_formset() (Django 6.1), which silently skips rows that must not
-        # be changed. If the user has edited a row that has moved to another shard since the page
-        # was shown, raise an error instead, so that the user learns that the edit was not saved.
+        # be changed. Raise an error instead if the user has edited a row that has moved to another
+        # shard since the page was shown. So the user learns that the edit was not saved.
         for number, form in enumerate(formset.forms):
             if is_misplaced(form.instance):
                 # ``form`` has no fields: Django removes them if the row must not be changed. Build

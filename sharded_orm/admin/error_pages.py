@@ -26,8 +26,8 @@ def message_page(
 ) -> HttpResponse:
     """Return a page with ``sentence`` and a picker for another shard or key.
 
-    :param scope: the scope of the request; None if the URL names a shard or key that does not
-        exist.
+    :param scope: the scope of the request: a shard, a key or the whole group. None if the URL names
+        a shard or key that does not exist.
     """
     site, opts = model_admin.admin_site, model_admin.opts
     request.current_app = site.name
@@ -47,7 +47,7 @@ def message_page(
 def shard_down_page(
     model_admin: ShardedBase, request: HttpRequest, scope: ShardScope, error: BaseException
 ) -> HttpResponse:
-    """Return the page that says that the shard of ``scope`` does not answer. The status is 503."""
+    """Return the page that says that the shard in ``scope`` does not answer. The status is 503."""
     assert scope.home is not None
     return message_page(model_admin, request, outage_text(scope.home, error), scope, status=503)
 

@@ -30,7 +30,8 @@ class InvalidObjectID(AdminError, LookupError):
 
 
 class TooManyMisplaced(AdminError, OperationalError):
-    """An admin action on all rows of a shard did nothing, because too many of the rows are misplaced.
+    """An admin action on all rows of a shard did nothing, because too many of the rows are
+    misplaced.
 
-    A row is misplaced if it is on another shard than its shard key leads to.
+    A row is misplaced if its shard key leads to a different shard.
     """

@@ -112,8 +112,9 @@ def _routed(model: type[Model], item: Any) -> Any:
 
 
 def count_where_possible(spec: Any) -> None:
-    """Make a filter show dashes instead of the numbers of rows next to its choices (facets) if
-    these numbers cannot be added up over several shards.
+    """Make a filter show dashes next to its choices, in place of the numbers of rows (facets).
+
+    Do this only if the numbers cannot be added up over several shards.
     """
     count = getattr(spec, "get_facet_queryset", None)
     if count is None:
@@ -140,7 +141,7 @@ else:
 
 
 class _EvaluatedChoices(_Related):
-    """Mixin of ``RelatedOnlyFieldListFilter`` for related rows that may be in another database.
+    """Mixin of ``RelatedOnlyFieldListFilter`` for related rows that may be in a different database.
 
     The filter reads the keys of the related rows in one query, and the related rows with these keys
     in a second query.
@@ -152,7 +153,7 @@ class _EvaluatedChoices(_Related):
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:
         # Overrides RelatedOnlyFieldListFilter.field_choices. Django reads the keys of related rows
-        # in a subquery, which cannot be sent to another database.
+        # in a subquery, which works only if all rows are in one database.
         rows = model_admin.get_queryset(request).order_by()
         all_keys = rows.distinct().values_list(f"{self.field_path}__pk", flat=True)
         keys = list(all_keys[: global_lookups.MAX_VALUES + 1])

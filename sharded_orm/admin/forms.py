@@ -142,8 +142,8 @@ class KeepsKey(_ModelForm):
                     *other_errors.get(NON_FIELD_ERRORS, ()),
                     *map(ValidationError, messages),
                 ]
-            # The errors of a stored row's shard key are dropped, because the row keeps its key even
-            # if the key refers to a row that no longer exists.
+            # Drop the errors of a stored row's shard key: the row keeps its key even if the key
+            # refers to a row that no longer exists.
             error = ValidationError(other_errors)
         super().add_error(field, error)
 
@@ -192,8 +192,8 @@ class OnShardFormSet(_ModelFormSet):
 
     def add_fields(self, form: Any, index: int | None) -> None:
         # Overrides BaseModelFormSet.add_fields. If the row of a form was deleted or never existed,
-        # the form's primary key field would look for it with a query that names no shard. So let
-        # that field find nothing.
+        # the form's primary key field would query for the row without naming a shard. So let that
+        # field find nothing.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -327,7 +327,7 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether shard ``number`` is open.
+    """Whether the shard with this number is open: whether it takes new rows.
 
     A new row that may be stored on any shard is stored only on an open shard.
     """

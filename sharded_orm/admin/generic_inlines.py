@@ -42,7 +42,7 @@ class ShardedGenericInlineChecks(ShardedInlineChecks, GenericInlineModelAdminChe
 
 
 class ShardedGenericInlineMixin(ShardedInlineMixin):
-    """Mixin for generic inlines of sharded models; their parent is of the same shard group."""
+    """Mixin for generic inlines of sharded models. Their parents are in the same shard group."""
 
     formset: Any = GenericFormSetOnShard
     formset_on_shard = GenericFormSetOnShard

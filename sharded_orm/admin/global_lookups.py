@@ -29,10 +29,12 @@ MAX_VALUES = 1000
 class GlobalLookup:
     """A lookup of a sharded model, split after the foreign key that leads to the global database.
 
-    For ``owner__username__icontains``, ``prefix`` is the path to the foreign key (``owner``),
-    ``model`` the global model that the key refers to, ``rest`` the lookup of that model
-    (``username__icontains``), and ``attname`` the attribute of that model that the key refers to
-    (``id``).
+    The parts of ``owner__username__icontains``, for example:
+
+    - ``prefix``: the path to the foreign key (``owner``)
+    - ``model``: the global model to which the key refers
+    - ``rest``: the lookup of that model (``username__icontains``)
+    - ``attname``: the attribute of that model to which the key refers (``id``)
     """
 
     prefix: str
@@ -138,7 +140,9 @@ def global_lookup(
 
 
 def _leaves(foreign_key: Any, name: str, target: Any) -> bool:
-    """Whether ``name`` is a field of ``target`` other than the field that ``foreign_key`` refers to."""
+    """Whether ``name`` is a field of ``target``, and is not the field to which ``foreign_key``
+    refers.
+    """
     try:
         field = target._meta.pk if name == "pk" else target._meta.get_field(name)
     except FieldDoesNotExist:

@@ -1,10 +1,10 @@
 """The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
 Most primary keys are numbered per group or per shard, and do not show on which shard their row is.
-So an object id holds the row's shard key as well as its primary key. The row is looked up by both
-keys, on the shard to which the shard key leads at that moment. So a link stays valid when the shard
-key is moved to another shard, and a forged or outdated link finds no row. A row is *misplaced* if
-it is on another shard than the shard to which its shard key leads.
+Therefore an object id holds both the shard key and the primary key of the row. When a link is
+opened, the row is looked up by both keys, on the shard to which the shard key then leads. A link
+stays valid when the shard key is moved to another shard. A forged or outdated link finds no row. A
+row is *misplaced* if its shard key leads to a different shard.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sharded_orm.admin.shard_scope import (
     stored_value,
 )
 from sharded_orm.exceptions import RoutingError
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.options import ShardOptions, required_options
 from sharded_orm.topology.model import Shard
 
@@ -40,7 +41,8 @@ class Identity:
     """The parts of an object id: it names the row with primary key ``pk`` on ``shard``.
 
     ``key`` is the row's shard key; None if the object id does not hold it. ``misplaced`` is true if
-    the object id holds the alias of the shard, because the row's shard key leads to another shard.
+    the object id holds the alias of the shard, because the row's shard key leads to a different
+    shard.
     """
 
     options: ShardOptions
@@ -97,7 +99,7 @@ def object_id(row: Model) -> str:
 
 
 def is_misplaced(row: Model) -> bool:
-    """Whether a stored row is misplaced: on another shard than its shard key leads to.
+    """Whether a stored row is misplaced: its shard key leads to a different shard.
 
     ``save()`` and ``delete()`` refuse a misplaced row. Costs as much as :func:`object_id`.
     """
@@ -110,7 +112,7 @@ def is_misplaced(row: Model) -> bool:
     if here is None or here.group != options.group:
         return False
     try:
-        return options.locate(row) != here
+        return row_placement.locate(options, row) != here
     except RoutingError:
         return True
 
@@ -121,7 +123,7 @@ def identify(rows: Iterable[Model]) -> list[Model]:
     Costs at most one query of the directory for each 500 different shard keys of a model. The
     directory is the table that records the shard of each key.
 
-    :return: the misplaced rows, which are on another shard than their shard key leads to.
+    :return: the misplaced rows: those whose shard key leads to a different shard.
     """
     rows_by_model: dict[type[Model], list[Model]] = {}
     for row in rows:
@@ -184,7 +186,7 @@ def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Iden
     :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
         shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.
     :raises InvalidObjectID: no row can have this object id, or its shard key leads to no shard. Or
-        the request runs inside ``bound()`` with another shard key.
+        the request runs inside ``bound()`` with a different shard key.
     """
     first, separator, pk_text = text.partition(SEPARATOR)
     try:

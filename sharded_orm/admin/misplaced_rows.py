@@ -1,4 +1,4 @@
-"""Find misplaced rows, which are on another shard than their shard key leads to.
+"""Finds misplaced rows: rows whose shard key leads to a different shard.
 
 ``save()`` refuses to write a misplaced row. But ``QuerySet.update()`` on a shard does not read the
 shard keys of the rows that it writes, so it would write misplaced rows. For this reason, admin

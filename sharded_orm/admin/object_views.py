@@ -73,8 +73,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         identify([row])
-        # Add the shard key to the scope, so that related rows which the user adds from this page
-        # get the same key.
+        # Add the shard key to the scope of the request, which names the shard. Then related rows
+        # that the user adds from this page get the same key.
         key = None if is_misplaced(row) else options.key_of(row)
         set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
@@ -165,8 +165,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (ShardKeyChanged, CrossShardRelation, DanglingShardKey, NoOpenShard) as exc:
             if request.method != "POST":
                 raise
-            # The row cannot be saved: after the form was checked, this row or a row to which it
-            # refers has moved to another shard or was deleted, or the last open shard was closed.
+            # The row cannot be saved. After the form was checked, this row or a row to which it
+            # refers has moved to another shard or was deleted. Or the last open shard was closed.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -296,9 +296,9 @@ class ObjectViewsMixin(AddViewMixin):
         if context is not None and "object" in context:
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
-                # The URL names the row by another text than the row's object id, as links of some
-                # widgets do. The admin's log knows the row only by its object id. So redirect to
-                # the URL with the object id.
+                # The URL does not name the row by its object id: links of some widgets use a
+                # different text. The admin's log knows the row only by its object id. So redirect
+                # to the URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
@@ -343,8 +343,8 @@ class ObjectViewsMixin(AddViewMixin):
         """Return the error page if ``error`` means that a shard does not answer; otherwise raise
         ``error``.
 
-        The failed shard is the shard of the page. On the page for a new row, the error may also be
-        that none of the shards answers on which the row could be stored.
+        The failed shard is the shard of the page. On the page for a new row, the error may also
+        mean that none of the shards that could store the row answers.
         """
         if isinstance(error, NoReachableShard):
             return no_reachable_shard_page(self, request, error)

@@ -200,7 +200,7 @@ def can_be_related(field: Any, value: Any) -> bool:
 
 
 def _scope_query(scope: ShardScope, related: ShardOptions) -> dict[str, str]:
-    """Return the URL parameters of ``scope`` for a page about rows of a related model."""
+    """Return the URL parameters that name the shard or key of ``scope`` on a page of related rows."""
     # Name the shard in the URL. If the scope is a shard key that has no shard yet, name the key:
     # the linked list will then be empty. If the scope is the whole group, name nothing.
     query = {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query

@@ -67,9 +67,9 @@ class ShardPicker:
 
     @property
     def state(self) -> str:
-        """``"open"`` if the shard of the scope takes new keys, ``"closed"`` if it does not.
+        """``"open"`` if :attr:`shard` takes new keys, ``"closed"`` if it does not.
 
-        An empty string if the scope has no shard.
+        An empty string if :attr:`shard` is None.
         """
         shard = self.shard
         if shard is None:

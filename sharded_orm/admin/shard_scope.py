@@ -64,11 +64,11 @@ class ShardScope:
     def restrict(self, rows: Any, *, partial: bool) -> Any:
         """Restrict the queryset ``rows`` to this scope.
 
-        For one shard, the queryset is bound to the shard's alias, so that a template can evaluate it
-        after the view.
+        For one shard, the queryset is bound to the shard's alias, so that a template can evaluate
+        it after the view.
 
-        :param partial: whether the queryset skips shards that do not answer, if the scope is the
-            whole group.
+        :param partial: if the scope is the whole group: whether the queryset skips shards that do
+            not answer.
         """
         if self.everywhere:
             return rows.scatter(partial=partial)
@@ -121,7 +121,7 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
 
 
 def set_scope(request: HttpRequest, scope: ShardScope) -> None:
-    """Use ``scope`` for the rest of the request, for all models of the shard group."""
+    """Use ``scope`` (a shard, a key or the group) for all models of the group in this request."""
     scopes = _scopes(request)
     for name, other in list(scopes.items()):
         if other.options.group == scope.options.group:
@@ -136,7 +136,7 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 
 
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
-    """Return the scope that the URL parameters ``values`` name.
+    """Return the scope (a shard, a key or the whole group) that the URL parameters ``values`` name.
 
     Inside a block of ``bound()``, which binds one shard key to the request, return the scope of
     this key.
@@ -161,9 +161,10 @@ def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
 
 
 def refuse_key(options: ShardOptions, key: Any) -> None:
-    """Refuse the shard key ``key`` if the request runs inside ``bound()`` with another shard key.
+    """Refuse the shard key ``key`` if the request runs inside ``bound()`` with a different shard
+    key.
 
-    :raises InvalidFocus: another key is bound. The error's message is a sentence for the user.
+    :raises InvalidFocus: a different key is bound. The error's message is a sentence for the user.
     """
     bound_key = key_in_force(options.model)
     if bound_key is not None and key != bound_key.value:

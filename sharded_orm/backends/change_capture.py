@@ -111,8 +111,8 @@ class ChangeCapture(OwnSession, ABC):
     def end_sessions(self, number: int | None = None) -> int:
         """End the sessions of another process that moves rows and holds locks on this shard.
 
-        The server rolls back their transactions. Call this method only if no other process may go on
-        working on the shard, for example a process that was paused and whose move was taken over.
+        The server rolls back their transactions. Call this method only if the other process must
+        not go on, for example because it was paused and this process has taken over its move.
 
         :param number: the number of the move, if it is known.
         :return: how many sessions were ended; always 0 on SQLite, which has no sessions.
@@ -187,13 +187,14 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def close(self, number: int, patience: float) -> None:
-        """Close a fence, so that it refuses changes of its key. Return when every transaction that has
-        changed rows of the key has ended.
+        """Close a fence, so that it refuses changes of its key. Return when every transaction that
+        has changed rows of the key has ended.
 
         :param number: the number of the fence.
-        :param patience: seconds to wait for such transactions. Meanwhile, new changes of the key wait.
-        :raises django.db.OperationalError: a transaction stayed open for longer. The fence is
-            unchanged.
+        :param patience: seconds to wait for such transactions. Meanwhile, new changes of the key
+            wait.
+        :raises django.db.OperationalError: a transaction stayed open for longer than ``patience``.
+            The fence is unchanged.
         :raises MoveFailed: the fence does not exist.
         """
 
@@ -223,24 +224,26 @@ class ChangeCapture(OwnSession, ABC):
         self._set_state(number, "open")
 
     def admit(self, number: int) -> None:
-        """Remove a fence that was closed from the beginning, so that writes of its key are no longer
-        refused.
+        """Remove a fence that was closed from the beginning. Writes of its key are then accepted.
 
-        Does nothing if the fence does not exist. Sends only one statement, because writers are waiting.
+        Does nothing if the fence does not exist. Sends only one statement, because writers are
+        waiting.
         """
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     def unwatch(self, number: int) -> None:
-        """Remove a key's fence, by which triggers record or refuse changes, and the recorded
-        changes. Does nothing if the fence does not exist.
+        """Remove the fence of a key, and the journal's entries about the key. Does nothing if the
+        fence does not exist.
+
+        Without a fence, triggers neither record nor refuse changes of the key.
         """
         if not self.is_prepared():
             # There is nothing to delete: another operation has removed the last fence, and has
             # dropped the tables.
             return
 
-        # Delete the row of the fence last. As long as it exists, no other process drops the two
-        # tables.
+        # Delete the row of the fence last. As long as it exists, no other process drops the journal
+        # and the table of fences.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
@@ -259,10 +262,10 @@ class ChangeCapture(OwnSession, ABC):
         statement.
 
         A marker lists the sessions that were open at one moment. A statement is old if a process
-        may have built it before that moment. A session no longer counts when it has ended a
-        statement that began after that moment, and all its transactions from before. In doubt, a
-        session counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for
-        all markers together.
+        may have built it before that moment. A session no longer counts if it has since begun and
+        ended a statement, and if its transactions from before have ended. In doubt, a session
+        counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all
+        markers together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -275,9 +278,9 @@ class ChangeCapture(OwnSession, ABC):
         """Return entries of the journal (the table of changed rows) about committed changes of a
         key, the lowest number first.
 
-        A later call may return entries with lower numbers than an earlier call did, because a
-        transaction writes its entries before it commits. So pass to :meth:`forget` exactly the
-        entries that were handled.
+        A later call may return lower numbers than an earlier call did, because a transaction writes
+        its entries before it commits. So pass to :meth:`forget` exactly the entries that were
+        handled.
 
         :param number: the number of the fence, the row that makes triggers record the key's
             changes.
@@ -331,7 +334,8 @@ class ChangeCapture(OwnSession, ABC):
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
             statements of other sessions do not queue behind it.
-        :raises django.db.OperationalError: a transaction used one of the tables for longer.
+        :raises django.db.OperationalError: a transaction used one of the tables for longer
+            than ``patience``.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Which texts a database treats as equal, judged by the name of the collation.
+"""Finds out which texts a database treats as equal, from the name of the collation.
 
 Sends no query, except that :meth:`Collations.exact_collation` may query the server's version.
 """
@@ -23,7 +23,7 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """The collations of one kind of database. The base class serves for unknown kinds."""
+    """The collations of one kind of database. The base class is for unknown kinds."""
 
     #: The collation to declare for a field by which a cached model is looked up. It may ignore trailing
     #: spaces, because the cache can ignore them, too.
@@ -31,7 +31,7 @@ class Collations:
     #: The collation to declare for a shard key. It must not ignore trailing spaces, because the router
     #: does not ignore them.
     exact_for_shard_key = "C"
-    #: The end of a hint that explains how to declare a shard key: the alternatives to
+    #: The last part of a hint on how to declare a shard key. It names what can be used instead of
     #: ``ExactCharField``.
     remedy = ""
 
@@ -43,14 +43,15 @@ class Collations:
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether the database certainly compares a shard key with this collation inexactly: it treats
-        different texts as equal.
+        """Whether the database certainly treats different texts as the same shard key, because of
+        this collation.
 
         False if the comparison is exact, or if that is uncertain.
 
-        :param is_colocated_with_target: True if the field that declares the collation is migrated on
-            the same shards as the key's column. Usually that field is the key itself. If the key is a
-            foreign key, it is the field to which the key refers.
+        :param is_colocated_with_target: whether the column of the key is on the same shards as the
+            field that declares the collation. This field is the key itself, or the field to which
+            the key refers as a foreign key. In the second case, its table may be on other
+            databases.
         """
         return False
 
@@ -100,9 +101,9 @@ class MySQLCollations(Collations):
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # If the key is a foreign key, the field to which it refers may not be migrated on the
-        # shards. Then the collation of that field proves nothing, because a migration of the key's
-        # own app may have given the key's column an exact collation.
+        # If the key is a foreign key, the collation is the one that its target field declares. If
+        # the target's table is not on the shards, the result is False: the collation of the key's
+        # own column is uncertain, because a migration of the key's app may have made it exact.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:

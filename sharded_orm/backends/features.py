@@ -30,38 +30,50 @@ class ShardFeatures:
     shards_share_database: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: The most tables that one statement may name if it reads several shards. If it joins three
-    #: tables, it can read a third as many shards. None if the database sets no limit.
+    #: Whether a node's cursor has the methods ``send()`` and ``receive()``, so that one thread can let
+    #: several nodes work at the same time.
+    sends_ahead: ClassVar[bool] = False
+    #: Whether a subquery in FROM may have a list of its columns' names, as in ``(…) u (a, b)``.
+    names_columns_of_subqueries: ClassVar[bool] = False
+    #: The largest number of tables that one statement over several shards may name. If the
+    #: statement joins three tables, it can read a third as many shards. None if the database sets
+    #: no limit.
     max_scattered_tables: ClassVar[int | None] = None
     #: The most connection objects that one thread keeps for the shards of a group. Above the limit,
     #: idle objects are dropped. If the setting ``MAX_IDLE_ALIASES`` is lower, the setting applies.
     #: None means that the setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How texts from several shards are compared in Python. "bytes": by their bytes. "weights": by
-    #: their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds to each row.
-    #: "ranks": by their positions in the order in which a server sorts them, in another query. None:
-    #: such texts cannot be compared.
+    #: How texts from several shards are compared in Python:
+    #:
+    #: - "bytes": by their bytes.
+    #: - "weights": by their ``WEIGHT_STRING`` (the collation's sort weights), which the server adds
+    #:   to each row.
+    #: - "ranks": by their positions in the order in which a server sorts them, in another query.
+    #: - None: such texts cannot be compared.
     text_compared_by: ClassVar[Literal["bytes", "weights", "ranks"] | None] = None
     #: Whether a column's collation can be read from the server. If not, the collation that the
     #: model declares is used.
     can_introspect_collations: ClassVar[bool] = False
     #: The object whose methods return which texts a collation treats as equal.
     collations: ClassVar[Collations] = Collations()
-    #: How the ``AVG`` of integers and decimal numbers is rounded. "fixed": to a fixed number of decimal
-    #: places more than the sum has. "significant": to a number of significant digits. None if the
-    #: ``AVG`` is a float.
+    #: How the ``AVG`` of integers and decimal numbers is rounded:
+    #:
+    #: - "fixed": to a fixed number of decimal places more than the sum has.
+    #: - "significant": to a number of significant digits.
+    #: - None: not at all, because the ``AVG`` is a float.
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
     #: The text by which hints in error messages recommend READ COMMITTED: the value to set as
     #: ``OPTIONS["isolation_level"]`` in ``DATABASES``.
     read_committed: ClassVar[str] = ""
-    #: Whether READ UNCOMMITTED is a level of its own, at which rows are read that may be rolled back.
+    #: Whether READ UNCOMMITTED really reads uncommitted rows, rather than being the same as READ
+    #: COMMITTED.
     has_read_uncommitted: ClassVar[bool] = False
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
-    #: A statement that switches foreign key checks off until the transaction ends. "" if Django's
-    #: ``constraint_checks_disabled()`` does so.
+    #: A statement that switches foreign key checks off until the transaction ends. "" if no such
+    #: statement is needed, because Django's ``constraint_checks_disabled()`` does the same.
     foreign_keys_off: ClassVar[str] = ""
     #: Whether a cursor has the number that the database has given to the row of an INSERT
     #: (``lastrowid``).
@@ -73,11 +85,11 @@ class ShardFeatures:
     #: replicas cannot be promoted. The value is a path and not the class, because the class imports
     #: a driver.
     replication_server: ClassVar[str] = ""
-    #: The dotted path of the class that represents one server of a pair whose servers replicate from
-    #: each other. "" if this kind of server cannot be in such a pair.
+    #: The dotted path of the class that represents one server of a pair (two servers that replicate
+    #: from each other). "" if this kind of server cannot be in a pair.
     pair_side: ClassVar[str] = ""
-    #: Whether two servers may replicate from each other, of which one refuses the writes of a shard
-    #: (:class:`~sharded_orm.backends.side_fence.SideFence`).
+    #: Whether two servers may replicate from each other as a pair. For each shard, one of the two then
+    #: refuses the writes (:class:`~sharded_orm.backends.side_fence.SideFence`).
     has_side_fences: ClassVar[bool] = False
 
     @classmethod
@@ -92,9 +104,10 @@ class ShardFeatures:
 
 
 class MySQLFeatures(ShardFeatures):
-    """The flags of MySQL and MariaDB."""
+    """Features of shards on MySQL and MariaDB."""
 
     can_union_shards = True
+    sends_ahead = True
     text_compared_by = "weights"
     can_introspect_collations = True
     collations = MySQLCollations()
@@ -110,7 +123,7 @@ class MySQLFeatures(ShardFeatures):
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
         level = options.get("isolation_level", "read committed")
-        # If the option is None, sessions have the level that is the server's default when they begin.
+        # If the option is None, a session gets the server's default level, which is not known here.
         return level.lower() if isinstance(level, str) else "unknown"
 
 
@@ -127,6 +140,7 @@ class SQLiteFeatures(ShardFeatures):
 class PostgreSQLFeatures(ShardFeatures):
     shards_share_database = True
     can_union_shards = True
+    names_columns_of_subqueries = True
     # The number of tables is limited, because the server's process needs about 90 kB for each table
     # that a statement names.
     max_scattered_tables = 512

@@ -1,8 +1,8 @@
-"""The fence of a key that moves: triggers with which a shard refuses writes of the key.
+"""Errors of the triggers that refuse writes of a key while it moves (the key's fence).
 
-The operation that creates the triggers must use the texts and codes of this module. On MySQL and
-MariaDB, a trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE …
-USING ERRCODE = '45000'``, on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`.
+The triggers must use the texts and codes of this module. On MySQL and MariaDB, a trigger runs
+``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE … USING ERRCODE = '45000'``,
+on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ CLOSED_TABLE = (
     "sharded_orm: this table has moved to shards and is closed for writes; see"
     " 'manage.py shards import --unfollow'"
 )
-#: The beginning of the error message when a trigger refuses a write because the shard is active on
-#: the other server of a pair (:mod:`sharded_orm.backends.side_fence`).
+#: The beginning of the error message of a trigger that refuses a write on the passive side of a
+#: pair: the shard is active on the other server (:mod:`sharded_orm.backends.side_fence`).
 SIDE_MARKER = "sharded_orm: this server is the passive side of a pair for this database"
-#: The SQLSTATE of a trigger's refusal.
+#: The SQLSTATE of the error with which a trigger refuses a write.
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
-#: ER_LOCK_DEADLOCK. It also occurs when writers of a key wait for the process that closes the key's
-#: fence (so that triggers refuse writes), while that process waits for the writers.
+#: ER_LOCK_DEADLOCK. A fence (triggers that refuse writes of a key) can also cause it, if writers of
+#: the key wait for the process that closes the fence, while that process waits for the writers.
 _DEADLOCK = 1213
 
 
@@ -42,7 +42,9 @@ def is_side_refusal(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of a trigger that has refused a write; "" for most other errors."""
+    """Return the message of a trigger that has refused a write. For any other error, return its
+    message, or "".
+    """
     arguments = error.args
     if arguments[:1] == (SIGNAL_ERROR,):
         arguments = arguments[1:]
@@ -50,12 +52,13 @@ def _message(error: BaseException) -> str:
 
 
 def is_deadlock(error: BaseException) -> bool:
-    """Whether ``error`` means that another transaction stopped this one. The transaction may be run
+    """Whether ``error`` means that a transaction has failed because of another one, and may be run
     again.
 
-    The two transactions have waited for each other's locks. Or, on PostgreSQL with an isolation
-    level above READ COMMITTED, the other transaction has changed a row that this one has read. Such
-    a row may be the fence of a key: the row by which triggers decide whether to refuse writes.
+    Either the two transactions have waited for each other's locks. Or, on PostgreSQL with an
+    isolation level above READ COMMITTED, the other transaction has changed a row that the failed
+    transaction has read. The row may be the fence of a key, by which triggers decide whether to
+    refuse writes.
     """
     return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
         DEADLOCK,

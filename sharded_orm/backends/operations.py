@@ -5,7 +5,7 @@ It adds methods that this package needs, and reports to the cache when Django's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from django.db import DatabaseError
@@ -17,8 +17,8 @@ from sharded_orm.backends.write_hooks.compilers import with_hooks
 
 
 class OperationsMixin(BaseDatabaseOperations):
-    #: Whether the server can refuse generated ids. If the field of the id has an attribute
-    #: ``returned_ids``, a range, an INSERT that would return an id outside of this range fails.
+    #: Whether an INSERT fails if it generates an id outside of the range ``returned_ids``. The
+    #: field of the id may have this range as an attribute.
     checks_returned_ids: ClassVar[bool] = False
 
     @staticmethod
@@ -35,6 +35,11 @@ class OperationsMixin(BaseDatabaseOperations):
     def show_definition_sql(self, table: str) -> str:
         """Return an SQL statement that an operator can run to see the definition of ``table``."""
         raise NotImplementedError
+
+    def tables_among(self, cursor: Any, tables: Collection[str]) -> list[str]:
+        """Return those of ``tables`` that exist in the current schema. One query."""
+        present = set(self.connection.introspection.table_names(cursor))
+        return [table for table in tables if table in present]
 
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:

@@ -21,8 +21,9 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# Seconds for which close_expired() keeps an expired session open if another thread than the caller used
-# it last. That thread may be in the middle of a request, and need the session again.
+# Seconds for which close_expired() spares an idle session that is too old, if another thread than
+# the caller used it last. That thread may be in the middle of a request, and need the session
+# again.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 # Seconds from a failed attempt to open a session until SessionPool.failure() makes another attempt.
@@ -50,8 +51,8 @@ class PooledSession(Protocol):
         """A function that polls the session's socket. Its argument is the time to wait, in
         milliseconds.
 
-        The function's result is truthy if the socket has data or an error. For an idle session, either
-        means that the session is dead.
+        The function's result is truthy if the socket has data or an error. In both cases, an idle
+        session is dead.
         """
 
     def ping(self) -> bool: ...
@@ -101,10 +102,10 @@ class SessionPool(Generic[S]):
         # The idle sessions. Invariant: an open session is either in this list or leased. Leasing needs
         # no lock, because append(), pop() and remove() of a list are atomic.
         self._idle: list[S] = []
-        # Weak references to every session that may be open, keyed by id(). A forked child abandons all
-        # of these sessions. No lock guards the dict: garbage collection may remove a session at any
-        # moment, and if it did so in the thread that holds the lock, that thread would wait for itself.
-        # So only atomic operations of dict are used.
+        # Weak references to every session that may be open, keyed by id(). A forked child abandons
+        # all of these sessions. No lock guards the dict, because garbage collection may remove a
+        # session at any moment. If it did so in the thread that holds the lock, that thread would
+        # wait for itself. So only atomic operations of dict are used.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -234,9 +235,9 @@ class SessionPool(Generic[S]):
     def leave(self, occasion: int) -> None:
         """Record that a connection object has moved from the node of this pool to another node.
 
-        The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection objects
-        that still use this pool then open new sessions. If no object uses it any more, no session to the
-        old node stays open. Each call also forgets that the node has failed.
+        The first call for a move closes the pool's sessions, as :meth:`dispose` does. So no session
+        to the old node stays open if nobody uses the node any more. Connection objects that still
+        use this pool open new sessions. Each call also forgets that the node has failed.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """
@@ -286,7 +287,10 @@ class SessionPool(Generic[S]):
 
 
 class _Permit:
-    """The right to lease one session of a :class:`BoundedPool`, as an object."""
+    """The right to lease one session of a :class:`BoundedPool`.
+
+    It is an object, so that the right becomes free as soon as nothing refers to the object.
+    """
 
     __slots__ = ("__weakref__",)
 
@@ -311,15 +315,16 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits in use. Invariant: each leased session refers to one permit, unless the session
-        # is retired (will be closed at its release). A new session is opened only if no session is
-        # idle, so there are never more open sessions than permits. A permit to which nothing refers
-        # leaves the set by itself. So no permit is lost if a signal handler raises an error in a
-        # thread that has just leased a session.
+        # The permits in use. Invariant: each leased session refers to one permit, unless the
+        # session is retired (will be closed at its release). So there are never more open sessions
+        # than permits, because a new session is opened only if no session is idle. A permit leaves
+        # this set by itself when nothing refers to it any more. So no permit is lost if a signal
+        # handler raises an error in a thread that has just leased a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
-        # Guards _permits, the set of permits in use, against additions by several threads. Waiting
-        # threads are notified when a session is released. If a permit leaves the set by itself, because
-        # nothing refers to it any more, they notice this only at their timeout.
+        # Guards _permits, the set of permits in use, against additions by several threads. Threads
+        # that wait for a permit are notified when a session is released. They are not notified if a
+        # permit leaves the set by itself, because nothing refers to it any more. They then notice
+        # it at their timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:

@@ -60,8 +60,8 @@ class ShardExecuteWrappers(list[Any]):
         self._group_wrappers = group_wrappers
 
     def __reversed__(self) -> Iterator[Any]:
-        # Django iterates over the wrappers with reversed(). The first wrapper of that iteration
-        # becomes the innermost one, so the shard's wrappers come before the group's.
+        # Django iterates over the wrappers with reversed(), and the first wrapper that it gets becomes
+        # the innermost one. The group's wrappers enclose the shard's, so yield the shard's first.
         wrappers = self._group_wrappers()
         own = super().__reversed__()
         return chain(own, reversed(wrappers)) if wrappers else own

@@ -21,9 +21,9 @@ from django.utils.module_loading import import_string
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.two_phase.branch import BranchName
 
-#: The tasks of the operator's account: fence a primary (make it refuse writes), promote a replica,
-#: end the replication after a split, or switch the active side of shards on a pair of servers.
-Task = Literal["fence", "promote", "end", "switch"]
+#: The tasks of the operator's account: fence a primary (make it refuse writes), promote a replica, or
+#: end a replication for good.
+Task = Literal["fence", "promote", "end"]
 
 
 @dataclass(frozen=True)
@@ -38,26 +38,28 @@ class FenceTexts:
     #: The name of the fence, which makes a server refuse writes, and a description of a fenced server.
     name: str
     is_fenced: str
-    #: Words for what a promotion does in its phase ``fencing``, and in its phase ``unfencing`` or
+    #: ``fences`` says what a promotion does in its phase ``fencing``, for example "closes the
+    #: databases of {node}". ``opens`` says what it does in its phase ``unfencing`` or
     #: ``promoting``.
     fences: str
     opens: str
-    #: Predicates of sentences about the server: it could not be fenced (made to refuse writes), it
-    #: stays open, it was fenced before, it was opened meanwhile, and it stays fenced.
+    #: The ends of five sentences about the server. They say that it could not be fenced (made to
+    #: refuse writes), stays open, was fenced before, was opened meanwhile, or stays fenced.
     not_fenced: str
     stays_open: str
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: A clause that says what may delay the fencing of a server (making it refuse writes) too long.
+    #: What can delay the fencing of a server for too long, for example "sessions do not end there".
+    #: A part of a sentence.
     kept_off: str
-    #: A clause that says which account or process may write although the server is fenced (made to
-    #: refuse writes).
+    #: Which account or process may write although the server is fenced (made to refuse writes). A
+    #: part of a sentence.
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str
-    #: The statements with which an operator fences a server (makes it refuse writes), removes the
-    #: fence, starts a replica again, and ends a replication for good.
+    #: Statements for an operator: to fence a server (make it refuse writes), to remove the fence,
+    #: to start a replica again, and to end a replication for good.
     to_fence: str
     to_open: str
     to_start: str
@@ -74,7 +76,8 @@ class ReplicationStatus:
     """
 
     version: str
-    #: Identity of the server, which no other server has. It does not depend on the server's address.
+    #: A text that identifies the server. No two servers have the same text. It does not depend on
+    #: the server's address.
     identity: str
     #: Whether the server refuses all writes of applications, as a fenced server and most replicas do.
     read_only: bool
@@ -82,7 +85,7 @@ class ReplicationStatus:
     logged: str
     #: Position of the last change that the server has executed, whether its own or a replicated one.
     current: str
-    #: Whether this package knows the server's SQL statements for a promotion.
+    #: Whether this package has the SQL statements to promote a server of this kind.
     can_be_promoted: bool = True
     #: Whether the fence, which makes the server refuse writes, refuses even sessions that only read.
     #: No account can be tested then.
@@ -108,8 +111,8 @@ class ReplicationLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server has reached its source, so that it is known to which server the address
-        leads.
+        """Whether the server is connected to its source. Only then is it certain which server is at
+        the source's address.
         """
         return True
 
@@ -117,29 +120,30 @@ class ReplicationLink:
 class ReplicationServer(ABC):
     """A connection to one server with the operator's account. For one thread only.
 
-    The connection is outside of any pool, because its statements are about the whole server and must
-    not wait until the application releases a session. As a context manager, it closes the connection at
+    The connection is outside of any pool. Its statements are about the whole server, and must not
+    wait until the application releases a session. As a context manager, it closes the connection at
     the end of the block.
 
     :param name: name of the node, for messages.
-    :param settings: the node's settings with the operator's account, like an entry of ``DATABASES``.
-    :param databases: names of the databases whose shards are promoted together. Needed for the fence if
-        a server can have several databases.
+    :param settings: the node's settings with the operator's account, like an entry of
+        ``DATABASES``.
+    :param databases: names of the databases whose shards are promoted together. Needed for the
+        fence if a server can have several databases.
     :raises django.db.Error: the server does not answer within 5 seconds, or refuses the account.
     """
 
     #: The texts for messages to operators.
     texts: ClassVar[FenceTexts]
-    #: Name of the database product whose servers can be promoted, see
-    #: :attr:`ReplicationStatus.can_be_promoted`.
+    #: Name of the database product whose servers can be promoted. The backend may also know a
+    #: product whose servers cannot, see :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: Whether a promoted server can become a replica again only by a new copy. Such a server is
-    #: promoted after the new topology (the map of shards to nodes) was published, so that all
-    #: earlier steps can be undone.
+    #: Whether a promoted server can become a replica again only if all its data is copied anew. If
+    #: so, it is promoted last, after the new topology (the map of shards to nodes) was published.
+    #: All earlier steps can be undone.
     is_promoted_for_good: ClassVar[bool] = False
-    #: Whether a replica of this kind accepts writes while it replicates. Only then can shards move to
-    #: it one by one.
+    #: Whether a replica of this kind accepts writes while it replicates. Only then can it take over
+    #: the primary's shards one by one.
     replica_takes_writes: ClassVar[bool] = True
 
     name: str
@@ -241,7 +245,8 @@ class ReplicationServer(ABC):
 
     @abstractmethod
     def application_problems(self, account: str) -> Iterator[str]:
-        """Yield the reasons why writes of this session's account could be lost.
+        """Yield the reasons why writes of an application's account could be lost. This object must
+        be connected with that account.
 
         For example, the account can write although the server is fenced (made to refuse writes), or
         its writes are not replicated.
@@ -250,18 +255,10 @@ class ReplicationServer(ABC):
         """
 
     def split_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server cannot take over shards from ``source`` while this server
-        replicates.
+        """Yield the reasons why this server cannot take over single shards from ``source`` and go on
+        replicating the other shards from ``source``.
         """
         return iter(())
-
-    def pair_problems(self, other: Self, *, keeps_for_later: bool = False) -> Iterator[str]:
-        """Yield the reasons why this server and ``other`` cannot be the two sides of a pair, which
-        replicate from each other and take writes both. Call the method for both sides.
-
-        :param keeps_for_later: whether this server may receive changes without executing them.
-        """
-        yield f"{self.product} has no pairs of servers that replicate from each other"
 
     # ##### Changes #####
 
@@ -289,8 +286,10 @@ class ReplicationServer(ABC):
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server is no replica of ``source``, although it has reached the
-        position of ``source``, which is fenced (refuses writes).
+        """Yield the reasons why this server is no replica of ``source``.
+
+        Called when this server has reached the position of ``source`` in the log, and ``source`` is
+        fenced (refuses writes).
         """
         return iter(())
 

@@ -53,14 +53,14 @@ class RowAccess(OwnSession, ABC):
     Several threads may use the same object, but only one at a time.
     """
 
-    #: SQL that follows the column names in an INSERT. It lets the INSERT set columns that the
-    #: database would otherwise fill by itself.
+    #: SQL that follows the column names in an INSERT, such as OVERRIDING SYSTEM VALUE. It lets the
+    #: INSERT set columns that the database would otherwise fill by itself.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
-        # A comparison queries two shards at the same time, so it uses this connection in another
-        # thread, which Django allows only after this call.
+        # A comparison queries two shards at the same time, and so uses this connection in another
+        # thread. Django allows this only after the following call.
         connection.inc_thread_sharing()
         self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
 
@@ -143,10 +143,11 @@ class RowAccess(OwnSession, ABC):
         return rows[0] if rows else ()
 
     def range_digests(self, table: CapturedTable, after: Row, until: Row) -> RowDigests:
-        """Return the digest of the rows after the primary key ``after``, up to and including ``until``.
+        """Return a digest of the rows after the primary key ``after``, up to and including
+        ``until``.
 
-        If ``after`` is empty, the range begins with the first row. If ``until`` is empty, it ends with
-        the last row.
+        If ``after`` is empty, the range begins with the first row. If ``until`` is empty, it ends
+        with the last row.
         """
         return self._digests(table, self._quote(table.name), *self._range(table, after, until))
 
@@ -158,9 +159,7 @@ class RowAccess(OwnSession, ABC):
         return self._row_digests(table, self._quote(table.name), *self._range(table, after, until))
 
     def rows_of(self, table: CapturedTable, pks: Iterable[Row]) -> dict[Row, str]:
-        """Return the digests of the rows with the primary keys ``pks``, without those that do not
-        exist.
-        """
+        """Return the digests of those rows that exist with one of the primary keys ``pks``."""
         found: dict[Row, str] = {}
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
@@ -185,8 +184,8 @@ class RowAccess(OwnSession, ABC):
         names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
         if len(names) == 1:
             return f"{names[0]} {operator} {marks[0]}", list(pk)
-        # MariaDB uses no index to compare several columns at once. So add a condition that compares
-        # the first column alone.
+        # MariaDB uses no index for a comparison of several columns at once, such as (a, b) > (1,
+        # 2). So also compare the first column alone.
         condition = f"({', '.join(names)}) {operator} ({', '.join(marks)})"
         return f"({names[0]} {operator[0]}= {marks[0]} AND {condition})", [pk[0], *pk]
 
@@ -197,16 +196,17 @@ class RowAccess(OwnSession, ABC):
     # ##### Comparison #####
 
     def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
-        """Return the digest of a shard key's rows in ``table`` itself, not in its side table, which
-        keeps copied rows. The server computes the digest from all columns.
+        """Return a digest of a shard key's rows in ``table``. Copied rows, which are in its side
+        table, do not count. The server computes the digest from all columns.
         """
         return self._digests(table, self._quote(table.name), *self._of_key(table, key))
 
     def key_rows(self, table: CapturedTable, key: Any) -> dict[Row, str]:
-        """Return the digest of each row of a shard key, as primary key -> digest, to find rows that
-        differ between two shards.
+        """Return a dict from the primary key of each row of a shard key to a digest of the row. Its
+        purpose is to find rows that differ between two shards.
 
-        If rows of the table get new primary keys when they move, the other columns identify the rows.
+        If rows of the table get new primary keys when they move, the other columns identify the
+        rows.
         """
         return self._row_digests(table, self._quote(table.name), *self._of_key(table, key))
 
@@ -215,9 +215,9 @@ class RowAccess(OwnSession, ABC):
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
         """Return the columns that are copied, in the order of their names.
 
-        The columns of a table may have another order on each shard. If a migration adds a column,
-        the column comes last in an old table, but may have another place in a table that is created
-        later.
+        The columns of a table may have another order on each shard. For example, a migration adds a
+        column at the end of an old table. In a table that is created later, the column may have
+        another place.
         """
         if table.name not in self._columns:
             columns = sorted(self._read_columns(table.name), key=attrgetter("name"))
@@ -233,7 +233,9 @@ class RowAccess(OwnSession, ABC):
 
     @abstractmethod
     def _mark(self, column: CopiedColumn) -> str:
-        """Return the placeholder of a value in an INSERT, for a value that :meth:`_exact` has read."""
+        """Return the placeholder that an INSERT uses for a value of the column. :meth:`_exact` has
+        read the value.
+        """
 
     def _comparand(self, column: CopiedColumn) -> str:
         """Return the placeholder of a value that is compared with the column.

@@ -2,8 +2,8 @@
 tables.
 
 *Side tables* are on the target shard, one for each real table, so queries do not see the copied rows
-before they are published. A side table has the columns of its real table, and a column with the number
-of the copy, but no other constraint.
+before they are published. A side table has the columns of its real table, and one more column: the
+number of the copy to which the row belongs.
 
 Each backend derives a class from :class:`RowCopy`. ``connection.row_copy()`` returns an object of
 that class, which has a session of its own.
@@ -112,7 +112,7 @@ class RowCopy(RowAccess):
 
     def discard_everywhere(self, number: int) -> None:
         """Delete a copy of rows from all side tables, where copied rows are kept, in small batches.
-        Also finds the rows if their table was migrated since.
+        Also finds the rows if their table was migrated after they were copied.
 
         :param number: the number of the copy.
         """
@@ -132,14 +132,16 @@ class RowCopy(RowAccess):
         }
 
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
-        """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
+        """Insert the rows of a copy into the real tables, in one transaction.
+
+        The side tables keep the copy.
 
         The fence with the same number, which makes triggers refuse writes of the key, must be closed.
         The triggers let the writes of this session pass, but no writes of other sessions.
 
         :raises MoveFailed: the fence is not closed. Nothing was inserted.
-        :raises django.db.IntegrityError: a table has an id or unique value of the copy. Nothing was
-            inserted.
+        :raises django.db.IntegrityError: a real table already has an id or unique value of the copy.
+            Nothing was inserted.
         """
         with self._passing(number):
             for table in tables:
@@ -159,15 +161,15 @@ class RowCopy(RowAccess):
     ) -> None:
         """Update a copy to a later state, and publish more of its tables, in one transaction.
 
-        The rows of tables other than ``tables`` are already published. So their changes are also
-        made in the real table, but only in rows that this copy has published. Another key may have
-        a row with the same primary key.
+        Tables other than ``tables`` were published before. So their changes are made in the real
+        tables, too. Only rows that this copy has published are changed, because a row with the same
+        primary key may belong to another key.
 
-        The fence with the same number, which makes triggers refuse writes of the key, must be closed.
-        The triggers let these changes pass, but no changes of other sessions.
+        The fence with the same number, which makes triggers refuse writes of the key, must be
+        closed. The triggers let these changes pass, but no changes of other sessions.
 
-        :param changes: the changed rows. If the copy gives the rows of a table new primary keys, the
-            table must be one of ``tables``.
+        :param changes: the changed rows. If the copy gives the rows of a table new primary keys,
+            the table must be one of ``tables``.
         :param tables: the tables that are published now.
         :raises MoveFailed, django.db.IntegrityError: for the reasons that :meth:`publish` names.
             Nothing was changed.
@@ -219,8 +221,9 @@ class RowCopy(RowAccess):
             self._delete_rows(tables, key)
 
     def unpublish(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
-        """Delete the published rows of a shard key from the real tables, in one transaction. The copy
-        stays.
+        """Delete the published rows of a shard key from the real tables, in one transaction.
+
+        The side tables keep the copy.
 
         :param tables: a table with links (foreign keys that lead to the shard key) must come after the
             tables to which its links lead.
@@ -238,10 +241,10 @@ class RowCopy(RowAccess):
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
     ) -> bool:
-        """Delete the rows of a shard key together with its fence, which makes triggers refuse
-        writes of the key. One transaction.
+        """Undo :meth:`publish`: delete the rows of a shard key, and its fence, which makes triggers
+        refuse writes of the key. One transaction.
 
-        This undoes :meth:`publish`. A process that tries to publish later finds no fence.
+        A process that tries to publish the key later finds no fence, and fails.
 
         :param former: the number of an earlier fence that this move had taken over. It is restored
             as a closed fence.
@@ -264,8 +267,8 @@ class RowCopy(RowAccess):
         """Return which primary keys and unique values of ``rows`` already exist in the real table.
 
         :param rows: rows that another shard's :meth:`read` has returned.
-        :return: for each such value a text with the columns, and with the primary key of the row that
-            has the value here; at most ten.
+        :return: at most ten texts, one for each value that exists. A text names the columns of the
+            value, and the primary key of the row that has the value on this shard.
         """
         names = [column.name for column in self.columns(table)]
         uniques = [] if table.fresh_ids else [table.pks]
@@ -301,12 +304,12 @@ class RowCopy(RowAccess):
         """Yield the columns of each unique index that has no condition and no expression."""
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        """Whether rows of a moving key may be in the real table before queries for the key use this
-        shard.
+        """Whether rows of a moving key may be inserted into the real table before queries for the
+        key use this shard.
 
-        False if a unique index other than the primary key does not contain the shard key, because
-        another key may use the same value meanwhile. Indexes with a condition or an expression are not
-        considered.
+        False if a unique index other than the primary key does not contain the shard key, because a
+        row of another key may have the same value. Indexes with a condition or an expression are
+        not considered.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
         return all(table.key in unique for unique in uniques)
@@ -321,7 +324,7 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        """Return the names of those tables in which foreign keys make the database change rows.
+        """Return the names of the tables in which foreign keys make the database change rows.
 
         The foreign keys have the action CASCADE, SET NULL or SET DEFAULT. Some databases call no
         trigger for such a change.
@@ -351,10 +354,10 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def _passing(self, number: int) -> AbstractContextManager[None]:
-        """Run a ``with`` block in a transaction in which the triggers let the changes of this session
-        pass.
+        """Run a ``with`` block in a transaction whose changes pass the triggers, although the fence
+        is closed.
 
-        The triggers refuse writes of other sessions meanwhile, or let them wait. Only one session
+        Meanwhile, the triggers refuse writes of other sessions, or let them wait. Only one session
         passes a fence at a time.
 
         :param number: the number of the fence.

@@ -30,15 +30,15 @@ def savepoint_statement(sql: str) -> SavepointStatement | None:
 
 
 def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
-    """Defer a statement about one of Django's savepoints, by changing ``pending``.
+    """Try to avoid sending a statement about one of Django's savepoints, by changing ``pending``.
 
     Return True if ``sql`` need not be sent now, and False if it must be sent. If a savepoint is
-    released before any other statement is sent, none of its statements is ever sent.
+    released before any other statement is sent, nothing is ever sent for the savepoint.
 
     :param sql: a statement for which :func:`savepoint_statement` is not None.
     :param pending: the deferred statements, which are sent together with the next statement.
-    :param may_release: True if the server certainly has every savepoint that is not in ``pending``, so
-        that its RELEASE cannot fail.
+    :param may_release: True if the server certainly has every savepoint that is not in ``pending``,
+        so that its RELEASE cannot fail.
     """
     match = _DJANGO.match(sql.strip())
     assert match is not None
@@ -48,9 +48,9 @@ def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
         return True
     created = b"SAVEPOINT " + match[2].encode()
     if created in pending:
-        # The savepoint was not sent yet. So instead of sending RELEASE or ROLLBACK TO, remove its
-        # SAVEPOINT statement and the later ones, which are nested in it. But ROLLBACK TO does not end
-        # the savepoint itself: in that case, keep its own SAVEPOINT statement.
+        # The SAVEPOINT was not sent yet. So do not send this RELEASE or ROLLBACK TO. Instead,
+        # remove the SAVEPOINT and the later savepoints, which are nested in it. For ROLLBACK TO,
+        # keep the SAVEPOINT itself, because the savepoint goes on.
         keep = what is SavepointStatement.ROLLBACK_TO
         del pending[pending.index(created) + keep :]
         return True

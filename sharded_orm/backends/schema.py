@@ -1,4 +1,6 @@
-"""A mixin for schema editors. It counts open editors in an attribute of the connection object."""
+"""A mixin for schema editors. An attribute of the connection object counts how many editors are
+open.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from typing import Any, Final, Self
 
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-#: The key in an alias's settings with which a new column keeps its default in the database. Django
-#: drops the default at once, because its own INSERT names all columns.
+#: If the settings of a database alias have this key, a new column keeps its default in the database.
+#: Without the key, Django drops the default at once, because its own INSERT names all columns.
 KEEP_DEFAULTS: Final = "KEEP_COLUMN_DEFAULTS"
 
 

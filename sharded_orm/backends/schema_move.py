@@ -35,8 +35,8 @@ FENCE: Final = "shard_move"
 class SchemaDefinition:
     """The definition of a schema, without rows.
 
-    :param statements: the statements that create each table and its indexes, by name. On PostgreSQL,
-        also those for each sequence, function and type.
+    :param statements: name of each table -> the statements that create the table and its indexes.
+        On PostgreSQL, it also has the statements that create each sequence, function and type.
     :param defaults: SQL for the character set and collation of new tables; "" if there are none.
     """
 
@@ -47,14 +47,14 @@ class SchemaDefinition:
 class SchemaMove(OwnSession, ABC):
     """Creates and renames the tables of one shard that moves to another node.
 
-    Tables that programs must not use yet, or no longer, are hidden: they have other names. Showing the
-    tables gives them their real names.
+    To hide a table is to rename it, so that programs do not find it. Tables are hidden on the new
+    node before the move, and on the old node after it. To show a table is to give it its real name.
 
-    Each change is made under a lock: no other session of the library changes tables or triggers of the
-    schema meanwhile.
+    Each change is made under a lock: no other session of the library changes tables or triggers of
+    the schema meanwhile.
 
-    :param confirm: called under the lock, before each change. Raises an error if this process must not
-        make the change.
+    :param confirm: called under the lock, before each change. Raises an error if this process must
+        not make the change.
     """
 
     #: Whether triggers see every change of a row, except for changes by foreign key actions such as
@@ -70,8 +70,8 @@ class SchemaMove(OwnSession, ABC):
     def tables(self) -> list[CapturedTable]:
         """Return all tables with their primary keys, except those of this library's own operations.
 
-        All rows of the tables belong to one fence, with which triggers refuse changes
-        (:attr:`CapturedTable.fence`). Views are not included.
+        All rows of the tables have the same fence (:attr:`CapturedTable.fence`): while it is closed,
+        triggers refuse changes of the rows. Views are not included.
         """
         return [
             CapturedTable(name, self._primary_key(name), "", fence=FENCE)
@@ -118,10 +118,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def identities(self) -> frozenset[str]:
-        """Return a value for each table, which shows whether the table got new storage.
-
-        The value changes if TRUNCATE or ALTER TABLE gives the table new storage. Hiding a table does
-        not change its value.
+        """Return a value for each table that changes if the table gets new storage, by TRUNCATE or
+        by ALTER TABLE. Hiding a table does not change its value.
 
         :raises django.db.OperationalError: the account may not see these values.
         """
@@ -140,12 +138,13 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def hide(self, tables: Sequence[CapturedTable], tag: str, patience: float) -> float:
-        """Hide tables under other names, all at the same moment. Can be repeated.
+        """Rename the tables to hidden names, all at the same moment. Can be repeated.
 
         :param tag: a part of the hidden names, as in :meth:`build`.
         :param patience: seconds to wait for transactions that use the tables.
-        :return: the moment of ``time.monotonic()`` from which statements of other sessions had to wait.
-        :raises django.db.OperationalError: the transactions took longer. No table was hidden.
+        :return: the time (``time.monotonic()``) from which statements of other sessions had to wait.
+        :raises django.db.OperationalError: the transactions took longer than ``patience``. No table
+            was renamed.
         """
 
     @abstractmethod
@@ -158,8 +157,8 @@ class SchemaMove(OwnSession, ABC):
         """
 
     def warm_up(self) -> None:
-        """Prepare hidden (renamed) tables with many rows for queries. Must be called before they are
-        shown.
+        """Prepare hidden (renamed) tables, for example by statistics, so that the first queries are
+        not slow. Must be called before the tables are shown.
         """
         return
 
@@ -177,8 +176,8 @@ class SchemaMove(OwnSession, ABC):
         """Drop the hidden (renamed) tables with their rows, and the schema if it is empty then. Can be
         repeated.
 
-        This also drops the old rows of moved keys that the schema still keeps. On SQLite, the file
-        stays with the table :data:`NAMES`, because a process may have the file open.
+        This also drops the old rows of moved keys that the schema still keeps. On SQLite, the file is
+        kept, with the table :data:`NAMES` in it, because a process may have the file open.
         """
 
     def _side_tables(self) -> list[str]:
@@ -214,8 +213,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        """Set the counters of hidden (renamed) tables, so that they continue with the same ids as the
-        counters of another schema.
+        """Set the id counters (AUTO_INCREMENT or the like) of hidden (renamed) tables to those of
+        another schema, so that the next ids follow those of that schema.
 
         :param counters: the result of the other schema's :meth:`counters`.
         """

@@ -13,6 +13,7 @@ from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.pool import SessionPool
 from sharded_orm.backends.session_hold import SessionHold
+from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.two_phase.branch import BranchName, Completion
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
@@ -38,13 +39,14 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
     snapshot_module: ModuleType
     sizes_module: ModuleType
     identity_module: ModuleType
-    #: The module of the backend with the statements of a two-phase commit.
+    #: The module of the backend that runs the statements of a two-phase commit.
     branches_module: ModuleType
     #: The classes of a node's cursors: one fetches all rows at once, the other streams them.
     node_cursor_class: type[Any]
     node_stream_class: type[Any]
     #: A query whose last column is the number of sessions that the server has.
     sessions_sql: str
+    limits_statements = True
 
     connection: SessionHold[Any] | None
     settings_dict: dict[str, Any]
@@ -167,8 +169,8 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            # leave_branch() closes the session. Ignore its error about other state that was lost with
-            # the session.
+            # This call closes the session. It raises an error if other state is lost with the session.
+            # Ignore this error.
             with suppress(self.Database.Error):
                 self.connection.leave_branch()
 
@@ -199,6 +201,27 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
             return SessionID()
         with self.wrap_database_errors:
             return self.connection.session_id()
+
+    @contextmanager
+    def limited_session(self, seconds: float) -> Iterator[bool]:
+        self.ensure_connection()
+        connection = self.connection
+        assert connection is not None
+        # Yield False if the server cannot limit statements. Also yield False if the session has
+        # state: it may be in a transaction that the project's own SQL has begun.
+        if connection.mode is not SessionMode.FREE or not self.limits_statements:
+            yield False
+            return
+        with self.wrap_database_errors, connection.one_session():
+            # A session has no identity if clients reach the server through a proxy or pooler.
+            if not connection.session_id().connection:
+                yield False
+                return
+            try:
+                connection.limit_writes(seconds)
+                yield True
+            finally:
+                connection.limit_writes(None)
 
     def judges(self, writer: SessionIdentity) -> bool:
         answer: bool = self.identity_module.judges(self.node_pool, writer)

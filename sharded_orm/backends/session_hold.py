@@ -1,10 +1,13 @@
-"""How long the virtual connection of an alias keeps a physical session of its node, on backends with a
-server.
+"""Decide how long the virtual connection of an alias keeps a physical session of its node.
+
+Only for backends whose databases are servers.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Generic
 
 from sharded_orm.backends.pool import S, SessionPool
@@ -24,7 +27,7 @@ class SessionHold(Generic[S]):
     """
 
     __slots__ = (
-        "alias", "autocommitted", "held_after_commit", "is_held", "mode", "pool", "session",
+        "alias", "autocommitted", "awaits_discard", "held_after_commit", "in_batch", "is_held", "mode", "pool", "session",
     )  # fmt: skip
 
     def __init__(self, pool: SessionPool[S], alias: str) -> None:
@@ -37,8 +40,12 @@ class SessionHold(Generic[S]):
         self.autocommitted = True
         #: Whether the session is kept because hold() was called, and release() was not called yet.
         self.is_held = False
+        #: Whether one_session() is active: several statements must run on one session.
+        self.in_batch = False
         #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
         self.held_after_commit = False
+        #: Whether the session is to be closed when one_session() ends.
+        self.awaits_discard = False
 
     def __del__(self) -> None:
         # Close the leased session. This method runs when the connection is dropped without close(),
@@ -81,8 +88,33 @@ class SessionHold(Generic[S]):
         """Return the identity of the held session on its server; empty if no session is held."""
         raise NotImplementedError
 
+    @contextmanager
+    def one_session(self) -> Iterator[None]:
+        """Make all statements in a ``with`` block run on one session, even in autocommit."""
+        before = self.in_batch
+        self.ensure_session()
+        self.in_batch = True
+        self.settle()
+        try:
+            yield
+        finally:
+            self.in_batch = before
+            if self.awaits_discard and not before:
+                self.awaits_discard = False
+                self._discard_session()
+            self.settle()
+
+    def limit_writes(self, seconds: float | None) -> None:
+        """Limit the time that the server may take for each later write, until the next call.
+
+        A shorter limit of the session stays in force.
+
+        :param seconds: the limit; None for that of the server.
+        """
+        raise NotImplementedError
+
     def begin_branch(self, branch: Any = None) -> None:
-        """Put the next transaction under the rules of a two-phase commit. Sends nothing.
+        """Make the next transaction follow the rules of a two-phase commit. Sends nothing.
 
         :param branch: the name of the branch (the part of the two-phase commit on this shard) that
             the next transaction becomes. Left out for the ordinary transaction that stores the
@@ -123,8 +155,9 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(). The caller must have removed its state. A pinned session is kept until close()
-        all the same.
+        """Undo hold(). The caller must have removed the state that it left in the session.
+
+        A session that is also pinned is kept until close().
         """
         self.is_held = False
         self.settle()
@@ -144,12 +177,21 @@ class SessionHold(Generic[S]):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept.
+        """Close the session that hold_after_commit() kept, so that no session with its id exists on
+        the server any more.
 
-        The server then has no session with the closed session's id any more. The session is not
-        closed if it has other state of this connection, which would be lost.
+        The session is not closed if other state of this connection would be lost with it. During
+        one_session(), it is closed only at the end, because other statements must run on it, too.
         """
-        if self.held_after_commit and self.mode <= SessionMode.HELD and not self.has_state:
+        if not self.held_after_commit:
+            return
+        if self.in_batch:
+            self.awaits_discard = True
+        else:
+            self._discard_session()
+
+    def _discard_session(self) -> None:
+        if self.mode <= SessionMode.HELD and not self.has_state:
             session, self.session = self.session, None
             if session is not None:
                 self.pool.discard(session)

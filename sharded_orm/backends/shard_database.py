@@ -6,11 +6,15 @@ schema is defined, and how large it is. They also create and lock schemas.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from sharded_orm.backends.statements import Effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
     from sharded_orm.backends.change_capture import ChangeCapture
     from sharded_orm.backends.key_guard import ColumnTypes
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     from sharded_orm.backends.side_fence import SideFence
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
-    from sharded_orm.backends.statements import Effect
     from sharded_orm.backends.write_hooks.session_id import OpenSessions
     from sharded_orm.topology.model import Shard
 
@@ -37,6 +40,23 @@ class ShardDatabaseMixin:
         """
         return True
 
+    def check_without_server(self) -> None:
+        """Check the connection settings of this alias as far as that is possible without a server.
+
+        :raises ImproperlyConfigured: Django or the driver refuses them. For example, the driver does not
+            know an option in ``OPTIONS``.
+        """
+        wrapper = cast("BaseDatabaseWrapper", self)
+        wrapper.check_settings()
+        self.check_parameters(wrapper.get_connection_params())
+
+    def check_parameters(self, params: dict[str, Any]) -> None:
+        """Check that the driver accepts ``params``, the arguments for a new connection. Asks no server.
+
+        :raises ImproperlyConfigured: it refuses them.
+        """
+        raise NotImplementedError
+
     def create_shard_database(self) -> None:
         """Create this shard's empty schema (SQLite: file). Does nothing if the schema exists."""
         raise NotImplementedError
@@ -52,14 +72,14 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return a copy of ``known``, the definitions of a schema, with the current definitions of
-        ``tables``.
+        """Return the present definitions of ``tables``, and ``known`` for all other objects of the
+        schema.
 
-        The copy has every table that now exists in this alias's schema. A new table that is not in
-        ``tables`` may get "" as its definition. Everything else is copied from ``known``: triggers,
-        routines, and the definitions and AUTO_INCREMENT counters of other tables. One round trip;
-        :meth:`schema_snapshot` takes two.
+        New tables are included, too, and dropped tables are left out. The definition of a new table
+        that is not in ``tables`` may be "". Triggers, routines and AUTO_INCREMENT counters are
+        those of ``known``. One round trip; :meth:`schema_snapshot` takes two.
 
+        :param known: an earlier result of :meth:`schema_snapshot` or of this method.
         :raises django.db.Error: one of ``tables`` does not exist.
         """
         return self.schema_snapshot()
@@ -109,13 +129,13 @@ class ShardDatabaseMixin:
     ) -> ColumnTypes:
         """Return the types of ``columns`` in ``tables`` of ``shards``. One query per 500 shards.
 
-        In the result, names of tables and columns are in lower case, and columns that do not exist are
-        left out. The queries are not added to the query log. May be called only if
+        In the result, names of tables and columns are in lower case, and columns that do not exist
+        are left out. The queries are not added to the query log. May be called only if
         ``features.can_introspect_collations`` is true.
 
-        :param shards: shards on the node of this alias. If the only one of them is this alias's own
-            shard, the query is part of the alias's open transaction. Otherwise, no shard's
-            connection object is used.
+        :param shards: shards on the node of this alias. If this alias's own shard is the only one,
+            the query is part of the alias's open transaction. Otherwise, no shard's connection
+            object is used.
         """
         raise NotImplementedError
 
@@ -123,9 +143,9 @@ class ShardDatabaseMixin:
         """Return the error of this process's last attempt to open a session of this alias's node.
 
         Return None if the attempt succeeded, if there was none, or if there is no server (SQLite).
-        Sessions that were opened before the error may still work. This method does not connect the
-        alias. But if the node has failed, one caller tries it again every few seconds, and waits for
-        the result.
+        After an error, older sessions may still work. This method does not connect the alias. But
+        while the node counts as failed, one caller every few seconds opens a session as a test, and
+        waits for the result.
         """
         return None
 
@@ -142,6 +162,24 @@ class ShardDatabaseMixin:
         Only its text is examined.
         """
         raise NotImplementedError
+
+    def may_change_schema(self, sql: str) -> bool:
+        """Whether the statement ``sql`` may change the schema, even by a function that it calls.
+
+        Only its text is examined. Triggers are not considered.
+        """
+        return self.effect_of(sql) is Effect.SCHEMA
+
+    def statements_sent(self) -> int | None:
+        """Return how many statements the connection has sent while it held a session.
+
+        A caller compares two of these numbers to find out whether statements were sent that no
+        ``execute_wrapper()`` sees: those of ``callproc()``, and of cursors of the driver. If there
+        were any, it reads the schema again. A backend may leave out statements that cannot change the
+        schema. None means that the number is unknown, or that the schema is cheap to read: the caller
+        must always read the schema again.
+        """
+        return 0
 
     def undo_unfinished(self, sql: str) -> bool:
         """Remove what an interrupted or failed statement has left half done.
@@ -173,12 +211,12 @@ class ShardDatabaseMixin:
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """Return a context manager that builds a temporary schema without rows, and connects to that
-        schema.
+        """Return a context manager that builds a temporary schema without rows, and connects to
+        that schema.
 
-        The schema has the given definitions. It is on the same server as this alias's schema (SQLite:
-        in memory), and is dropped at the end of the ``with`` block. The context manager yields a
-        connection object with this alias that belongs to no shard group.
+        The schema has the given definitions. It is on the same server as this alias's schema
+        (SQLite: in memory), and is dropped at the end of the ``with`` block. The context manager
+        yields a connection object that has this alias, but belongs to no shard group.
 
         :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
             schema of that name exists, it is dropped first.
@@ -187,11 +225,11 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> ChangeCapture:
-        """Open a separate session on this schema, to record changed rows in a journal, and to set up
-        fences, which refuse writes of moving keys.
+        """Open a separate session on this schema, for the journal of changed rows and for fences,
+        which refuse writes of moving keys.
 
-        :param account: ``USER`` and ``PASSWORD`` of the account that creates the triggers; by default
-            the account of this alias.
+        :param account: ``USER`` and ``PASSWORD`` of the account that creates the triggers; by
+            default the account of this alias.
         """
         raise NotImplementedError
 
@@ -214,13 +252,28 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def side_fence(
-        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+        self,
+        confirm: Callable[[], None],
+        account: Mapping[str, Any] | None = None,
+        answer_within: int | None = None,
     ) -> SideFence:
         """Open a separate session on this schema, to let the passive side of a pair of servers refuse
         the writes of this shard. Only for backends with the feature ``has_side_fences``.
 
         :param confirm: called before each change; raises an error if the change must not be made.
         :param account: ``USER`` and ``PASSWORD`` of another account; by default that of this alias.
+        :param answer_within: seconds in which the server must answer each statement; None for no limit.
+        """
+        raise NotImplementedError
+
+    def wait_for_side_switch(self, seconds: float) -> None:
+        """Wait, for at most ``seconds``, until a change of the active side of this shard's pair ends.
+
+        Returns at once if the present node takes part in no such change. Call it outside of
+        transactions. Leases a session for the wait. One query, which the server answers at the end of
+        the change. Only for backends with the feature ``has_side_fences``.
+
+        :raises django.db.Error: the server does not answer, or has a shorter limit for statements.
         """
         raise NotImplementedError
 

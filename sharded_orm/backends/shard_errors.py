@@ -32,8 +32,8 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
         if isinstance(exc_value, BaseException):
             refusal = self._refusal(exc_value)
             if refusal is not None:
-                # Set errors_occurred as Django's method does. Django tests the connection later if
-                # it is set.
+                # Set errors_occurred, as Django's method does. It makes Django test the connection
+                # later.
                 self._wrapper.errors_occurred = True
                 raise refusal from exc_value
         try:
@@ -51,11 +51,13 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
                 " another shard or has moved there. Nothing was written. Run the transaction again."
             )
         if is_side_refusal(error):
-            return SideFenced(
+            fenced = SideFenced(
                 f"Node {shard.node!r} has refused a write to shard {shard.alias!r}, because the other"
                 " server of the pair is the active side, or becomes it. Nothing was written. Run the"
                 " transaction again."
             )
+            fenced.alias = self._wrapper.alias
+            return fenced
         return None
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sharded_orm.backends.own_session import OwnSession
@@ -21,8 +23,30 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 #: The function that the triggers of a fence call. It returns 1 if writes are refused.
 FUNCTION: Final = f"{OWN_PREFIX}side"
+#: The SQL function that returns the last epoch in which this side was active or followed the active
+#: side. Each time that a dead active side is given up, a new epoch begins.
+EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: The beginning of the names of the triggers of a fence.
 TRIGGER_PREFIX: Final = f"{OWN_PREFIX}side_"
+
+
+@dataclass(frozen=True)
+class FenceState:
+    """State of the fence of one shard on one server of a pair. The fence refuses writes by
+    triggers.
+
+    :param is_closed: whether the triggers refuse writes.
+    :param open_tables: the tables that lack these triggers, and so accept writes in any case.
+        Tables that this library keeps for its own operations are not listed.
+    """
+
+    is_closed: bool
+    open_tables: tuple[str, ...]
+
+    @property
+    def accepts_writes(self) -> bool:
+        """Whether writes are accepted, if only to some of the tables."""
+        return not self.is_closed or bool(self.open_tables)
 
 
 class SideFence(OwnSession, ABC):
@@ -48,27 +72,32 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def open_tables(self) -> list[str]:
-        """Return the tables without the triggers of the fence, except those of this library's own
-        operations. One query.
+        """Return the names of the tables that lack triggers of the fence. One query.
+
+        Tables that this library keeps for its own operations are left out.
         """
 
     @abstractmethod
     def privilege_problems(self) -> list[str]:
-        """Return the reasons why the account cannot make a fence, as sentences. Changes nothing."""
+        """Return the reasons why the account cannot create the fence's triggers, as sentences.
+
+        Changes nothing.
+        """
 
     @abstractmethod
     def obstacles(self) -> list[str]:
-        """Return the reasons why triggers cannot refuse each write as a whole, as sentences."""
+        """Return texts with the reasons why triggers could miss a write, or could refuse only a
+        part of it. Empty if there is no such reason.
+        """
 
     @abstractmethod
     def prepare(self, patience: float) -> None:
-        """Create the triggers of the fence on all tables. If there was no fence, writes are accepted as
-        before.
+        """Create the fence's triggers on all tables. If the fence is new, its triggers accept writes.
 
-        Then :meth:`close` closes all tables at the same moment.
+        Later, :meth:`close` lets the triggers of all tables refuse writes from the same moment on.
 
         :param patience: seconds to wait for transactions that use the tables.
-        :raises django.db.OperationalError: the transactions took longer.
+        :raises django.db.OperationalError: the transactions took longer than ``patience``.
         """
 
     @abstractmethod
@@ -81,7 +110,22 @@ class SideFence(OwnSession, ABC):
 
     @abstractmethod
     def open(self, patience: float) -> None:
-        """Let the triggers accept writes again."""
+        """Let the triggers accept writes again. If they accept writes already, no write is blocked."""
+
+    @abstractmethod
+    def switching(self) -> AbstractContextManager[None]:
+        """Return a context manager for a change of the active side. Writes that the fence refuses
+        meanwhile wait until the context manager or this session ends.
+
+        They wait by calling ``connection.wait_for_side_switch()`` on this server. The context
+        manager sends two statements.
+        """
+
+    @abstractmethod
+    def store_epoch(self, epoch: int) -> None:
+        """Store ``epoch`` on this server as the number of the shard's epoch. Each time that a dead
+        active side is given up, a new epoch begins.
+        """
 
     @abstractmethod
     def remove(self, patience: float) -> None:

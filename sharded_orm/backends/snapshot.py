@@ -46,11 +46,14 @@ class SchemaSnapshot:
         such defaults for a schema.
     :param counters: name of each table -> its next AUTO_INCREMENT value. Tables for which the server
         shows no value are left out.
+    :param shard_numbers: name of each function that makes timestamped ids -> the number of the shard in
+        these ids. The definitions do not contain this number, so that shards can be compared.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
     defaults: str = ""
     counters: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    shard_numbers: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -116,6 +119,15 @@ def kind_of(definition: str) -> str:
     """Return what a ``CREATE`` statement creates, in lower case: ``table``, ``view``, ``index``, …"""
     match = _KIND.match(definition)
     return match[1].lower() if match else "object"
+
+
+def table_parts(definition: str) -> tuple[dict[str, str], str]:
+    """Return a dict of the columns, keys and constraints of a ``CREATE TABLE``, and the text after them.
+
+    The dict is keyed by kind and name.
+    """
+    _, elements, tail = _split(definition)
+    return {_element_name(element): element for element in elements}, tail
 
 
 def applied_digest(applied: Iterable[tuple[str, str]]) -> str:

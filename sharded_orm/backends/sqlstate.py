@@ -11,6 +11,8 @@ SERIALIZATION_FAILURE: Final = "40001"
 DEADLOCK: Final = "40P01"
 #: A statement did not get a lock, either at once (``NOWAIT``) or before ``lock_timeout`` had passed.
 LOCK_NOT_AVAILABLE: Final = "55P03"
+#: A statement was cancelled, by an administrator or because it ran for too long.
+QUERY_CANCELED: Final = "57014"
 UNDEFINED_TABLE: Final = "42P01"
 UNDEFINED_SCHEMA: Final = "3F000"
 

@@ -12,7 +12,8 @@ _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )
 _MOVES_ROWS = re.compile(r"\b(PARTITION|TABLESPACE|SELECT)\b", re.IGNORECASE)
-# Matches a text with several statements, some of which may already have run.
+# A text with several statements must not be sent again, because some of them may already have run.
+# This pattern finds such texts.
 _SEVERAL = re.compile(r";\s*\S")
 
 
@@ -31,8 +32,8 @@ def is_repeatable(sql: str) -> bool:
     """Whether ``sql`` may be run a second time if it was interrupted and has not changed the
     schema.
 
-    False if the statement can move or remove rows and leave the schema as it was (``TRUNCATE``,
-    ``RENAME``, …), or if ``sql`` has several statements.
+    False if ``sql`` has several statements. Also False if the statement can move or remove rows and
+    leave the schema as it was (``TRUNCATE``, ``RENAME``, …).
     """
     return _REPEATABLE.match(sql) is not None and not (
         _MOVES_ROWS.search(sql) or _SEVERAL.search(sql)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from sharded_orm.cache.markers import unfinished
+from sharded_orm.cache.closings import closing_queue
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 
 #: A query to the cache: the server, and the three arguments of :meth:`CacheServer.read`.
@@ -28,8 +28,8 @@ def read_leased(
     A *lease* is a server's permission to store one entry. Some servers (memcached) give leases on
     reading: one for each missing object that is not leased to another reader.
     """
-    if unfinished.waiting:
-        unfinished.flush(server)
+    if closing_queue.waiting:
+        closing_queue.flush(server)
     return server.read(names, objects, again)
 
 
@@ -63,8 +63,8 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
                 query = read.send(exchange(*query))
         except (StopIteration, ServerDown):
             return
-    # Pairs of a read and its next query. Here, next() always returns a query, because no read ends
-    # without one.
+    # Pairs of a read and its next query. Here, next() always returns a query, because each read
+    # yields at least one.
     waiting = [(read, next(read)) for read in steps]
     while waiting:
         packets: dict[CacheServer, _Packet] = {}
@@ -81,7 +81,7 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
 
 
 class _Packet:
-    """One query to a cache server, which joins the queries of several reads."""
+    """The queries of several reads, joined into one query to a cache server."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}

@@ -39,9 +39,8 @@ class CacheClient:
     """The cache servers of the project, and the statistics of the cache. Thread-safe.
 
     Use ``runtime.cache()`` to get the instance. If an alias has several servers, all entries of a
-    place (a shard or a global model) are on the same server. If this server is down, no other
-    server takes over, because the first server would miss writes while it is down, and would have
-    stale entries afterwards.
+    place (a shard or a global model) are on the same server. If a server is down, no other server
+    takes over its entries: it would miss writes meanwhile, and have stale entries afterwards.
 
     :param open_servers: returns the servers of an alias without calling any of them.
     :raises ImproperlyConfigured: an alias in ``options`` is missing in ``CACHES``, or cannot be
@@ -61,9 +60,8 @@ class CacheClient:
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
-            # The cache aliases for objects and for lists may name the same servers in the same
-            # order. Then the objects and lists of one shard are on the same server, as with a
-            # single alias.
+            # If both aliases name the same servers in the same order, the objects and the lists of
+            # a shard are on the same server, as with a single alias.
             if [server.name for server in lists] != [s.name for s in self.object_servers]:
                 self.list_servers = lists
                 self.shares_store = False
@@ -120,7 +118,7 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers that may hold entries of ``place``, each once.
+        """Return the servers that may hold entries of ``place``. Each server is named once.
 
         Writes to ``place`` must be announced to all of them.
 

@@ -52,9 +52,9 @@ class EntryDecoder:
     ) -> Row | None:
         """Return the row of an object; None if the object is unusable. See :meth:`rows`.
 
-        :param guards: the bytes of the object's guards if none of them says that a write is under
-            way. With the same guards and the same entry, the next read need not decide again.
-            Otherwise empty.
+        :param guards: the bytes of the object's guards; empty if one of them says that a write is
+            under way. If the next read finds the same guards and the same entry, it uses the row
+            without a check.
         """
         rows = self.rows(request, (request.name,), (entry,), stamp)
         if rows is None:
@@ -72,9 +72,10 @@ class EntryDecoder:
     ) -> list[Row] | None:
         """Return the rows of the objects ``names``; None if at least one object is unusable.
 
-        If at least one object is unusable, this method also sets ``request.fillable``, a dict with
-        a value for each of ``names``. For an unusable object, the value is the entry that was
-        found, so that the caller can replace this entry. For a valid object, the value is None.
+        If at least one object is unusable, this method also sets ``request.fillable``, a dict keyed
+        by the name of each object. The value of an unusable object is the entry that was found
+        under its name, which the caller can replace. The value of a valid object is None: there is
+        nothing to replace.
 
         :param entries: the entries that were read under ``names``, in the same order.
         :param stamp: the stamp that valid objects carry. It is made from the guards, the entries

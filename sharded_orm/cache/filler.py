@@ -9,10 +9,18 @@ from sharded_orm.cache import values
 from sharded_orm.cache.decoder import Counters, EntryDecoder, listed_rows
 from sharded_orm.cache.process_cache import Listed, ProcessCache
 from sharded_orm.cache.requests import CacheRequest, GuardState, ListRequest, ObjectRequest
-from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry, ServerDown
+from sharded_orm.cache.stores.base import (
+    MAX_VALUE,
+    CacheEntry,
+    CacheServer,
+    FoundEntry,
+    Lease,
+    ServerDown,
+)
 from sharded_orm.cache.values import Row
 
-#: A list with more rows is not cached, because the cache would be no faster than the database.
+#: A list with more rows is not cached: reading it from the cache would be no faster than from the
+#: database.
 MAX_ROWS = 1000
 
 _Packets = dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]]
@@ -52,8 +60,8 @@ class Filler:
 
     An object is stored with a *lease*, the server's permission to store one entry. The lease is
     taken before the SQL query if the object's name is known then, and otherwise after it. A lease
-    becomes void if the entry is deleted. The threads of a process share one instance. No public
-    method raises if a cache server is down.
+    becomes void if the entry is deleted. A lease that is not used is given back (:meth:`release`). The
+    threads of a process share one instance. No public method raises if a cache server is down.
     """
 
     def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:
@@ -65,8 +73,9 @@ class Filler:
         """Take leases (permissions of the server) to store the missing objects of ``request``.
 
         If a server is down, mark ``request``, so that its result is not stored. Do the same if a
-        guard (an entry that says whether other entries are valid) is younger than QUARANTINE
-        seconds: its lost predecessor may have announced a write that is still under way.
+        guard (an entry that says whether other entries are valid) was created less than QUARANTINE
+        seconds ago. The server may have lost an older guard, which announced a write that is still
+        under way.
 
         :param now: the time in seconds since 1970.
         """
@@ -74,9 +83,9 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # One of the guards (entries that say whether others are valid) is new. The server may
-            # have evicted its predecessor, which may have had the marker (announcement) of a write
-            # that is not committed yet. So it is not safe to store anything.
+            # One of the guards (entries that say whether others are valid) was created a short time
+            # ago. The server may have evicted an older guard, which had the marker (announcement)
+            # of a write that is not committed yet. So it is not safe to store anything.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -88,8 +97,21 @@ class Filler:
         except ServerDown:
             forbid_fill(request)
             return
-        for name, lease in zip(missing, leases, strict=True):
-            request.fillable[name] = None if lease is None else FoundEntry(None, lease)
+        _note_leases(request, missing, leases)
+
+    def release(self, requests: Iterable[CacheRequest]) -> None:
+        """Give the leases (permissions to store) back that ``requests`` have taken and not used."""
+        entries: dict[CacheServer, dict[str, FoundEntry]] = {}
+        for request in requests:
+            if request.looks and (unused := request.unused_leases()):
+                server = self._cache.objects(request.scope.place)
+                entries.setdefault(server, {}).update(unused)
+                request.looks = ()
+        for server, unused in entries.items():
+            try:
+                server.release(unused)
+            except ServerDown:
+                continue
 
     def fill(self, misses: Iterable[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
         """Store in the cache what the database returned for ``misses``.
@@ -173,7 +195,7 @@ class Filler:
         """Take leases (permissions to store) for objects whose names were not known before the SQL
         query.
 
-        Such leases are younger than the rows from the query. So the guards, which change with each
+        These leases are taken after the rows were read. So the guards, which change with each
         write, are read again after the leases were taken: if the guards are as in ``state``, no row
         was written in between. Otherwise no lease is kept, and the objects are not stored.
 
@@ -186,12 +208,14 @@ class Filler:
             return
         guards = request.scope.guards
         _, entries, guards_after = server.read((), unknown, guards)
+        request.looks += ((unknown, entries),)
         if tuple(guards_after) != state.raws:
             return
         if self._decoder.rows(request, unknown, entries, state.stamp) is not None:
             return
         missing = {name: entry for name in unknown if (entry := request.fillable[name]) is not None}
         leases = server.lease(list(missing), list(missing.values()))
+        _note_leases(request, missing, leases)
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
@@ -200,9 +224,7 @@ class Filler:
             # So read the guards once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
-                leases = [None] * len(missing)
-        for name, lease in zip(missing, leases, strict=True):
-            request.fillable[name] = None if lease is None else FoundEntry(None, lease)
+                request.fillable.update(dict.fromkeys(missing))
 
     def _add_object(
         self, packets: _Packets, request: CacheRequest, name: str, row: Row, stamp: str
@@ -214,5 +236,19 @@ class Filler:
         if value is None:
             # Do not store the row: it has a value that the format of objects cannot hold exactly.
             return
+        request.stored.add(name)
         server = self._cache.objects(request.scope.place)
         packets.setdefault(server, []).append((request, CacheEntry(name, value, leased.lease)))
+
+
+def _note_leases(
+    request: CacheRequest, missing: dict[str, FoundEntry], leases: Sequence[Lease | None]
+) -> None:
+    """Note in ``request`` the leases that the server has given, or refused, for ``missing`` objects."""
+    for name, lease in zip(missing, leases, strict=True):
+        request.fillable[name] = None if lease is None else FoundEntry(None, lease)
+    entries = [
+        FoundEntry(entry.value, lease)
+        for entry, lease in zip(missing.values(), leases, strict=True)
+    ]
+    request.looks += ((tuple(missing), entries),)

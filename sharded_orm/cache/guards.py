@@ -45,7 +45,7 @@ from functools import lru_cache
 from urllib.parse import quote, unquote
 
 #: The most primary keys that a marker (the announcement of a write) lists. The marker of a write to
-#: more rows announces all rows of the scope.
+#: more rows announces all rows of the guard's scope, a set of rows.
 MAX_LISTED = 100
 #: Size in bytes above which a guard may be compacted: rewritten without the markers (announcements)
 #: of writes that are over.
@@ -116,10 +116,11 @@ class Marker:
 
     @property
     def voids(self) -> bool:
-        """Whether closing the marker must make void all entries that depend on the marker's guard.
+        """Whether closing the marker (announcement of a write) makes all entries of its guard void.
 
         True if the marker does not list which objects and narrower scopes the write concerns. In
-        this case, the line that closes the marker gives the guard a new generation.
+        this case, the line that closes the marker gives the guard a new generation, a random
+        digest.
         """
         return self.pks is None or self.wide
 
@@ -128,8 +129,9 @@ class Marker:
 class Guard:
     """A parsed guard: the entry that says whether the objects and lists of a scope are valid.
 
-    :param generation: the guard's generation. Objects that carry another generation are void, and
-        so are lists of narrower scopes whose revision was computed with another generation.
+    :param generation: a random digest. Objects that were stored with a different generation are
+        void, and so are lists of narrower scopes whose revision was computed with a different
+        generation.
     :param created: when the guard was created, in seconds since 1970.
     :param open: the open markers: the announcements of writes whose transactions may commit at any
         time.
@@ -137,7 +139,8 @@ class Guard:
     :param size: the size of the guard in bytes.
     :param early: tokens of markers whose closing line has arrived, but whose opening line has not;
         the latest 16 at most. Default: none.
-    :param spare: the number of bytes that compacting would save (default: 0).
+    :param spare: the number of bytes that could be removed from the guard without a loss (default:
+        0).
     """
 
     generation: str
@@ -156,7 +159,7 @@ class Guard:
         return self.size > COMPACT_FROM and self.spare * 2 > self.size
 
     def covers(self, pk: str) -> bool:
-        """Whether a write is under way to the cached row whose primary key has the token ``pk``."""
+        """Whether the cached row whose primary key has the token ``pk`` is being written."""
         return any(marker.covers(pk) for marker in self.open)
 
     @property
@@ -168,7 +171,7 @@ class Guard:
 
 
 # The random numbers for tokens need not be secret, so Python's generator is good enough. The
-# operating system's generator would take longer than all other work for announcing a write.
+# operating system's generator would take longer than the rest of the announcement of a write.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
@@ -200,8 +203,8 @@ def opening(marker: Marker) -> bytes:
 def closing(token: str, *, void: bool) -> bytes:
     """Return the line that closes the marker with ``token``, after the write that it announced.
 
-    :param void: if True, the line also gives the guard a new generation, and all entries with an
-        earlier generation become void. If False, the line only closes the marker.
+    :param void: if True, the line also gives the guard a new generation (a random digest), and all
+        entries with an earlier generation become void. If False, the line only closes the marker.
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
@@ -274,8 +277,9 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 def compacted(guard: Guard) -> bytes:
     """Return the bytes of a shorter guard: ``guard`` without the markers of writes that are over.
 
-    The markers of unfinished writes stay, and so does the generation, which cached objects carry.
-    So the objects stay valid. A new random salt makes the digest unique.
+    The markers (announcements) of unfinished writes stay. The generation, a random digest that
+    cached objects carry, stays too, so these objects remain valid. A new random salt makes the
+    digest unique.
     """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
@@ -310,11 +314,10 @@ def revision(guards: Iterable[Guard]) -> str:
     A write that may change the lists also changes the revision. From then on, readers look for
     another name, so they do not find the lists that were cached before.
 
-    :param guards: the guards of all wider scopes, the widest scope first, and in the end the guard of
-        the lists' own scope. A guard is the cache entry that each write to its scope changes. Every
-        change of the own guard changes the revision. A change of a wider guard changes the revision
-        only if it gives the wider guard a new generation (a digest). A write does so if it may
-        concern any row of the wider scope.
+    :param guards: the guards of all wider scopes, the widest scope first, then the guard of the
+        lists' own scope. A guard is the cache entry that each write to its scope changes. Every
+        change of the last guard changes the revision. The other guards change it only with a new
+        generation (a digest), which they get from a write that may concern any row of their scope.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

@@ -40,8 +40,9 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
         on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # True for a guard if all entries whose validity depends on the guard become void. Keyed by the
-    # server, then by the guard's name.
+    # The guards (entries that say whether other entries are valid) to change: for each server, the
+    # names of the guards. The value is True if the change makes all entries void that depend on the
+    # guard.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:

@@ -73,8 +73,8 @@ def token(value: Any) -> str:
         return text
     safe = quote(text, safe="", errors="surrogatepass").replace("-", "%2D").replace("~", "%7E")
     if safe in _RESERVED or not safe:
-        # Escape the first character of a reserved word, which has a meaning of its own in names;
-        # the empty text becomes "%", which is the token of no other text.
+        # Escape the first character of a reserved word, because such a word has a special meaning
+        # in names. The empty text becomes "%", which is the token of no other text.
         safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe else "%"
     if len(safe) > _MAX_TOKEN:
         return "~" + hashlib.blake2b(safe.encode(), digest_size=16).hexdigest()
@@ -98,7 +98,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def fit(name: str) -> str:
-    """Return ``name``, or its beginning and a digest if ``name`` is too long for memcached."""
+    """Return ``name`` if it is short enough for memcached; else its beginning, followed by a digest."""
     if len(name) <= MAX_LENGTH:
         return name
     return name[:100] + "~" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

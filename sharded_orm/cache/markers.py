@@ -5,26 +5,34 @@ one isolate key (a value of the field that divides the rows of a shard key). Eac
 *guard*, a cache entry that says whether the other entries of the scope are valid. An open *marker*
 in a guard says that a write to these rows is under way.
 
-Opening and closing the markers costs two round trips per transaction and cache server, however
-many rows the transaction wrote. If a marker cannot be opened, ``ON_CACHE_FAILURE`` decides whether
-the transaction is rolled back or goes on without the marker. If a server fails between the two
-round trips, the process queues the closing of the markers; until the server gets the closing,
-readers bypass the cache for the written rows.
+Opening the markers costs one round trip per transaction and cache server, however many rows the
+transaction wrote. Closing them costs one packet, whose answer is not waited for. If a marker cannot
+be opened, ``ON_CACHE_FAILURE`` decides whether the transaction is rolled back or goes on without the
+marker. If a server does not confirm the closing, the process queues it; until the server gets the
+closing, readers bypass the cache for the written rows.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.client import CacheClient
-from sharded_orm.cache.guards import MAX_LISTED, Marker, Writer, closing, header, new_token, opening
+from sharded_orm.cache.closings import Closing, Records, closing_queue
+from sharded_orm.cache.guards import (
+    COMPACT_FROM,
+    MAX_LISTED,
+    Marker,
+    Writer,
+    closing,
+    header,
+    new_token,
+    opening,
+)
 from sharded_orm.cache.keys import CachedType, Scope
 from sharded_orm.cache.repair import compact_marked
 from sharded_orm.cache.stores.base import CacheServer, ServerDown
@@ -36,8 +44,6 @@ logger = logging.getLogger("sharded_orm.cache")
 #: fails if it takes longer than COMMIT_WITHIN seconds. After the last failure, the transaction is
 #: rolled back.
 _ATTEMPTS = 3
-
-Records = list[tuple[str, bytes]]
 
 
 class MarkedConnection(Protocol):
@@ -84,8 +90,9 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """Yield one :class:`GuardUpdate` for each guard (an entry that says whether others are
-        valid) in which the write must be announced.
+        """Yield a :class:`GuardUpdate` for each guard in which the write must be announced.
+
+        A guard is the entry that says whether other entries are valid.
         """
         pks = None if self.pks is None else frozenset(self.pks)
         # Take the last of scope.guards, which is the scope's own guard. The guards of wider sets of
@@ -101,7 +108,7 @@ class GuardUpdate(NamedTuple):
 
     A guard is the cache entry that says whether other entries are valid.
 
-    :param scope: the scope of the guard.
+    :param scope: the scope (set of rows) of the guard.
     :param guard: the name of the guard.
     :param pks: tokens (the form in names of entries) of the primary keys of those written rows that
         may be cached as objects; None for all rows of the scope.
@@ -148,14 +155,14 @@ class TransactionMarkers:
         # token of the shard key. None as the token means the whole table, with all shard keys.
         self._touched: dict[tuple[CachedType, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
-        # The cache servers to which the writes could not be announced. ON_CACHE_FAILURE lets the
-        # transaction go on without them.
+        # The cache servers to which the writes could not be announced. The setting ON_CACHE_FAILURE
+        # lets the transaction continue without these servers.
         self._unmarked: set[CacheServer] = set()
         # The sizes in bytes of the guards in which writes were announced, keyed by server, then by
         # guard name.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
-        # The monotonic time at which the last sending of markers (announcements of writes) began.
-        # None if markers were not sent yet, or if rows were written since.
+        # The monotonic time at which this transaction last began to send its markers (announcements
+        # of writes). None if markers were not sent yet, or if rows were written since.
         self._marked_at: float | None = None
 
     def touch(
@@ -168,14 +175,14 @@ class TransactionMarkers:
     ) -> None:
         """Record rows that the transaction has written or is about to write. Costs no round trip.
 
-        :param scope: the scope of the rows' shard key or isolate key; the scope of the table if
-            the shard key is unknown or the model is global.
+        :param scope: the scope (set of rows) of the rows' shard key or isolate key; the scope of
+            the table if the shard key is unknown or the model is global.
         :param pks: tokens (the form in names of entries) of the primary keys of those rows that may
             be cached as objects; None for all rows of the scope.
         :param isolates: scopes of the isolate keys (values of the field that divides the rows of a
             shard key) that the rows have before and after the write (default: none). If ``scope``
-            is such a scope itself, ``isolates`` need not contain it.
-        :param wide: whether the write may also concern rows of other isolate keys than those in
+            is the scope of an isolate key, ``isolates`` need not contain it.
+        :param wide: whether the write may also concern rows of isolate keys that are not in
             ``isolates`` (default: no).
         """
         self._marked_at = None
@@ -240,6 +247,19 @@ class TransactionMarkers:
             return
         self._refuse(f"marking took longer than COMMIT_WITHIN ({within:g} s), {_ATTEMPTS} times")
 
+    def announce_within(self, seconds: float) -> bool:
+        """Announce a write in autocommit, before its statement is sent. Return whether that took less
+        than ``seconds``.
+
+        If it took longer, the statement must not be sent, because its commit could begin too late:
+        the markers count for COMMIT_WITHIN seconds only. Makes only one attempt, which costs one
+        round trip per cache server.
+
+        :raises CacheUnavailable: as :meth:`announce`.
+        """
+        self._mark()
+        return self._marked_at is not None and time.monotonic() <= self._marked_at + seconds
+
     def _mark(self) -> None:
         started, now = time.monotonic(), time.time()
         writer = Writer(*self._connection.session_id())
@@ -257,7 +277,7 @@ class TransactionMarkers:
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
             try:
-                unfinished.flush(server)
+                closing_queue.flush(server)
                 sizes = server.mark(lines, first_line, ttl)
             except ServerDown as exc:
                 self._failed(server, exc)
@@ -296,10 +316,13 @@ class TransactionMarkers:
         """Delete the objects of the written rows from the cache, then close the markers, which
         announced the writes.
 
-        Called after the transaction's end. Costs one round trip per cache server. If a server does
-        not answer, the closing of its markers is queued, and the database session is discarded.
-        Readers that find an open marker then see from the missing session that the transaction has
-        ended.
+        Called after the transaction's end. Sends one packet to each cache server. Does not wait for
+        the answer if a connection is idle and the markers cannot have been closed by anybody else.
+        If a server reports later that it has not closed the markers, their closing is queued.
+
+        If a server cannot be reached, the closing of its markers is queued, and the database
+        session is closed. Readers that find an open marker then look for the session. Because it is
+        gone, they know that the transaction has ended.
         """
         markers, self._placed = self._placed, []
         try:
@@ -317,46 +340,56 @@ class TransactionMarkers:
         closings = self._closings(markers, late=late)
         done: set[CacheServer] = set()
         try:
-            for server, markers_end in closings.items():
-                if self._close(markers_end):
+            for server, server_closing in closings.items():
+                # If the COMMIT came late, readers may have closed the markers before it, and stored
+                # old rows. So wait until the server has made these rows void.
+                if self._close(server_closing, wait=late or server in self._unmarked):
                     done.add(server)
         finally:
-            pending = [end for server, end in closings.items() if server not in done]
+            pending = [
+                server_closing for server, server_closing in closings.items() if server not in done
+            ]
             if pending:
-                for markers_end in pending:
-                    unfinished.add(markers_end)
+                for server_closing in pending:
+                    closing_queue.add(server_closing)
                 self._connection.discard_session()
 
-    def _closings(
-        self, markers: list[PlacedMarker], *, late: bool
-    ) -> dict[CacheServer, Unfinished]:
+    def _closings(self, markers: list[PlacedMarker], *, late: bool) -> dict[CacheServer, Closing]:
         """Return what each cache server must do to close ``markers``, which announce writes, keyed
         by server.
 
         :param late: whether the COMMIT may have come later than COMMIT_WITHIN seconds after the
-            markers were opened. If so, closing them also gives each guard a new generation, which
-            makes all entries of the earlier generation void.
+            markers were opened. If so, closing them also gives each guard a new generation (a
+            random digest), which makes all entries of the earlier generation void.
         """
-        closings: dict[CacheServer, Unfinished] = {}
+        closings: dict[CacheServer, Closing] = {}
         for update, server, marker, holds_objects in markers:
-            if (end := closings.get(server)) is None:
-                end = closings[server] = Unfinished(server)
+            if (server_closing := closings.get(server)) is None:
+                server_closing = closings[server] = Closing(server)
             if holds_objects and update.pks:
-                end.objects.update(map(update.scope.object_name, update.pks))
+                server_closing.objects.update(map(update.scope.object_name, update.pks))
             void = late or server in self._unmarked or marker.voids
-            end.records.append((update.guard, closing(marker.token, void=void)))
+            server_closing.records.append((update.guard, closing(marker.token, void=void)))
         return closings
 
-    def _close(self, end: Unfinished) -> bool:
+    def _close(self, server_closing: Closing, *, wait: bool) -> bool:
         """Close the transaction's markers (announcements of writes) on one cache server. Errors are
         logged and not raised.
 
+        :param wait: whether to wait for the answer. This is necessary if the markers may have been
+            closed already.
         :returns: True if the markers are closed, False if that failed.
         """
-        server = end.server
+        server = server_closing.server
+        sizes = self._sizes.get(server, {})
+        is_long = any(size > COMPACT_FROM for size in sizes.values())
         try:
-            unfinished.flush(server)
-            server.finish(list(end.objects), end.records)
+            closing_queue.flush(server)
+            # Unless ``wait`` is True or a guard is long, do not wait for the answer. That is safe:
+            # until the server has closed the markers, readers query the database. If the server
+            # answers later that the markers are still open, their closing is queued.
+            lost = None if is_long or wait else partial(closing_queue.add, server_closing)
+            server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:
             logger.warning(
                 "Cache server %s does not answer (%s) after the end of a transaction on %r: what"
@@ -369,7 +402,7 @@ class TransactionMarkers:
             logger.exception("closing markers on %s", server.name)
             return False
         try:
-            if sizes := self._sizes.get(server):
+            if is_long:
                 compact_marked(server, sizes, self._cache.guard_ttl)
         except ServerDown:
             logger.debug("compacting guards on %s", server.name, exc_info=True)
@@ -386,8 +419,8 @@ class TransactionMarkers:
         # Some servers did not get the markers (announcements of the writes). No marker warns
         # readers there, so queue the deletion of the written rows until these servers answer.
         unmarked = [marker for marker in markers if marker.server in self._unmarked]
-        for end in self._closings(unmarked, late=True).values():
-            unfinished.add(end)
+        for server_closing in self._closings(unmarked, late=True).values():
+            closing_queue.add(server_closing)
         self._forget()
 
 
@@ -398,99 +431,3 @@ def _home(scope: Scope) -> str | None:
     is a whole table on a shard: the rows of such a table are kept under several names.
     """
     return scope.guards[scope.home] if scope.home < len(scope.guards) else None
-
-
-class Unfinished:
-    """What one cache server must do after a transaction: delete objects, then append to guards.
-
-    Guards are the entries that say whether others are valid. The appended lines close the
-    transaction's markers, the announcements of its writes.
-
-    :ivar objects: the names of the objects to delete.
-    :ivar records: a tuple for each marker: the name of its guard, and the line that closes the
-        marker.
-    """
-
-    __slots__ = ("objects", "records", "server")
-
-    def __init__(self, server: CacheServer) -> None:
-        self.server = server
-        self.objects: set[str] = set()
-        self.records: Records = []
-
-
-class Queue:
-    """Closings of markers (announcements of writes) that could not be sent, kept until their cache
-    server answers again.
-
-    A *closing* is what one server must do after a transaction (:class:`Unfinished`). The closings
-    that are queued for a server are sent before the next read from it, and before a transaction
-    opens or closes markers on it. Each process has one queue, which is thread-safe. At most
-    :attr:`MAXIMUM` closings are kept for a server: a further closing replaces the oldest, whose
-    markers then stay open until readers repair them. A forked child starts with an empty queue,
-    because the parent sends the closings.
-    """
-
-    # The most closings (of announcements of writes) that the queue keeps for one cache server.
-    MAXIMUM = 1000
-    _AT_ONCE = 50
-
-    def __init__(self) -> None:
-        self._renew()
-        os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
-        #: Whether the queue has closings (reports that a write is over) for any server. Readers
-        #: check this before each exchange with a server.
-        self.waiting = False
-        # The queued closings. The keys are the names of servers, not server objects: after a change
-        # of the settings, another object stands for the same server.
-        self._ends: dict[str, deque[Unfinished]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._ends.values()))
-
-    def add(self, end: Unfinished) -> None:
-        with self._lock:
-            ends = self._ends.setdefault(end.server.name, deque(maxlen=self.MAXIMUM))
-            if len(ends) == self.MAXIMUM:
-                logger.warning("More than %d ends of writes wait for cache server %s; the oldest"
-                               " is left to its readers.", self.MAXIMUM, end.server.name)  # fmt: skip
-            ends.append(end)
-            self.waiting = True
-
-    def flush(self, server: CacheServer) -> None:
-        """Send to a cache server the queued lines that close markers (announcements of writes).
-
-        Costs no round trip if no closing is queued for the server.
-
-        :raises ServerDown: the server does not answer; the closings stay in the queue.
-        """
-        while self.waiting:
-            with self._lock:
-                ends = self._ends.get(server.name)
-                if not ends:
-                    self._ends.pop(server.name, None)
-                    self.waiting = bool(self._ends)
-                    return
-                batch = [ends.popleft() for _ in range(min(len(ends), self._AT_ONCE))]
-            objects: dict[str, None] = {}
-            records: Records = []
-            for end in batch:
-                objects.update(dict.fromkeys(end.objects))
-                records += end.records
-            try:
-                server.finish(list(objects), records)
-            except BaseException:
-                with self._lock:
-                    self._ends.setdefault(server.name, deque(maxlen=self.MAXIMUM)).extendleft(
-                        reversed(batch)
-                    )
-                    self.waiting = True
-                raise
-
-
-#: The queue of this process: closings of markers (announcements of writes) that wait until their
-#: cache servers answer.
-unfinished = Queue()

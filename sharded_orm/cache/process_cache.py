@@ -19,7 +19,7 @@ from sharded_orm.cache.values import Row
 
 # The largest number of rows in a list that is remembered.
 _LONGEST_LIST = 100
-# The largest number of numbers in a result that is remembered.
+# If the result of a query for numbers has more numbers than this, it is not remembered.
 _MOST_NUMBERS = 500
 
 
@@ -51,10 +51,11 @@ class Listed:
 
 
 class ProcessCache:
-    """The latest lists, and revisions (digests of the entries that say whether lists are valid),
-    that a process has read. Thread-safe.
+    """The lists and revisions that a process has read last. Thread-safe.
 
-    :param limit: the most lists that are kept. As many revisions are kept at most. Beyond the
+    A revision is a digest of guards, the entries that say whether lists are valid.
+
+    :param limit: the largest number of lists, and also of revisions, that are kept. Beyond the
         limit, the oldest list or revision is dropped.
     """
 
@@ -93,10 +94,11 @@ class DecodedRow(NamedTuple):
     """The row of an entry as it was read last, and what its validity depends on.
 
     :param value: the bytes of the entry.
-    :param stamp: the stamp (the generations of the guards) that the entry carries.
+    :param stamp: the stamp that the entry carries: the generations of its guards, the entries that
+        say whether others are valid.
     :param guards: the bytes of the guards with which the row was found to be valid while no write
-        was under way; empty if they were not remembered. Whether a row is valid depends only on
-        these bytes and on ``value``. So with the same bytes, it is valid again.
+        was under way; empty if they were not remembered. If the guards and the entry still have
+        these bytes, the row is still valid.
     """
 
     value: bytes
@@ -109,8 +111,8 @@ class Decoded:
     """The decoded rows of entries that were read before, keyed by the entries' names. Thread-safe.
 
     The rows are kept, because decoding an entry takes longer than fetching it. A kept row is used
-    only for an entry with the same bytes, name and stamp (the generations of the guards), so it is
-    never outdated.
+    only for an entry with the same bytes, name and stamp (a text that changes when a write makes
+    the entry void), so it is never outdated.
     """
 
     #: The most bytes of entries that all instances of this class in a process remember together.
@@ -131,7 +133,10 @@ class Decoded:
     def note(
         self, name: str, value: bytes, stamp: str, row: Row, guards: tuple[bytes | None, ...] = ()
     ) -> None:
-        """Remember the row of the entry ``name``. For the other parameters see :class:`DecodedRow`."""
+        """Keep the decoded row of the cache entry ``name`` in memory, unless the entry is large.
+
+        For the other parameters see :class:`DecodedRow`.
+        """
         if len(value) > self.LONGEST:
             return
         if sum(len(raw or b"") for raw in guards) > self.LONGEST_GUARDS:

@@ -40,8 +40,8 @@ from sharded_orm.cache.stores.base import CacheServer
 #: alive and will close the marker.
 REPAIR_AFTER = 1.0
 #: Seconds that a process waits before it queries the database about the same marker (the
-#: announcement of a write) once more, or before it closes that marker in the same cache entry once
-#: more.
+#: announcement of a write) again. Also the seconds before it closes the same marker in the same
+#: guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -56,9 +56,9 @@ class Sessions(Protocol):
     def judges(self, writer: Writer) -> bool:
         """Whether :meth:`gone` can find out if the session of ``writer`` has ended.
 
-        Return True if the session is, or was, on the database server that :meth:`gone` queries, and
-        if the querying account may see the session. Also return True if this cannot be found out
-        because the server does not answer: :meth:`gone` then declares no writer dead.
+        It can if the session is or was on the database server that :meth:`gone` queries, and if the
+        querying account may see the session. If the server does not answer, return True:
+        :meth:`gone` then returns no writer.
         """
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
@@ -219,10 +219,10 @@ class Repairer:
 def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
 
-    A guard is an entry that says whether others are valid. The shorter guard keeps the markers of
-    unfinished writes, and the generation that cached objects carry, so objects stay valid. The
-    lists of the scope become void. So the best moment to compact is right after a write, which
-    makes these lists void anyway.
+    A guard is an entry that says whether others are valid. The shorter guard keeps the markers
+    (announcements) of unfinished writes, and the generation, a random digest that cached objects
+    carry. So objects stay valid. The lists of the scope become void. So the best moment to compact
+    is right after a write, which makes these lists void anyway.
 
     :param name: the name of the guard.
     :param raw: the bytes of the guard as they were read.

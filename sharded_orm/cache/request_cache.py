@@ -39,7 +39,8 @@ class RequestCache:
         self._entries = 0
         self.is_closed = False
         self.is_request = is_request
-        #: The first-level cache that was in use when this one began; None if there was none.
+        #: The enclosing first-level cache, which was in use when this cache was made; None if there
+        #: was none.
         self.outer = outer
 
     def home(self, guard: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from sharded_orm.cache import guards
 from sharded_orm.cache.guards import Guard
@@ -20,8 +20,8 @@ from sharded_orm.cache.repair import Sessions
 from sharded_orm.cache.stores.base import FoundEntry
 from sharded_orm.cache.values import Row
 
-#: The possible outcomes of a request: the caller must bypass the cache, the cache lacks the result,
-#: or the cache has it.
+#: The possible outcomes of a request: the caller must bypass the cache (BYPASS), the cache lacks
+#: the result (MISS), or it has the result (HIT).
 BYPASS, MISS, HIT = 0, 1, 2
 
 # judge() keeps the combined state of guards (entries that say whether others are valid) for the
@@ -34,8 +34,8 @@ class GuardState:
 
     An *open marker* in a guard says that a write is under way.
 
-    :param raws: the bytes of the guards, as they were read: that of the widest scope first, and
-        last the scope's own guard.
+    :param raws: the bytes of the guards, as they were read. The guard of the widest scope is first,
+        the scope's own guard is last.
     :param home: the position of the guard that says whether objects are valid.
     """
 
@@ -56,7 +56,7 @@ class GuardState:
         #: The bytes of the guards. If the guards are equal at two moments, no row of their scope
         #: (set of rows) was written in between.
         self.raws = raws
-        #: The stamp that a valid object must carry. It is made from the guards, and changes when
+        #: A valid object must carry this stamp. It is made from the guards. When the stamp changes,
         #: all objects become void.
         self.stamp = guards.stamp(parsed[: home + 1])
         #: The revision that the name of a valid list must contain: a digest of all guards.
@@ -72,8 +72,8 @@ class GuardState:
         self.lists_open = self.is_open or bool(
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
-        #: A function that takes the token of a primary key. It returns whether a write to that
-        #: object is under way, by the markers in the home guard (the guard that says whether
+        #: A function that takes the token of a primary key, and returns whether that object is
+        #: being written. It looks for open markers in the home guard (the guard that says whether
         #: objects are valid). None if the home guard has no open marker.
         self.covers: Callable[[str], bool] | None = (
             parsed[home].covers if parsed[home].open else None
@@ -91,8 +91,8 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
     """Return the combined state of all guards (entries that say whether others are valid) that
     concern a set of rows.
 
-    :param raws: the bytes of the guards: that of the widest scope first, the scope's own guard
-        last.
+    :param raws: the bytes of the guards. The guard of the widest scope is first, the scope's own
+        guard is last.
     :param home: the position of the guard that says whether objects are valid.
 
     :raises BrokenGuard: one of the guards cannot be parsed.
@@ -109,7 +109,7 @@ class Format(Protocol):
     def fingerprint(self) -> str:
         """A hexadecimal digest of the model's fields.
 
-        Cached rows that carry another digest are unusable.
+        Cached rows that carry a different digest are unusable.
         """
 
     @property
@@ -121,46 +121,61 @@ class Format(Protocol):
         """The decoded rows of this format that the process remembers."""
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
-        """Decode ``rows``. Several requests may get the same result, so do not change its values."""
+        """Return ``rows`` decoded. Do not change the result: several requests may share it."""
 
 
 class CacheRequest:
     """A request for one object or one list. Each request serves a single read, in one thread.
 
     :param scope: the scope (set of rows) of the list. For an object, it is the scope of the
-        object's shard key or global table, and never that of an isolate key.
+        object's shard key or global table, and never the scope of an isolate key.
     :param format: how the rows are stored and decoded.
     :param sessions: finds out, in the database that holds the rows, which writers are dead. If
         None, the markers of dead writers (announcements of their writes) are left open.
     """
 
-    #: The names of the counters that count the outcomes BYPASS, MISS and HIT of such requests.
+    #: The names of the counters for the outcomes BYPASS, MISS and HIT of this class of requests.
     counters: ClassVar[tuple[str, str, str]]
 
     outcome = BYPASS
     #: The rows after a hit, decoded by ``format``.
     rows: list[Row] | None = None
-    #: The number or the numbers of a :class:`ListRequest` for numbers, after a hit or before they
-    #: are stored.
+    #: The result of a :class:`ListRequest` that asks for a number or several numbers. Set after a
+    #: hit, or before the result is stored.
     value: int | tuple[int, ...] | None = None
-    #: After a miss, the state that the guards (entries that say whether others are valid) had when
-    #: the result was found missing. The result is stored as one that belongs to this state. None if
-    #: the result must not be stored.
+    #: After a miss, the state of the guards (entries that say whether others are valid) at the time
+    #: of the miss. The result is stored as valid for this state only. None if the result must not
+    #: be stored.
     state: GuardState | None = None
     #: After a miss, the state of the guards that say whether the objects (rows) of the result are
-    #: valid. These guards may be on another server than the guards of the list. None if the objects
-    #: must not be stored.
+    #: valid. These guards may be on a different server than the guards of the list. None if the
+    #: objects must not be stored.
     object_state: GuardState | None = None
+
+    #: The objects that were looked for: their names, and the entries as they were found, with the
+    #: leases (permissions to store) that the server has given.
+    looks: tuple[tuple[Sequence[str], Sequence[FoundEntry]], ...] = ()
 
     def __init__(self, scope: Scope, format: Format, sessions: Sessions | None) -> None:
         self.scope = scope
         self.format = format
         self.sessions = sessions
-        #: After a miss, a value for each object of the result, keyed by object name. None: the
-        #: object must not be stored, for example because its entry is valid already, or because
-        #: another reader stores it. Otherwise, the value is the entry that was found; after
-        #: lease(), it has the lease (the permission to store the object).
+        #: After a miss, the entries of the result's objects as they were found, keyed by object
+        #: name. Once lease() was called, an entry has the lease (the permission to store the
+        #: object). The value is None if the object must not be stored, for example because its
+        #: entry is valid already, or because another reader stores it.
         self.fillable: dict[str, FoundEntry | None] = {}
+        #: The names of the objects that were stored, or that the server was asked to store.
+        self.stored: set[str] = set()
+
+    def unused_leases(self) -> dict[str, FoundEntry]:
+        """Return the entries whose leases (permissions to store) were not used yet, by their names."""
+        return {
+            name: entry
+            for names, entries in self.looks
+            for name, entry in zip(names, entries, strict=True)
+            if entry.lease is not None and name not in self.stored
+        }
 
 
 class ObjectRequest(CacheRequest):
@@ -177,6 +192,46 @@ class ObjectRequest(CacheRequest):
         self.name = scope.object_name(pk)
 
 
+class RowAddress(NamedTuple):
+    """The place of a row whose primary key is the shard key: its shard, and its entry in the cache.
+
+    :param scope: the rows of this shard key, as the cache names them. Its place is the alias of the
+        shard.
+    :param token: the primary key in names of cache entries.
+    :param name: the name of the row's cache entry.
+    """
+
+    scope: Scope
+    token: str
+    name: str
+
+
+class RowBatch:
+    """Rows of one shard that are read by their primary keys, which are the shard keys.
+
+    It serves a single read, in one thread. A row that the process remembers needs no
+    :class:`ObjectRequest`.
+
+    :param place: the alias of the shard.
+    :param format, sessions: see :class:`CacheRequest`.
+    """
+
+    def __init__(self, place: str, format: Format, sessions: Sessions | None) -> None:
+        self.place = place
+        self.format = format
+        self.sessions = sessions
+        #: The addresses of the rows, by primary key as the caller passed it.
+        self.addresses: dict[Any, RowAddress] = {}
+        #: The rows that were found, decoded by ``format``, by the names of their entries.
+        self.rows: dict[str, Row] = {}
+        #: The requests for rows that were not found, by the names of the entries.
+        self.requests: dict[str, ObjectRequest] = {}
+
+    def request(self, address: RowAddress) -> ObjectRequest:
+        """Return a new request for one row of the batch."""
+        return ObjectRequest(address.scope, self.format, self.sessions, address.token)
+
+
 class ListRequest(CacheRequest):
     """A request for the result of a query: a list of rows, or one number.
 
@@ -184,7 +239,7 @@ class ListRequest(CacheRequest):
         the same digest have different results only if the rows in the database changed.
     :param scalar: whether the result is one number, as for ``count()`` and ``exists()``. Default:
         the result is a list of rows.
-    :param numbers: whether the result is any number of numbers (default: no).
+    :param numbers: whether the result is a tuple of numbers (default: no).
     """
 
     counters = ("bypasses", "list_misses", "list_hits")

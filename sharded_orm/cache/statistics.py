@@ -78,8 +78,8 @@ class CacheStatistics:
     #: :meth:`add` calls :meth:`flush`, which publishes the counts, if the last call was at least
     #: this number of seconds ago. If it is None, :meth:`add` never calls it.
     interval: float | None = 10.0
-    #: The end of a request calls :meth:`flush`, which publishes the counts, if the last call was
-    #: at least this number of seconds ago.
+    #: At the end of a request, :meth:`flush` publishes the counts if it was last called at least
+    #: this number of seconds ago.
     request_interval = 1.0
 
     def __init__(
@@ -95,7 +95,7 @@ class CacheStatistics:
         _all.add(self)
 
     def _renew(self) -> None:
-        # The lock must be held to change _total, _pending or _unsent.
+        # Hold the lock while changing _total, _pending or _unsent.
         self._lock = threading.Lock()
         self._total: dict[str, dict[str, int]] = {}
         # Counts that the signal cache_counted has not reported yet.

@@ -9,9 +9,9 @@ has primary keys, or one number: the result of ``count()`` or ``exists()``. The 
     l1 {fingerprint} - {name} {fields}{checksum}
 
 - ``fingerprint`` is a digest of the model's fields.
-- ``stamp`` has the generations (versions) of the object's guards, the entries that say whether
-  other entries are valid. The object is valid while the guards have these generations. A list has a
-  digest of its guards in its name instead.
+- ``stamp`` has the generations (random digests) of the object's guards, the entries that say
+  whether other entries are valid. The object is valid while the guards have these generations. A
+  list has a digest of its guards in its name instead.
 - ``name`` is the name of the entry, so a copy under another name is not accepted.
 - ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
   one call of the JSON parser can read many entries, and damage to one entry cannot spread to the
@@ -53,7 +53,8 @@ _MOST_DIGITS = 1000
 class Unusable(Enum):
     """The reason why an entry cannot be used."""
 
-    #: The entry is missing, was made void by a write, or was stored when the model had other fields.
+    #: The entry is missing, was made void by a write, or was stored when the model had different
+    #: fields.
     MISS = "miss"
     #: The entry is damaged, or was not stored under this name by the library.
     BROKEN = "broken"
@@ -64,7 +65,7 @@ BROKEN: Final = Unusable.BROKEN
 
 
 class _NotExact(Exception):
-    """Raised if a value would change by being stored and read again."""
+    """Raised for a value that could not be read from the cache exactly as it was stored."""
 
 
 def _zone_is_exact(value: datetime | time) -> bool:
@@ -125,8 +126,8 @@ _BACK: dict[str, Callable[[Any], Any]] = {
     "i": _unpack_interval,
     "u": UUID,
 }
-#: The CRC-32 of every undamaged entry. An entry ends with the CRC-32 of all bytes before it, and
-#: the CRC-32 of bytes that end in this way is always this constant.
+#: The CRC-32 of every undamaged entry. An entry ends with the CRC-32 of all bytes before it. The
+#: CRC-32 of such an entry as a whole is always this constant.
 _WHOLE = 0x2144DF1C
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
@@ -139,8 +140,8 @@ _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # strict=True refuses line ends and other control characters inside JSON strings. So a string that
 # lost its closing quote cannot go on past the line end that _rows() puts between two entries.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
-#: The errors that parsing hostile bytes can raise: ValueError for bad syntax, bad UTF-8 or numbers
-#: of thousands of digits, RecursionError for deep nesting, and the others from the functions in
+#: The errors that parsing hostile bytes can raise. ValueError: bad syntax, bad UTF-8, or numbers of
+#: thousands of digits. RecursionError: deep nesting. The other errors come from the functions in
 #: ``_BACK``, which turn JSON values into Python values.
 _DAMAGE = (ValueError, TypeError, AttributeError, RecursionError, OverflowError, InvalidOperation)
 
@@ -150,8 +151,9 @@ def pack_object(name: str, fingerprint: str, stamp: str, row: Row) -> bytes | No
 
     :param name: the name of the object's entry.
     :param fingerprint: the hexadecimal digest of the model's fields.
-    :param stamp: the generations of the object's guards, the entries that say whether others are
-        valid (:func:`~sharded_orm.cache.guards.stamp`).
+    :param stamp: the generations (random digests) of the object's guards, joined by
+        :func:`~sharded_orm.cache.guards.stamp`. Guards are the entries that say whether others are
+        valid.
     :param row: the fields of the row as the driver gave them, before Django's converters.
     :returns: the bytes to store; None if the row has a value that the format cannot hold exactly.
         Such an object is not cached.
@@ -172,7 +174,8 @@ def unpack_objects(
 
     :param raws: the bytes of the entries ``names``; None for a missing entry.
     :param fingerprint: the digest of the model's fields that the objects must carry.
-    :param stamp: the stamp (generations of the guards) that the objects must carry.
+    :param stamp: the stamp that the objects must carry: digests from the guards, the entries that
+        say whether objects are valid.
     :param width: the number of the model's concrete fields.
     """
     start = f"{_OBJECT} {fingerprint} {stamp} "
@@ -240,7 +243,7 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        # The entry begins as expected, except for its name: it is a copy of another entry.
+        # Only the name is not as expected, so this is a copy of another entry.
         return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
@@ -286,9 +289,9 @@ def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # All entries are parsed at once, as elements of one outer array. Each entry must become
-        # exactly one element. This is so if its JSON text has no bracket, and no JSON string
-        # continues after a line end.
+        # All entries are parsed at once, as elements of one outer array. An entry becomes exactly
+        # one element if its JSON text has no bracket, and if no string in it continues after a line
+        # end.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")

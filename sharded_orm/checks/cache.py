@@ -320,7 +320,8 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
                 id="sharded_orm.W036",
             )
         elif level == "unknown":
-            # A level at which uncommitted rows are read excludes the cache everywhere.
+            # Only the server knows the isolation level. If it has the level READ UNCOMMITTED, this
+            # may be the level in use. Then no read uses the cache, even outside of transactions.
             where = "" if features.has_read_uncommitted else "inside a transaction "
             yield checks.Warning(
                 f"The isolation level of {place} is not in its OPTIONS, so only the server knows it:"

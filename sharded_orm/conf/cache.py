@@ -44,10 +44,9 @@ class CacheOptions:
     #: A write may COMMIT within this many seconds after its marker (the announcement of the write
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
-    #: A time in seconds with two uses (:class:`CacheOptions` explains guards and markers). First: if the
-    #: guard of some rows was created more recently than this, the rows are not cached yet. Second: if
-    #: the database cannot report whether the writer of a marker still runs, the writer counts as dead
-    #: once the marker is older than this.
+    #: A number of seconds with two uses (:class:`CacheOptions` explains guards and markers). First,
+    #: rows are cached only if their guard is at least this old. Second, if the database cannot
+    #: report whether a write still runs, the write counts as ended once its marker is this old.
     quarantine: float = 10.0
     #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
     #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.

@@ -13,7 +13,9 @@ KEYS = {
     "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "CHECK_NEW_KEYS",
     "FORMER_MODELS",
 }  # fmt: skip
-RANGE_KEYS = {"range", "primary", "replica", "pair", "active", "open", "weight", "pinned"}
+RANGE_KEYS = {
+    "range", "primary", "replica", "pair", "active", "epoch", "open", "weight", "pinned",
+}  # fmt: skip
 # Endings that the name of a shard group must not have, because other aliases have them. A shard's
 # alias ends in "_" and five digits; here, more digits are also refused. "photos_template" is the
 # alias of the schema from which the test shards of the group "photos" are cloned.
@@ -95,15 +97,24 @@ def _ranges(where: str, raw: Any, problems: list[str]) -> Iterator[ShardRange]:
             weight = 1.0
         is_open = flag(where_range, "open", entry, True, problems)
         is_pinned = flag(where_range, "pinned", entry, False, problems)
-        yield ShardRange(first, last, *nodes, is_open, weight, is_pinned, is_pair="pair" in entry)
+        is_pair, epoch = "pair" in entry, entry.get("epoch", 0)
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+            problems.append(f"{where_range}epoch must be a number from 0, not {epoch!r}")
+            epoch = 0
+        elif epoch and not is_pair:
+            problems.append(f"{where_range}only a range with 'pair' has an epoch; remove it")
+        yield ShardRange(
+            first, last, *nodes, is_open, weight, is_pinned, is_pair=is_pair, epoch=epoch
+        )
 
 
 def _nodes(
     where: str, entry: Mapping[str, Any], problems: list[str]
 ) -> tuple[str, str | None] | None:
-    """Return the primary and the replica of a range; None if the entry has another form.
+    """Return the primary and the replica of a range; None if the entry has no permitted form.
 
-    Of a pair, the active side is the primary, and the passive side is the replica.
+    A pair is two servers that replicate from each other. For a range on a pair, the active side, which
+    takes writes, counts as the primary, and the passive side as the replica.
     """
     match entry:
         case {"pair": (str() as one, str() as other), "active": str() as active}:

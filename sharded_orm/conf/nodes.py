@@ -107,6 +107,9 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
         problems.append(f"{where}NAME must be the folder that holds the shard files")
     elif engine == _MYSQL and node.get("NAME"):
         problems.append(f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas")
+    elif engine == _MYSQL and not str(node.get("PORT") or 0).isdecimal():
+        problems.append(f"{where}PORT must be a number")
+        settings.pop("PORT", None)
     elif engine == _POSTGRESQL and not (node.get("NAME") or _has_service(node)):
         problems.append(f"{where}NAME must be the database that holds the shards' schemas")
     if engine == _POSTGRESQL and _names_a_schema(node):

@@ -69,12 +69,13 @@ class Config:
     :param bound_key: the dotted path of the function that returns the shard keys of a request. The
         middleware binds these keys: queries of the request need not name them. None if the setting
         has no ``BOUND_KEY``.
-    :param placement_lease: seconds for which a process remembers the shards of keys before it
-        queries the directory again for keys that are moving; None if no key ever moves.
+    :param placement_lease: seconds. A process may use the shards of keys that it remembers for this
+        time. Then it must query which keys are moving. None if no key ever moves.
     :param move_wait: seconds for which a write waits while its key moves to another shard.
     :param read_plans: whether the SQL of a query is kept for later queries that differ from it only
         in their values.
-    :param write_plans: the same of an UPDATE by ``save()`` or ``update()``.
+    :param write_plans: whether the SQL of an UPDATE by ``save()`` or ``update()`` is kept in the same
+        way.
     """
 
     topology: Topology

@@ -1,1 +1,4 @@
-"""What only some sites need: adapters for other packages, and apps. Nothing else imports them."""
+"""Optional parts of the package: apps of Django, and adapters for other packages.
+
+The modules outside of this package do not import them.
+"""

@@ -42,7 +42,10 @@ def _check(name: str, value: object, last: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Base class of the layouts. All are frozen dataclasses, so layouts compare by value."""
+    """Base class of the layouts. A layout says which bits of an id have which meaning.
+
+    All layouts are frozen dataclasses, so they compare by value.
+    """
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
         """Return what migrations need to recreate the layout.

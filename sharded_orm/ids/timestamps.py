@@ -105,11 +105,11 @@ class TimestampClock:
             return [self._next(lane, shard) for _ in range(count)]
 
     def leave(self, shard: int, table: str) -> None:
-        """Make no more ids for ``table`` on ``shard`` that have the same millisecond as the last id.
+        """Make no more ids for ``table`` on ``shard`` in the millisecond of the last id.
 
-        The next id has a later millisecond and a random sequence number. Call this after an id of
-        this process has collided with the id of another process, because the next ids of this
-        millisecond would collide, too.
+        The next id has a later millisecond and a random sequence number. Call this after an id has
+        collided with the id of another process, because the next ids of this millisecond would
+        collide, too.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -129,8 +129,9 @@ class TimestampClock:
         if now > lane.last:
             lane.last, lane.used = now, 0
         elif lane.used >= self._size:
-            # The clock was set back by more than _PATIENCE, perhaps by hours, which is too long to wait.
-            # Use the millisecond after the last id, although the clock has not reached it yet.
+            # The sequence numbers of this millisecond are used up. The clock was set back by more
+            # than _PATIENCE, perhaps by hours, which is too long to wait. So use the next
+            # millisecond, although the clock has not reached it yet.
             lane.last, lane.used = lane.last + 1, 0
         lane.used += 1
         lane.sequence = (lane.sequence + 1) % self._size

@@ -18,6 +18,30 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def not_negative(text: str) -> int:
+    """Return ``text`` as an int. It must be a whole number, 0 or more.
+
+    :raises ArgumentTypeError: ``text`` is anything else.
+    """
+    if not text.isascii() or not text.isdigit():
+        raise ArgumentTypeError(f"{text!r} is neither 0 nor a positive number")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """Return ``text`` as a float. It must be more than 0, and 1 at most.
+
+    :raises ArgumentTypeError: ``text`` is anything else.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise ArgumentTypeError(f"{text!r} is no number from 0 to 1, without 0")
+    return number
+
+
 def days(text: str) -> timedelta:
     """Return ``text``, a number of days that may have a fraction, as a duration.
 

@@ -34,5 +34,5 @@ class OneDatabaseCommand(BaseCommand):
         return super().execute(*args, **options)
 
     def takes_group(self, alias: str) -> bool:
-        """Whether the command accepts the alias of the shard group ``alias``; False unless overridden."""
+        """Whether the command accepts ``alias``, the alias of a shard group. False unless overridden."""
         return False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management import BaseCommand, CommandError
@@ -14,17 +15,18 @@ from sharded_orm.management.actions import line_writer
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations.exceptions import (
+    AbortRefused,
     OperationStopped,
     PairRefused,
     RollingRefused,
     SwitchRefused,
 )
 from sharded_orm.operations.migrate import MigrateOptions
-from sharded_orm.operations.pairs import column_defaults, rolling_upgrade
+from sharded_orm.operations.pairs import column_defaults, rolling_abort, rolling_upgrade
 from sharded_orm.operations.pairs.pair_servers import all_pairs
 from sharded_orm.operations.pairs.rolling_plan import RollingPlan, find_plan
-from sharded_orm.operations.pairs.upgrade_state import STEPS
-from sharded_orm.operations.runs.rollout import Waves
+from sharded_orm.operations.pairs.upgrade_state import STEPS, STOPPED_STEPS, unfinished
+from sharded_orm.operations.runs.rollout import Stopping, Waves
 
 # Options of migrate_shards that mean nothing if whole pairs are upgraded.
 _REFUSED = (
@@ -53,6 +55,18 @@ def add_rolling(parser: ArgumentParser) -> None:
         help="With --rolling: stop after this step. The same command without it goes on.",
     )
     group.add_argument(
+        "--abort",
+        action="store_true",
+        help="With --rolling: give the shards whose upgrade is not finished their old schema back. Possible"
+        " until the other side begins to get the new schema.",
+    )
+    group.add_argument(
+        "--stop-writes",
+        action="store_true",
+        help="With --rolling: let the shards of a round refuse writes until both sides have the new schema,"
+        " so that more operations can be done. --plan shows for how long.",
+    )
+    group.add_argument(
         "--timeout",
         type=float,
         default=rolling_upgrade.TIMEOUT,
@@ -71,9 +85,9 @@ def add_rolling(parser: ArgumentParser) -> None:
 def refuse_without_rolling(options: Mapping[str, Any]) -> None:
     """Check that the options of a rolling upgrade are not used without ``--rolling``.
 
-    :raises CommandError: one of them is.
+    :raises CommandError: one of these options is used.
     """
-    for name in ("pair", "until", "drop_defaults"):
+    for name in ("pair", "until", "drop_defaults", "abort", "stop_writes"):
         if options[name]:
             raise CommandError(f"{_option(name)} needs --rolling.")
 
@@ -86,20 +100,81 @@ def run_rolling(command: BaseCommand, options: Mapping[str, Any], migrate: Migra
     for name in _REFUSED:
         if options[name] not in (None, False):
             raise CommandError(f"{_option(name)} makes no sense with --rolling.")
+    if options["stop_writes"] and options["until"]:
+        raise CommandError(
+            "--until makes no sense with --stop-writes: writes would wait meanwhile."
+        )
+    for name in ("plan", "until", "drop_defaults"):
+        if options["abort"] and options[name]:
+            raise CommandError(f"{_option(name)} makes no sense with --abort.")
     pairs = all_pairs()
+    if options["abort"]:
+        # Take the pair with an unfinished upgrade (there is at most one), otherwise the first pair.
+        pairs = [pair for pair in pairs if unfinished(*pair)] or pairs[:1]
     if options["pair"]:
         pairs = [(options["pair"][0], options["pair"][1])]
     if not pairs:
         raise CommandError("The topology has no pairs: a range of a pair has 'pair' and 'active'.")
     for first, second in pairs:
         if options["plan"]:
-            plan = find_plan(first, second, migrate)
+            plan = find_plan(first, second, migrate, stop_writes=options["stop_writes"])
             _write_plan(command, options, plan)
         elif options["drop_defaults"]:
             dropped = column_defaults.drop_kept_defaults(first, second)
             _write(command, options, {"dropped": dropped}, f"Dropped {len(dropped)} defaults.")
+        elif options["abort"]:
+            _abort(command, options, migrate, first, second)
         else:
             _upgrade(command, options, migrate, first, second)
+
+
+def _abort(
+    command: BaseCommand,
+    options: Mapping[str, Any],
+    migrate: MigrateOptions,
+    first: str,
+    second: str,
+) -> None:
+    with _running(command, options) as (progress, stopping, tell):
+        undone = rolling_abort.abort(
+            first, second, _rolling_options(options, migrate), progress, stopping, tell
+        )
+    text = f"{first} and {second}: the upgrade is aborted; {undone or 'no shard'} got the old schema back."
+    shards = {} if undone is None else {name: list(n) for name, n in undone.numbers.items()}
+    _write(command, options, {"ok": True, "undone": shards}, text)
+
+
+def _rolling_options(
+    options: Mapping[str, Any], migrate: MigrateOptions
+) -> rolling_upgrade.RollingOptions:
+    return rolling_upgrade.RollingOptions(
+        migrate,
+        options["until"] or "",
+        options["stop_writes"],
+        options["timeout"],
+        Waves(options["canary"], options["parallel"], pause=options["pause"]),
+    )
+
+
+@contextmanager
+def _running(
+    command: BaseCommand, options: Mapping[str, Any]
+) -> Iterator[tuple[ShardProgress, Stopping, Callable[[str], None]]]:
+    """A context manager for a block that runs an operation. SIGINT and SIGTERM stop the operation.
+
+    If the operation is refused, and the command has the option ``--json``, the reasons are printed
+    as JSON.
+    """
+    progress = ShardProgress(command, options["verbosity"], bar=not options["json"])
+    with stop_signals() as stopping:
+        try:
+            yield progress, stopping, line_writer(command, dict(options))
+        except OperationStopped as exc:
+            raise CommandError(str(exc), returncode=stopping.status) from exc
+        except (AbortRefused, PairRefused, RollingRefused, SwitchRefused) as exc:
+            if options["json"]:
+                _write(command, options, {"ok": False, "problems": list(exc.problems)}, "")
+            raise
 
 
 def _upgrade(
@@ -109,29 +184,10 @@ def _upgrade(
     first: str,
     second: str,
 ) -> None:
-    rolling_options = rolling_upgrade.RollingOptions(
-        migrate,
-        options["until"] or "",
-        options["timeout"],
-        Waves(options["canary"], options["parallel"], pause=options["pause"]),
-    )
-    progress = ShardProgress(command, options["verbosity"], bar=not options["json"])
-    with stop_signals() as stopping:
-        try:
-            report = rolling_upgrade.upgrade(
-                first,
-                second,
-                rolling_options,
-                progress,
-                stopping,
-                line_writer(command, dict(options)),
-            )
-        except OperationStopped as exc:
-            raise CommandError(str(exc), returncode=stopping.status) from exc
-        except (PairRefused, RollingRefused, SwitchRefused) as exc:
-            if options["json"]:
-                _write(command, options, {"ok": False, "problems": list(exc.problems)}, "")
-            raise
+    with _running(command, options) as (progress, stopping, tell):
+        report = rolling_upgrade.upgrade(
+            first, second, _rolling_options(options, migrate), progress, stopping, tell
+        )
     plan = report.plan
     if report.next_step:
         text = f"Stopped before the step {report.next_step}. The same command goes on."
@@ -149,12 +205,27 @@ def _write_plan(command: BaseCommand, options: Mapping[str, Any], plan: RollingP
     lines = [
         f"{plan.first} and {plan.second}: {', '.join(plan.migrations) or 'nothing to migrate'}"
     ]
+    steps = STOPPED_STEPS if plan.stop_writes else STEPS
+    pauses = rolling_upgrade.estimate_pauses(plan) if plan.stop_writes else []
     for number, each in enumerate(plan.rounds, 1):
         lines.append(f"Round {number}, while all processes run the old release:")
-        lines += [f"    {step}: {rolling_upgrade.describe(step, each)}" for step in STEPS]
+        for step in steps:
+            described = rolling_upgrade.describe(step, each, stop_writes=plan.stop_writes)
+            lines.append(f"    {step}: {described}")
+        if plan.stop_writes:
+            lines.append(
+                f"    Writes of these shards wait for about {pauses[number - 1]:.0f} s. --abort goes back"
+                " until migrate-active begins."
+            )
+        else:
+            lines.append(
+                "    --abort goes back until migrate-other begins; after the switch only if no release has"
+                " written new columns or tables."
+            )
     if plan.rounds:
         lines += _afterwards(plan)
-    _write(command, options, plan.to_json(), "\n".join(lines))
+    content = {**plan.to_json(), "pauses": [round(pause, 1) for pause in pauses]}
+    _write(command, options, content, "\n".join(lines))
 
 
 def _afterwards(plan: RollingPlan) -> list[str]:

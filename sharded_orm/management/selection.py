@@ -25,7 +25,8 @@ def add_selection(parser: ArgumentParser) -> None:
 
 
 def selection_of(options: Mapping[str, Any]) -> list[Selected]:
-    """Return the shards that the parsed options select, as a list of selections that is never empty.
+    """Return the shards that the parsed options select, with one item for each group. The list is
+    never empty.
 
     :raises CommandError: a group, node or shard does not exist, or the options select no shard.
     """

@@ -13,10 +13,10 @@ from sharded_orm.models.global_models import GlobalManager, GlobalModel, GlobalQ
 from sharded_orm.models.querysets.direct_plans import PlanManager, PlanQuerySet
 from sharded_orm.models.querysets.route import Route
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
+from sharded_orm.models.tables.directory import Placement
 from sharded_orm.models.tables.fleet import ShardMap, TopologyVersion
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.models.tables.key_move import KeyMove
-from sharded_orm.models.tables.placement import Placement
 from sharded_orm.models.tables.sequence import TicketSequence
 
 __all__ = [

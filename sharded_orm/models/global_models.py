@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from django.db import DEFAULT_DB_ALIAS, models
 
 from sharded_orm.cache import request_cache
-from sharded_orm.models.cached.invalidation import CacheAttribute
+from sharded_orm.models.cached.model_cache import CacheAttribute
 from sharded_orm.models.cached.queryset import CachedQuerySet
 from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.querysets.direct_plans import DirectPlanReader
@@ -72,8 +72,8 @@ class GlobalModel(models.Model):
     """A model whose rows are in the global database, because no shard key owns them (Yupoo, Y1).
 
     ``class ShardMeta`` is optional. Its ``cache = True`` turns on the cache for the model. Its
-    ``isolate_key`` names a field. A write voids only the cached lists that are for the written
-    row's value of this field (Yupoo, Y16).
+    ``isolate_key`` names a field, such as ``album_id``. Then a write to a row voids the cached lists
+    of the row's album, but not those of other albums (Yupoo, Y16).
     """
 
     _is_sharded: ClassVar[bool] = False

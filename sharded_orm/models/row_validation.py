@@ -11,6 +11,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.bound_rows import has_other_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias
@@ -34,11 +35,11 @@ class RowValidation(models.Model):
         raise NotImplementedError  # ShardedModel has it.
 
     def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields(), because the row to which a foreign key refers must be
-        # looked up on the right shard. A row of the same group is looked up on this row's shard; if
-        # this row has no shard yet, no such row can exist. If the other row needs the same shard
-        # key, the key is a condition of the look-up. A row of another group is looked up on the
-        # shard that the foreign key's value determines.
+        # Overrides Model.clean_fields(), which would look up the rows to which foreign keys refer
+        # on a wrong shard. A referenced row of the same group must be on this row's shard. If this
+        # row has no shard yet, no such referenced row can exist. If both rows need the same shard
+        # key, the look-up has a condition on the key. For a row of another group, the foreign key's
+        # value determines the shard.
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()
@@ -96,8 +97,8 @@ class RowValidation(models.Model):
         if alias is None:
             return {}
         check_insert(colocation_on(self._shard_options(), alias), [self])
-        # Within unbound(), query the rows of all shard keys, because a unique value must also
-        # differ from the values in rows of other keys.
+        # Use unbound() to query the rows of all shard keys: a unique value must differ from those
+        # of all rows on the shard, whatever their keys.
         with scoped(alias), unbound():
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
@@ -135,10 +136,10 @@ class RowValidation(models.Model):
             raise ValidationError(errors)
 
     def _validation_alias(self) -> str | None:
-        """Return the alias of the shard on which this row is compared with other rows.
+        """Return the alias of the shard whose rows must be queried to validate this row.
 
-        Return None if no other row has to be read: either the key has no shard yet, or the row
-        cannot be saved because ``bound()`` has set another key.
+        Return None if no rows need to be queried. Then the key has no shard yet, or the row cannot
+        be saved because its key is not the bound key (set by ``bound()``).
         """
         options = self._shard_options()
         try:
@@ -150,7 +151,7 @@ class RowValidation(models.Model):
                 return None
             if getattr(self, options.key.attname) is None and not options.awaits_key(self):
                 return None
-            shard = options.locate(self)
+            shard = row_placement.locate(options, self)
         except (ShardKeyRequired, TypeError, ValueError, ValidationError):
             # The value cannot be a key. Ignore this here, because the validation of its field
             # reports it.

@@ -43,8 +43,8 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
-# The column types for which only the collation determines which texts are equal. For any other type,
-# the error message names the type, too.
+# The usual types of text columns. If an inexact column has another type, the error message also
+# names the type.
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
@@ -97,7 +97,7 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class InexactKey:
-    """A text key column on one shard whose database compares keys less exactly than the router.
+    """A text key column of one shard, in which the database treats different keys as equal.
 
     :param what: the end of a sentence about the column, such as "has the collation …".
     :param remedy: what the operator has to do, in sentences.
@@ -146,8 +146,8 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
     """Return the collation that the models declare for ``key``, if it certainly compares inexactly.
 
-    A collation compares inexactly if it treats different keys as equal. Return None if this is not
-    certain; then the column in the database must be checked.
+    A collation compares inexactly if it treats different keys as equal. Return None if the
+    declarations do not show this with certainty. The column in the database must then be checked.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -215,8 +215,9 @@ def _inexact_key(
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
     if column is not None and not key.is_colocated_with_target:
-        # The foreign key refers to another group or to the global database, whose migrations do not
-        # run on these shards. So the message tells the operator to change this column with RunSQL.
+        # The column is a foreign key to another group or to the global database. A migration of the
+        # referenced model does not run on these shards, so tell the operator to change this column
+        # with RunSQL.
         change = features_of(connection).collations.exact_column_sql(
             key.table, key.field.column, column.definition, collation or ""
         )
@@ -284,8 +285,7 @@ class TextKeyGuard:
 
         Implements :meth:`sharded_orm.backends.key_guard.KeyGuard.check`.
 
-        :raises InexactShardKey: the database does not compare the keys of one of ``tables`` as
-            exactly as the router does.
+        :raises InexactShardKey: the database treats different keys in one of ``tables`` as equal.
         """
         keys = text_keys(shards[0].group)
         if not keys:
@@ -294,8 +294,8 @@ class TextKeyGuard:
         if not checked or connection.open_editors:
             return
         if connection.shard is shards[0] and connection._generation != relocation.generation:
-            # The topology has changed since this connection object got its settings. Reconnect it
-            # to the node that has the shard now.
+            # The topology has changed since this connection object got its settings. Make it
+            # connect to the node that has the shard now.
             relocation.follow(connection)
             shards = (connection.shard,)
         unverified = [shard for shard in shards if not self._is_verified(shard, checked)]
@@ -303,12 +303,12 @@ class TextKeyGuard:
             self._verify(connection, unverified, keys, checked)
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """Check that the text keys of the rows that ``query`` inserts fit into their columns.
+        """Check that the text keys of the rows that ``query`` inserts are not too long.
 
         Implements :meth:`sharded_orm.backends.key_guard.KeyGuard.check_rows`.
 
-        :raises InvalidShardKey: a key is too long. The database would store only a part of it,
-            which is another key.
+        :raises InvalidShardKey: a key is too long. The database would cut it, and so store another
+            key.
         """
         known = self._verified.get(shard.alias)
         columns = () if known is None else known.tables.get(query.get_meta().db_table, ())
@@ -366,9 +366,9 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # To save memory, the entries of all shards with the same tables share one mapping of
-            # tables. Replace the entry of a shard as a whole, because two threads may check the
-            # shard at the same time; both store the same result.
+            # To save memory, shards with the same tables share one mapping of tables. Two threads
+            # may check a shard at the same time. So do not change the shard's entry; replace it.
+            # Both threads store the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

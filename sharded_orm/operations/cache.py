@@ -133,8 +133,7 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
     :param keys: the values of the keys as text, keyed by field name.
     :param using: alias of the shard or database whose cache entries are invalidated; by default all
         databases that have rows of the model.
-    :raises ValueError: at least one of the values can belong to no row, or ``using`` has no rows of
-        the model.
+    :raises ValueError: no row can have one of the values, or ``using`` has no rows of the model.
     :raises TypeError: a field name is unknown.
     :raises CacheUnavailable: a cache server is down; repeat the call.
     """

@@ -38,7 +38,7 @@ class NothingUnclear(OperationError, LookupError):
 
 
 class OperationDiffers(OperationError, OperationalError):
-    """Other processes are executing the same operation with other arguments."""
+    """Other processes are executing the same operation with different arguments."""
 
 
 class PromotionRefused(OperationError, OperationalError):
@@ -61,8 +61,9 @@ class PromotionFailed(OperationError, OperationalError):
 
 
 class PairRefused(OperationError, OperationalError):
-    """Two nodes are no sound master-master pair, or cannot be made one. :attr:`problems` lists every
-    reason.
+    """Two nodes do not replicate from each other correctly, or cannot be made to do so.
+
+    :attr:`problems` lists every reason.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -71,7 +72,9 @@ class PairRefused(OperationError, OperationalError):
 
 
 class RollingRefused(OperationError, ValueError):
-    """Migrations cannot run on one side of a pair first. :attr:`problems` lists every reason."""
+    """Migrations cannot run on one side of a pair before the other. :attr:`problems` lists every
+    reason.
+    """
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -80,8 +83,16 @@ class RollingRefused(OperationError, ValueError):
         )
 
 
+class AbortRefused(OperationError, OperationalError):
+    """A rolling upgrade of a pair cannot be undone any more. :attr:`problems` lists every reason."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"The upgrade cannot be aborted:{bullet_list(self.problems)}")
+
+
 class SwitchRefused(OperationError, ValueError):
-    """The active side of shards on a pair of servers cannot be changed as requested.
+    """The side of a pair that takes the writes of some shards cannot be changed as requested.
 
     :attr:`problems` lists every reason.
     """

@@ -10,6 +10,7 @@ from django.db import IntegrityError, connections, models, transaction
 
 from sharded_orm.backends.shard_errors import add_shard_note
 from sharded_orm.exceptions import PartialCommitError
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.options import ShardOptions, required_options
 from sharded_orm.operations.relations import checked_relations, refuse_other_keys
@@ -36,7 +37,8 @@ class FixtureTransaction:
         #: The primary keys of stored rows whose relations are to be checked, keyed by the shard's
         #: alias and the model.
         self._pks: dict[tuple[str, type[models.Model]], set[Any]] = defaultdict(set)
-        #: The shard keys of stored rows that are foreign keys to the global database, keyed by model.
+        #: For each model whose shard key is a foreign key to the global database: the shard keys of its
+        #: stored rows.
         self._keys: dict[type[models.Model], set[Any]] = defaultdict(set)
         #: Whether the relations of a model are to be checked, keyed by the model.
         self._has_relations: dict[type[models.Model], bool] = {}
@@ -67,7 +69,7 @@ class FixtureTransaction:
         """
         # A shard key may be a foreign key. Do not check now whether the row to which it refers
         # exists, because that row may come later in the fixture.
-        alias = options.place(row, check_key=False).alias
+        alias = row_placement.place(options, row, check_key=False).alias
         if alias not in self.models_by_alias:
             self._begin(options.group)
             self._unchecked.enter_context(connections[alias].constraint_checks_disabled())
@@ -125,7 +127,7 @@ class FixtureTransaction:
         Other rows are not checked. Costs one query for each 500 keys, and one for each relation and
         500 rows.
 
-        :raises CrossKeyRelation: a row is related to a row of another shard key.
+        :raises CrossKeyRelation: a row is related to a row with a different shard key.
         :raises DanglingShardKey: the row to which a shard key refers does not exist.
         """
         # Inside unbound(), queries are not restricted to the shard key that is bound for the
@@ -134,7 +136,7 @@ class FixtureTransaction:
             for (alias, model), pks in self._pks.items():
                 refuse_other_keys(model, alias, pks)
         for model, keys in self._keys.items():
-            required_options(model).refuse_dangling(list(keys))
+            row_placement.refuse_dangling(required_options(model), list(keys))
 
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
         """Return the error to raise if some of the fixture's transactions are committed and others

@@ -59,14 +59,17 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
 
     The connection object belongs to no shard. Only the thread that created the object may use it.
     The object connects to the node when it is first used.
+
+    :raises ImproperlyConfigured: the driver refuses the settings of the node.
     """
-    # Derive the settings of the node from those of an invented shard that has no schema name. On
-    # SQLite, the setting NAME is then a file in the node's folder that belongs to no shard.
+    # Make the settings of the node from those of an invented shard without a schema. On SQLite,
+    # NAME is then a file in the node's folder, and no shard uses that file.
     settings = database_settings.shard_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
         complete(settings), f"node {name}"
     )
+    wrapper.check_without_server()
     try:
         yield wrapper
     finally:

@@ -37,7 +37,7 @@ class RelationInside:
     :param name: the name of the foreign key or many-to-many field.
     :param owner: the foreign key of ``table`` to the model that declares the relation; None if
         ``table`` is that model.
-    :param related: the foreign key of ``table`` to the other model.
+    :param related: the foreign key of ``table`` to the model to which the relation leads.
     """
 
     table: type[Model]
@@ -61,7 +61,7 @@ class RelationInside:
         """Return the SELECT for rows of the relation whose two sides have different shard keys.
 
         :param quote: a function that quotes the name of a column or table.
-        :param table: reads the rows that are checked from the table of the relation.
+        :param table: SQL that reads the rows to check. They are rows of the relation's table.
         :param prefix: SQL that is put before the name of each joined table.
         """
         joins = _Joins(quote, prefix)
@@ -140,8 +140,8 @@ class _Joins:
 def _own_columns(model: type[Model], fields: Sequence[Any]) -> list[Any]:
     """Return the columns of the model's own table that a statement about ``fields`` reads.
 
-    These are all foreign keys, because they may be links to parents, and the columns of ``fields``.
-    Some of ``fields`` may be in the tables of parents instead.
+    These are the columns of ``fields`` in this table, and all foreign keys. A foreign key may be
+    needed to join the table of a parent model that has the other fields.
     """
     own = model._meta.local_concrete_fields
     return [column for column in own if column.is_relation or column in fields]
@@ -234,7 +234,7 @@ class GenericReference:
         return not gives_key(self.field, options) and not gives_key(self.field, related)
 
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
-        """Raise :exc:`CrossKeyRelation` if a row refers to a row of another shard key.
+        """Raise :exc:`CrossKeyRelation` if a row refers to a row with a different shard key.
 
         Costs one query for the rows, and one for each content type to which the rows refer.
 

@@ -1,4 +1,4 @@
-"""Splitting a server: moving some of its shards to another server (Pinterest, P10).
+"""Split a server: move some of its shards to another server (Pinterest, P10).
 
 If a replica can take writes while it replicates (MariaDB), the shards move to a replica, because
 replication has copied their rows already. On other databases, the rows are copied. In both cases,
@@ -43,7 +43,7 @@ def check(
 ) -> list[ShardMovePlan]:
     """Return what :func:`split` would do, as one plan for each group. Changes nothing.
 
-    :raises MoveRefused: the shards cannot be moved in this way. Every reason is listed.
+    :raises MoveRefused: :func:`split` would refuse to move the shards. Every reason is listed.
     """
     runtime.refresh()
     problems, plans = list(_wrong_nodes(source, target, shards)), []
@@ -112,7 +112,8 @@ def split(
 
 
 def _end_broken_moves(groups: Iterable[str], tell: Tell) -> Iterator[shard_moves.ShardMoveReport]:
-    """End the unfinished moves of earlier processes, whose leftovers the checks would refuse.
+    """End the unfinished moves of earlier processes, because the checks refuse what such moves have
+    left.
 
     Yield the report on each group in which a move was completed.
     """
@@ -219,7 +220,7 @@ def _end_replication(
     """End the replication. Then drop those tables on ``target`` that belong to shards of
     ``source``.
 
-    :param problems: reasons against ending the replication that are known already.
+    :param problems: reasons, found by the caller, why the replication must not be ended.
     :raises MoveRefused: the replication cannot be ended, or ``problems`` are not empty.
     """
     with open_pair(source, target) as pair:
@@ -271,7 +272,9 @@ def _without_tables(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _copies_on(source: str, target: str) -> list[Shard]:
-    """Return the shards on ``source`` whose tables still exist on ``target``, its former replica."""
+    """Return the shards on ``source`` whose tables still exist on ``target``, which was the replica
+    of ``source``.
+    """
     with node_connection(target) as wrapper:
         present = wrapper.schemas_present()
     return [

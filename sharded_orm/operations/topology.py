@@ -25,8 +25,8 @@ from sharded_orm.topology.sources.base import Process
 # The largest number of attempts to publish. An attempt fails if another process has published a
 # change since the document was read.
 _ATTEMPTS = 20
-# Before attempt n to publish (counted from 0), the process waits for a random time of at most n
-# times this number of seconds.
+# Seconds. Before attempt number n to publish, counted from 0, the process waits for a random time
+# between 0 and n times this value.
 _BACKOFF = 0.02
 # The number of seconds between two checks whether all processes use a certain version of the
 # topology.
@@ -150,9 +150,9 @@ def rule_out(is_published: Callable[[Document], bool], comment: str = "") -> boo
 class Pushed:
     """The outcome of :func:`push`.
 
-    :param document: the document that the source holds after the call, with its version.
-    :param published: True if the call has published a new version. False if the source held the
-        same content already: then there is no new version, and the call's comment is not stored.
+    :param document: the topology document that is published after the call, with its version.
+    :param published: True if the call has published a new version. False if the same content was
+        published already: then there is no new version, and the call's comment is not stored.
     """
 
     document: Document
@@ -191,7 +191,7 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
     :param expected: the version that the source held when the caller decided to roll back; 0 if the
         source was empty. By default, the source may hold any version.
     :raises LookupError: the source does not keep ``version``.
-    :raises TopologyConflict: the source now holds another version than ``expected``.
+    :raises TopologyConflict: the version that the source holds now is not ``expected``.
     :raises InvalidTopology: shards were added since ``version``; they cannot be removed.
     :raises: the other errors of :func:`push`.
     """
@@ -214,16 +214,16 @@ def held() -> Document | None:
     try:
         return runtime.source().load()
     except InvalidTopology:
-        # The document is not valid: somebody may have edited the source by hand. Return None, as if
-        # the source were empty, so that a valid document can be published over it.
+        # The stored topology is not valid: somebody may have edited it by hand. Return None, as if
+        # there were no topology, so that a valid document can be published over it.
         return None
 
 
 def _is_used(document: Document) -> bool:
-    """Return whether this process uses ``document``, the document that the source holds now.
+    """Return whether this process uses ``document``, the topology that is published now.
 
-    The process first loads the source's document. The result is False if the process refuses that
-    document, or if the source does not answer.
+    The process first loads the topology from its source. The result is False if the process refuses
+    that topology, or if the source does not answer.
     """
     try:
         runtime.refresh()
@@ -233,19 +233,22 @@ def _is_used(document: Document) -> bool:
 
 
 def _next(before: Document | None) -> int:
-    """Return the version number for the next document to publish.
+    """Return the version number for the next topology document to publish.
 
-    It is 1 more than the higher of two numbers: the source's version, and the version that this
-    process uses. This process may use a higher version than the source has, if the source was set
-    up again.
+    It is 1 more than the higher of two numbers: the version that is published, and the version that
+    this process uses. This process may use the higher one if the source, which stores the published
+    topology, was set up again.
 
-    :param before: the document in the source; None if the source is empty.
+    :param before: the published document; None if the source is empty.
     """
+    return max(_version_in_use(), 0 if before is None else before.version) + 1
+
+
+def _version_in_use() -> int:
     try:
-        version = runtime.topology_status().version
+        return runtime.topology_status().version
     except TopologyUnavailable:
-        version = 0
-    return max(version, 0 if before is None else before.version) + 1
+        return 0
 
 
 def _publish(before: Document | None, after: Document, comment: str) -> Document:
@@ -258,9 +261,18 @@ def _publish(before: Document | None, after: Document, comment: str) -> Document
 
 def _check(before: Document | None, after: Document) -> None:
     source = runtime.source()
-    # Check only the new document. The source may hold a document that this process refuses, and a
-    # new document must be able to replace it.
-    runtime.check_document(after)
+    # Check only the new document and not the published one. This process may refuse the published
+    # document, but it must still be possible to replace that document.
+    try:
+        runtime.check_document(after)
+    except InvalidTopology as exc:
+        if _version_in_use() < after.version:
+            raise
+        # Another process has published this version meanwhile, and this process has received it.
+        raise TopologyConflict(
+            f"{source.describe()} was changed by others meanwhile, to version {_version_in_use()};"
+            " repeat the change."
+        ) from exc
     if not source.writable:
         raise TopologyReadOnly(
             _manual_change(source.describe(), before or Document(0, {}, {}), after)
@@ -290,10 +302,10 @@ class Reach:
 
 
 def wait_until_used(version: int, timeout: float, *, interval: float = _INTERVAL) -> Reach | None:
-    """Wait until all other processes that are connected to the source use ``version`` or a later
-    one.
+    """Wait until all other processes use ``version`` of the topology or a later one.
 
-    This process is left out, because it already uses the version that it has published.
+    The other processes are those that are connected to the topology's source (its store). This
+    process is left out, because it already uses the version that it has published.
 
     :param timeout: the largest number of seconds to wait.
     :param interval: the number of seconds between two checks.

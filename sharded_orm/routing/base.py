@@ -31,7 +31,7 @@ BUILT_IN = {
     "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
 }
 
-# Use the random numbers of the operating system, which have no seed, so that two processes do not
+# The random numbers come from the operating system and have no seed, so that two processes do not
 # draw the same shards in the same order.
 _random = random.SystemRandom()
 
@@ -51,10 +51,10 @@ class Strategy(ABC):
     #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
     #: if keys do not contain a shard number.
     embedded: tuple[int, int] | None = None
-    #: What determines the shard of a key. A change of the group's topology is allowed only if every
-    #: key stays on its shard, so the allowed changes depend on this attribute. The default is
-    #: ``PLACED`` if ``places`` is true, else ``EMBEDDED`` if a subclass sets the class attribute
-    #: ``embedded``, else ``COMPUTED``.
+    #: What determines the shard of a key. Which changes of the group's topology are allowed depends
+    #: on this attribute, because every key must stay on its shard. The default is ``PLACED`` if
+    #: ``places`` is true, else ``EMBEDDED`` if a subclass sets the class attribute ``embedded``,
+    #: else ``COMPUTED``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,9 +148,8 @@ class Strategy(ABC):
     def has_moved_keys(self) -> bool:
         """Whether any key may ever have moved to another shard.
 
-        False in an event loop, where Django refuses queries, so that the caller does not look for
-        the key of a row there. Querysets that are built there are evaluated in another thread, which
-        asks again.
+        The result is False in an event loop, where Django refuses queries. A queryset that is built
+        there is evaluated in another thread, and calls this method again in that thread.
         """
         return False
 
@@ -175,8 +174,8 @@ class Strategy(ABC):
             )
         failures: dict[str, Exception] = {}
         while ranges:
-            # The weight of a range counts for each shard in the range: 512 shards of weight 1 get
-            # as many keys as 256 shards of weight 2.
+            # The weight of a range counts for each shard in it. So 512 shards of weight 1 get as
+            # many keys as 256 shards of weight 2.
             weights = [r.weight * (r.last - r.first + 1) for r in ranges]
             chosen = _random.choices(ranges, weights=weights)[0]
             number = _random.randint(chosen.first, chosen.last)
@@ -190,7 +189,9 @@ class Strategy(ABC):
         raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over what ``former``, the group's strategy before the topology changed, remembers."""
+        """Take over what the strategy ``former`` remembers. The group used it before the topology
+        changed.
+        """
 
     def explain(self, key: Any) -> str:
         """Return the reason why ``key`` is on its shard, as text to be read by people."""

@@ -20,9 +20,9 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.transaction_uses import check_use
 from sharded_orm.topology.model import ShardGroup
 
-#: The directory stores keys unchanged if they match _PLAIN, and so have at most _LONGEST_PLAIN
-#: characters. Every other key is stored as a digest. Otherwise, a collation of the global database
-#: might treat two keys as equal, such as "alice" and "Alice", or keys that differ by trailing spaces.
+#: Keys that match _PLAIN are stored as they are; they have at most _LONGEST_PLAIN characters. All
+#: other keys are stored as a digest. Otherwise a collation of the global database might treat two
+#: keys as equal, such as "alice" and "Alice", or keys that differ only in trailing spaces.
 _LONGEST_PLAIN = 64
 _PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 
@@ -41,7 +41,7 @@ class StoredPlacement(NamedTuple):
 class DirectoryStore(MoveStore, Protocol):
     """A store of placements. A placement is a shard key, as text, with the number of its shard.
 
-    The implementation is in ``models/tables/placement.py``.
+    The implementation is in ``models/tables/directory.py``.
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
@@ -190,7 +190,7 @@ class DirectoryStrategy(Strategy):
 
     def succeed(self, former: Strategy) -> None:
         # Keep the remembered placements, because they do not depend on the topology. Share the dict
-        # with the former strategy, which other threads may still use. So if one of the two
+        # with the strategy ``former``, which other threads may still use. So if one of the two
         # strategies forgets a placement, the other forgets it, too.
         if (
             isinstance(former, DirectoryStrategy)
@@ -307,7 +307,7 @@ def is_digest(entry: str) -> bool:
 def _refuses_queries() -> bool:
     """Whether Django refuses queries in this thread, because an event loop runs in it.
 
-    The environment variable that permits queries there is that of Django's ``async_unsafe()``.
+    If DJANGO_ALLOW_ASYNC_UNSAFE is set in the environment, Django permits queries all the same.
     """
     try:
         asyncio.get_running_loop()

@@ -45,8 +45,8 @@ class KeyInFlight(NamedTuple):
     #: The key itself, as text. It can differ from ``key``, because the directory stores some keys
     #: as a digest.
     value: str
-    #: The number of the move, and the numbers of the shard that the key leaves and of its new
-    #: shard.
+    #: The number of the move. The next two fields are shard numbers: the key moves from the shard
+    #: ``source`` to the shard ``target``.
     number: int
     source: int
     target: int
@@ -59,7 +59,8 @@ class MoveList(NamedTuple):
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
     last: int
-    #: Some of the moves that have ended, as selected by the call of :meth:`MoveStore.moves`.
+    #: Moves that have ended: those that the argument ``since`` of :meth:`MoveStore.moves` has
+    #: selected.
     ended: tuple[KeyInFlight, ...] = ()
 
 
@@ -72,9 +73,9 @@ class MoveStore(Protocol):
         Sends one query, which is not logged. Return None inside Django's ``TestCase``, whose
         transaction hides what other processes do.
 
-        :param since: the number of a move. The result also contains the later moves that have
-            ended. None (the default): of all moves that have ended, the result contains only the
-            move that was announced last, if it has ended.
+        :param since: the number of a move. The result then also contains all moves with higher
+            numbers that have ended. By default (None), it contains only one such move: the move
+            that was announced last, if it has ended.
         """
 
 
@@ -90,13 +91,13 @@ class Poll:
 
     number: int
     since: int
-    #: The time from which the process renews the lease (its right to remember the shards of keys),
-    #: and the time at which the lease ends.
+    #: ``renew_at``: the time from which the process renews the lease (its right to remember the
+    #: shards of keys). ``valid_until``: the time at which the lease ends.
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: For each pair of group and key that was in flight (moving) during the series of polls: the
-    #: number of the last poll that reported it.
+    #: For each key that was in flight (moving) during the series of polls: the number of the last
+    #: poll that reported it. The keys of the dict are pairs of group and key.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -147,18 +148,19 @@ class PlacementLease:
         #: Whether the lease is not needed now: its last query was sent inside Django's
         #: ``TestCase``, where no key moves.
         self.is_suspended = False
-        # The lock is reentrant: the thread that holds the lock may open the connection of the
-        # directory, and a receiver of connection_created may then use sharded models, which take
-        # the lock again.
+        # The lock is reentrant. The thread that holds the lock may open the connection of the
+        # directory. A receiver of connection_created may then use sharded models, which take the
+        # lock again.
         self._lock = threading.RLock()
         self._instances.add(self)
 
     def current(self) -> Poll | None:
-        """Return the poll of a lease that is valid now. If half of its time is over, renew the lease.
+        """Return the poll of a lease that is valid now. If half of its time is over, renew the
+        lease.
 
         The poll is the result of the last query for the keys in flight (keys that are moving).
-        Return None if the process must not remember anything: inside Django's ``TestCase``, or if
-        the query for the keys in flight took longer than a lease is valid.
+        Return None if the process must not remember the shards of keys. That is so inside Django's
+        ``TestCase``, and if the query took longer than a lease is valid.
 
         :raises django.db.Error: the lease has ended, and the directory does not answer.
         """
@@ -216,8 +218,9 @@ class PlacementLease:
         since = None
         if before is not None:
             number = before.number + 1
-            # Compare the end of the former lease with the time at which the answer arrived. If the
-            # lease had ended by then, a key may have moved unseen, so a new series of polls begins.
+            # Compare the end of the previous lease with the time at which the answer arrived. If
+            # the lease had ended by then, a key may have moved unseen, so a new series of polls
+            # begins.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:
@@ -244,7 +247,7 @@ os.register_at_fork(after_in_child=PlacementLease._after_fork)
 
 
 class PermanentLease:
-    """A lease (the right to remember the shards of keys) that is always valid, as keys never move.
+    """A lease (the right to remember the shards of keys) that is always valid, because keys never move.
 
     Sends no query.
     """

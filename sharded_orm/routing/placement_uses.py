@@ -38,8 +38,8 @@ class PlacementSource(Protocol):
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have stayed on the same shards since they were looked up.
 
-        :param placements: the placements, keyed by the text under which the directory stores the
-            key.
+        :param placements: the placements (shards of keys) that the lookups returned, keyed by the
+            text under which the directory stores the key.
         """
 
 
@@ -56,8 +56,8 @@ class WatchedMoves(Protocol):
 class PlacementUses:
     """The placements (shards of keys) on which an operation relies. Used by one thread at a time.
 
-    :param writes: whether the operation writes. If so, the placements are also checked before
-        each statement, and an outdated placement is an error.
+    :param writes: whether the operation writes. The placements of an operation that writes are checked
+        before each statement, and an outdated placement is an error.
     """
 
     def __init__(self, *, writes: bool = False) -> None:
@@ -68,10 +68,11 @@ class PlacementUses:
 
     def record(self, source: PlacementSource, key: str, placement: KnownPlacement) -> None:
         placements = self.placements.setdefault(source, {})
+        # If the key was recorded before, keep the number of the earlier poll, because the key has
+        # been on this shard since that poll.
         known = placements.setdefault(key, placement)
-        # If the key has moved since the operation began, a part of the operation relies on the old
-        # shard. If only the number of the poll (the query for moving keys) differs, keep the
-        # earlier number, because the key must have been on the shard since that poll.
+        # If the shard or the number of the key's last move differs, the key has moved since the
+        # operation began, and a part of the operation relies on the old shard.
         if known[:2] != placement[:2]:
             self._changed = True
 
@@ -94,8 +95,8 @@ class PlacementUses:
         """
         if self._changed:
             return False
-        # Do not use all() with a generator here, which is slower: every read and write calls this
-        # method, and few of them watch moves of keys.
+        # Use a loop, because all() with a generator is slower, and every read and write runs these
+        # lines. Few reads and writes watch moves of keys, so the last line may use all().
         for source, placements in self.placements.items():
             if not source.holds(placements):
                 return False
@@ -113,8 +114,8 @@ def current_uses() -> PlacementUses | None:
 class recorded_uses:
     """Within the ``with`` block, record in ``uses`` the placements that this context looks up.
 
-    It is a class and not a generator function, because every read and write uses it, and a
-    generator takes three times as long.
+    This is a class and not a generator function, because a generator takes three times as long, and
+    every read and write uses this context manager.
     """
 
     __slots__ = ("_token", "_uses")

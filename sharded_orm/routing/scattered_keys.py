@@ -1,10 +1,10 @@
 """Makes statements for several shards see each row once, even while keys move.
 
 A move copies the rows of a key to another shard, and later removes the old rows. In between, the
-tables of both shards have the rows of the key. So a statement for several shards reads the rows of
-such a key only on its placement: the shard that the directory (the table with the shard of each
-key) records. At the end of the statement, the library checks that the placement has not changed.
-See docs/decisions/0028-key-moves.md.
+tables of both shards have the rows of the key. So a statement for several shards reads these rows
+only on the key's placement: the shard that is recorded in the directory, the table with the shard
+of each key. At the end of the statement, the library checks that the placement has not changed. See
+docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -64,20 +64,21 @@ def is_exact(
 ) -> bool:
     """Whether a statement has seen each row of ``group`` exactly once.
 
-    True if each key was on the same shard from ``start`` to ``end``. If two shards had the rows of
-    a key, the statement must also have left out one of the two copies.
+    True if each key was on the same shard from ``start`` to ``end``. While two shards had the rows
+    of a key, the statement must also have left out the rows on one of them.
 
     :param start: the moves that were known before the oldest snapshot of the statement was taken.
     :param used: the moves with which :func:`keys_to_leave_out` was called.
-    :param end: the moves after the last shard has answered, with the moves that have ended since
-        ``start``.
+    :param end: the moves that were known after the last shard had answered, and the moves that had
+        ended since ``start``.
     :param shard: the number of the shard that took the oldest snapshot; None if it may be any
         shard.
     """
     before, known, after = (_moves(group, moves.in_flight) for moves in (start, used, end))
     ended = _moves(group, end.ended).keys()
     if ended - known.keys() - before.keys():
-        # A whole move began and ended during the statement, which may have read its key twice, or never.
+        # A whole move began and ended during the statement. So the statement may have read the rows
+        # of the moved key twice, or not at all.
         return False
     return all(
         _stays(before.get(number), known.get(number), after.get(number), shard)
@@ -91,7 +92,7 @@ def _stays(
     after: KeyInFlight | None,
     shard: int | None,
 ) -> bool:
-    """Whether one move of a key has not changed the result of the statement.
+    """Whether the result of the statement is correct in spite of one move of a key.
 
     The arguments are the move as it was in ``start``, ``used`` and ``end`` of :func:`is_exact`. An
     argument is None if the move was not in flight then.
@@ -104,12 +105,14 @@ def _stays(
     if known.phase in _AT_SOURCE:
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
-        # The statement has left out the old rows of the key, which are on the shard from which the
-        # key moves. So the snapshot of the target, the key's new shard, must contain the copied rows.
+        # The key was switched to its new shard before the statement began, so the statement has
+        # left out the old rows. Its result is correct only if the snapshot of the new shard
+        # contains the copied rows.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # When the statement began, the move had not begun to switch the key to the target. If it has
-    # still not begun, the target has no rows of the key.
+    # When the statement began, the move was announced, but had not begun to switch the key to its
+    # new shard. The result is correct if the switch has still not begun, because until then the new
+    # shard has no rows of the key.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 
@@ -122,9 +125,10 @@ class _Lease(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """The database snapshot that a transaction reads on a shard, and the poll made before it.
+    """The database snapshot that a transaction reads on a shard, and the last poll before the
+    snapshot.
 
-    The poll, a query for the keys that are moving, returned the key moves known at that time.
+    A poll is a query for the keys that are moving.
     """
 
     poll: Poll
@@ -135,13 +139,14 @@ class Snapshot(NamedTuple):
 class ScatterMoves:
     """The key moves that were known when a statement for several shards began.
 
-    At the end of the statement, they are compared with the moves that are known then.
-    Used by one thread at a time.
+    At the end of the statement, they are compared with the moves that are known then. Used by one
+    thread at a time.
 
     :param used: the moves that were known when the statement was sent. The statement left out rows
         of moving keys according to this list.
-    :param snapshots: what was known when the statement's snapshots of the shards were taken: an
-        item for each open transaction and, if ``used`` comes from a poll, for that poll.
+    :param snapshots: the moves that were known when the statement's snapshots of the shards were
+        taken. There is one item for each open transaction. If ``used`` comes from a poll, there is
+        one more item, for the poll.
     :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 

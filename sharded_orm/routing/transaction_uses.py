@@ -1,8 +1,8 @@
 """The check that a transaction does not use the same key on two shards.
 
-The routing strategy calls the check for each key that it looks up. The code that knows transactions
-is in a higher layer, so this module does not import it: the package's Django app sets the function
-at start.
+The routing strategy calls the check for each key that it looks up. This module does not import the
+code that knows transactions, because that code is in a higher layer. Instead, the package's Django
+app sets the function at start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _check: Callable[[Any, str, KnownPlacement], None] | None = None
 
 
 def provide_check(check: Callable[[Any, str, KnownPlacement], None]) -> None:
-    """Set the function that :func:`check_use` calls. The package's Django app calls this at start."""
+    """Set the function that :func:`check_use` calls. The package's Django app does so at start."""
     global _check
     _check = check
 

@@ -112,9 +112,9 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The same SQL is sent to several shards. The condition is true on each of them, because
-            # shards on which it is false get other SQL: there, a condition that matches no row has
-            # replaced it. So compile no comparison.
+            # This SQL is sent only to shards on which the condition is true. But there are several
+            # of them, so there is no single shard to compare with ``alias``. (Other shards get
+            # other SQL, in which a condition that matches no row has replaced this condition.)
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -209,9 +209,8 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # Some conditions determine their shards without ``keys_of_rows``. Use only the
-                # shards of these conditions, and do not count the calls of ``keys_of_rows`` for
-                # the others.
+                # Some conditions determine their shards without ``keys_of_rows``. They are enough, so
+                # the other conditions are not used, and their calls of ``keys_of_rows`` do not count.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
@@ -307,8 +306,8 @@ class WhereReader:
         The column may be in a joined table, because joined rows are on the same shard as the
         query's row. So the key of a joined row determines the shard of the query's row, too.
         """
-        # In a subquery, a condition on a column of the outer query does not determine the shard of
-        # the subquery's rows.
+        # Return False for a column of the outer query, if this query is a subquery. A condition on
+        # such a column does not determine the shard of the subquery's rows.
         if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model
@@ -355,10 +354,10 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django converts other values to the type of the field, but not a value inside Value().
-            # The database then converts that value by its own rules: for MariaDB, "5abc" equals the
-            # number 5. So the value counts as plain only if it already has the type to which the
-            # field would convert it.
+            # Django converts a value to the type of the field, but not if it is inside Value(). Then
+            # the database converts it by its own rules: for MariaDB, "5abc" equals the number 5. So a
+            # value inside Value() counts as plain only if it already has the type to which the field
+            # would convert it.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None

@@ -1,12 +1,9 @@
-"""``aggregate()`` over many shards: each shard returns partial aggregates, which are merged.
-
-Each shard returns one row, which contains its partial aggregates.
-"""
+"""``aggregate()`` over many shards: each shard returns a row of aggregates, and the rows are merged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.db.models import Avg, Count, DurationField, Sum
@@ -38,7 +35,8 @@ class _Resolved(Exception):
 
 
 class _Alias:
-    """Passed to ``get_aggregation()`` instead of a database alias. Its truth value raises an error.
+    """A placeholder for the database alias in a call of ``get_aggregation()``. ``bool()`` of it
+    raises an error.
 
     Django tests the truth value only for an aggregate that needs a subquery. A scatter refuses such
     an aggregate.
@@ -130,7 +128,7 @@ def _summary_targets(targets: Sequence[tuple[Target, Summary]], change: Any) -> 
         key = id(summary.query)
         if key not in changed_queries:
             changed_queries[key] = change(summary.query)
-        changed_targets.append(replace(target, query=changed_queries[key]))
+        changed_targets.append(target._replace(query=changed_queries[key]))
     return changed_targets
 
 

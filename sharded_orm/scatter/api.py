@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -152,8 +151,8 @@ def aggregate(
 ) -> dict[str, Any]:
     """Return the values of ``aggregates`` for the rows of ``queryset`` on all ``targets`` (shards).
 
-    They are what ``queryset.aggregate(**aggregates)`` would return if one database had all rows.
-    For the other parameters and the errors, see :func:`fetch`.
+    The values are those that ``queryset.aggregate(**aggregates)`` would return if one database had
+    all rows. For the other parameters and the errors, see :func:`fetch`.
     """
     failures = Failures(len(targets), partial=partial, report=on_failure)
     query = targets[0].query if targets else queryset.query
@@ -172,8 +171,8 @@ def _rows(
     stack: ExitStack,
 ) -> tuple[ScatterPlan, Iterator[Row]]:
     query = targets[0].query
-    for target in targets:
-        check(target.query)
+    for one in {id(target.query): target.query for target in targets}.values():
+        check(one)
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
     union = features_of(connections[targets[0].shard.alias]).can_union_shards
@@ -226,5 +225,5 @@ def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) ->
         key = id(target.query)
         if key not in changed_queries:
             changed_queries[key] = change(target.query)
-        changed_targets.append(replace(target, query=changed_queries[key]))
+        changed_targets.append(target._replace(query=changed_queries[key]))
     return changed_targets

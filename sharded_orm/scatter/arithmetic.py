@@ -23,8 +23,8 @@ _LARGEST_SCALE = 1000
 _DIGITS = 4
 
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
-# Precise enough for every sum: a number of PostgreSQL has up to 131072 digits before the decimal
-# point and 16383 after it.
+# A context that can compute every sum exactly: a number of PostgreSQL has up to 131072 digits before
+# the decimal point and 16383 after it.
 _SUMS = decimal.Context(prec=150_000, rounding=decimal.ROUND_HALF_UP)
 
 Divide = Callable[[Any, int], Any]
@@ -108,7 +108,7 @@ def _leading_group(number: int, scale: int) -> tuple[int, int]:
     Digits are grouped by four, starting at the decimal point. The group before the point has
     position 0, and the group after it has position -1.
     """
-    # Append zeros until the number of digits after the decimal point is a multiple of four.
+    # Append zeros until the digits after the decimal point can be divided into groups of four.
     padding = -scale % _DIGITS
     number *= 10**padding
     if number == 0:

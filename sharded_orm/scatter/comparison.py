@@ -3,7 +3,7 @@
 Rows of several shards are merged by the values that the database sent, before Django converts them.
 All databases compare numbers and dates in the same way, but text in different ways:
 
-- SQLite compares UTF-8 bytes. Columns with another collation than BINARY are refused.
+- SQLite compares UTF-8 bytes. Columns with a collation other than BINARY are refused.
 - PostgreSQL compares by a collation, but it returns no sort weights. So a server ranks the texts;
   see :mod:`sharded_orm.scatter.ranked_comparison`.
 - MariaDB and MySQL compare by a collation. So, for each compared text column, the query selects
@@ -31,8 +31,8 @@ from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
 
-# How many leading bytes of a text's sort weight every server (MariaDB and MySQL) certainly
-# compares. A server sorts only by the first max_sort_length (1024) bytes. Some servers apply this
+# Every server (MariaDB and MySQL) certainly compares this many leading bytes of a text's sort
+# weight. A server sorts only by the first max_sort_length (1024) bytes. Some servers apply this
 # limit to the bytes of the characters, others to the bytes of the weights. A character has at most
 # 4 bytes, and its weight at least 2. So 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
@@ -265,11 +265,12 @@ class Comparison:
         return key
 
     def check_extremes(self, column: int) -> None:
-        """Raise an error if Python may find another minimum or maximum of ``column`` than the server.
+        """Check that Python finds the same minimum and maximum of ``column`` as the server.
 
         Python compares the values that :meth:`ordered` returns, so it uses the order of ORDER BY.
+        MIN and MAX of the server may use a different order.
 
-        :raises ScatterNotSupported: the server's MIN and MAX may use another order.
+        :raises ScatterNotSupported: the two orders may differ.
         """
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
@@ -302,7 +303,7 @@ class Comparison:
 class SQLiteComparison(Comparison):
     """Compares values as SQLite does: by storage class (NULL, numbers, text, blobs), then by value.
 
-    :raises ScatterNotSupported: a compared column has another collation than BINARY.
+    :raises ScatterNotSupported: a compared column has a collation other than BINARY.
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:

@@ -59,9 +59,9 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # The positions of the columns by which the merge of the shards' rows compares them:
-    # ``distinct`` for DISTINCT, ``groups`` for GROUP BY. Empty if the merge need not compare rows
-    # for the clause.
+    # The merge compares the rows of different shards by the columns at these positions: by
+    # ``distinct`` for DISTINCT, and by ``groups`` for GROUP BY. Empty if the merge need not compare
+    # rows for the clause.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -82,7 +82,7 @@ class Template:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The positions, ascending, of the columns with partial sums, to be added up."""
+        """The positions, in ascending order, of the columns whose values are added over the shards."""
         return tuple(sorted({column for partial in self.partials for column in partial.summed}))
 
 
@@ -92,9 +92,10 @@ class CompileOptions:
 
     # The number of rows to read from each shard: OFFSET + LIMIT. None means all rows.
     limit: int | None = None
-    # Whether the SQL reads rows by their primary keys: the second of the two phases of a query.
-    # Such SQL has no ORDER BY, and the keys are its last parameters.
-    by_pk: bool = False
+    # A field with which the caller chooses the rows to read, such as the primary key. The SQL then
+    # ends with the condition ``field IN (…)``, has no ORDER BY, and has the values as its last
+    # parameters. None if rows are not chosen by the values of a field.
+    by_key: Any = None
     # Whether to select the primary key as an extra column.
     with_pk: bool = False
     # The columns of the shard key. If GROUP BY contains all of them, all rows of each group are on
@@ -130,10 +131,10 @@ def compile_query(
     """
     query = query.clone()
     query.clear_limits()
-    if options.by_pk:
-        # A WhereNode accepts a _PkAmong as a child, because _PkAmong has all the attributes that a
+    if options.by_key is not None:
+        # A WhereNode accepts a _KeyAmong as a child, because _KeyAmong has all the attributes that a
         # WhereNode uses. The type is ignored, because mypy expects a subclass of Django's Node.
-        query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # it has the attributes of a lookup
+        query.where = WhereNode([query.where, _KeyAmong(query, options.by_key)])  # type: ignore[list-item]  # it has the attributes of a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify, hidden=hidden)
     compiler = facade.root(_Root, query)
@@ -167,8 +168,8 @@ def _count_sql(sql: str, qualify: bool) -> str:
     return f"SELECT COUNT(*), {SHARD_MARK} FROM ({sql}) counted"
 
 
-class _PkAmong:
-    """The condition ``pk IN (…)`` with which the second of two phases reads the chosen rows.
+class _KeyAmong:
+    """The condition ``key IN (…)`` on one column, such as that of the primary keys of chosen rows.
 
     The SQL of the condition has a placeholder for the keys. The condition is the last one in the
     statement, so the keys are the last parameters of the statement.
@@ -178,8 +179,8 @@ class _PkAmong:
     contains_over_clause = False
     conditional = True
 
-    def __init__(self, query: Query) -> None:
-        self.col = query.model._meta.pk.get_col(query.get_initial_alias())
+    def __init__(self, query: Query, field: Any) -> None:
+        self.col = field.get_col(query.get_initial_alias())
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
         sql, params = compiler.compile(self.col)
@@ -234,7 +235,7 @@ class _Root(SQLCompiler):
             expressions = [expression for expression, _, _ in self.select]
             for expression in expressions:
                 refuse_time_and_chance(expression)
-            # The database compares the columns of ORDER BY, too.
+            # DISTINCT also compares the columns that ORDER BY adds to the SELECT (``extra``).
             self._refuse_ids_of_shards([*expressions, *(expression for expression, _, _ in extra)])
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
@@ -431,9 +432,9 @@ class _Root(SQLCompiler):
         }
 
     def _refuse_ids_of_shards(self, expressions: Sequence[Any]) -> None:
-        """Refuse to compare rows of several shards in ids that each shard counts by itself."""
+        """Raise an error if rows would be compared by ids that are unique only within their shard."""
         if not self._have_shard_key(expressions):
-            refuse_comparison(part for whole in expressions for part in parts_of(whole))
+            refuse_comparison(expressions)
 
     def _refuse_having(self) -> Exception:
         return refuse(

@@ -1,17 +1,21 @@
-"""Recognizes ids that each shard counts by itself. Equal ids of two shards belong to different rows.
+"""Recognizes fields whose ids are unique only within a shard, such as an AutoField.
 
-Only the models know which fields have such ids, and this layer knows no models. So the app provides
-the function that answers.
+Each shard counts such ids by itself, so equal ids on two shards belong to different rows. The
+package ``scatter`` cannot recognize such a field itself. So the app registers a function that can,
+by calling :func:`provide`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 from django.db.models.expressions import Col
+from django.db.models.fields.related_lookups import RelatedIsNull
+from django.db.models.lookups import IsNull
 
-from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.refusals import parts_of, refuse
 
 
 def _none(field: Any) -> bool:
@@ -22,21 +26,23 @@ _counts_per_shard: Callable[[Any], bool] = _none
 
 
 def provide(counts_per_shard: Callable[[Any], bool]) -> None:
-    """Set the function that answers whether each shard counts the ids in a field by itself.
+    """Register the function that returns whether the ids in a field are unique only within a shard.
 
-    For a foreign key, the answer is about the ids that it refers to.
+    For a foreign key, the function looks at the field to which the foreign key refers.
     """
     global _counts_per_shard
     _counts_per_shard = counts_per_shard
 
 
-def refuse_comparison(parts: Iterable[Any]) -> None:
-    """Refuse to merge rows of several shards that are equal in ids which each shard counts by itself.
+def refuse_comparison(expressions: Iterable[Any]) -> None:
+    """Raise an error if rows would be compared by ids that are unique only within a shard.
 
-    :param parts: the expressions in which rows are compared, and all expressions inside them.
-    :raises ScatterNotSupported: one of them is a column with such ids.
+    Unrelated rows of different shards may have the same id of this kind.
+
+    :param expressions: the expressions by which rows are compared.
+    :raises ScatterNotSupported: the value of one of ``expressions`` depends on such ids.
     """
-    for part in parts:
+    for part in chain.from_iterable(parts_of(each, _is_null_test) for each in expressions):
         if isinstance(part, Col) and _counts_per_shard(part.target):
             field = part.target
             raise refuse(
@@ -45,3 +51,8 @@ def refuse_comparison(parts: Iterable[Any]) -> None:
                 "add the shard key to values(), if it is not text; or use ids that are unique over all"
                 " shards, such as those of a TicketField",
             )
+
+
+def _is_null_test(part: Any) -> bool:
+    """Return whether ``part`` is whether a column is NULL. That does not depend on who has counted the id."""
+    return type(part) in (IsNull, RelatedIsNull) and isinstance(part.lhs, Col)

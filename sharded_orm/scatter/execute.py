@@ -9,12 +9,13 @@ import contextvars
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 
 from sharded_orm import database_settings, runtime
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.moved_shards import PlaceWait, is_missing_table
 from sharded_orm.backends.group.test_databases import prepare_shards
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The threads that query nodes. They wait for the next scatter, because to start a thread takes as
-# long as a short query. There are as many as nodes were queried at the same time. The maximum is so
-# high that it does not matter: a scatter never waits for the nodes of another one.
+# The threads that query nodes. After a scatter, they are kept for the next one, because starting a
+# thread takes as long as a short query. The maximum is so high that it is never reached. Otherwise, a
+# scatter would have to wait for threads that query nodes for other scatters.
 _MOST_THREADS = 10_000
 _threads = ThreadPoolExecutor(_MOST_THREADS, "scatter")
 
 
 def _renew_threads() -> None:
-    # Called in a forked child, which does not have the threads of the parent.
+    # Give a forked child process a new pool, because the parent's threads do not exist in the child.
     global _threads
     _threads = ThreadPoolExecutor(_MOST_THREADS, "scatter")
 
@@ -73,7 +74,7 @@ def _node_wrapper(shard: Shard) -> Any:
         wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
-    # The thread's connection object is connected to another node than the plan's: either a
+    # The thread's connection object is not connected to the node that the plan names: either a
     # transaction keeps it on the former node, or the shard has moved since the plan was made. So
     # use a copy of the connection object, which connects to the plan's node.
     settings = database_settings.settings_as_planned(shard)
@@ -85,26 +86,38 @@ class Executor:
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
+    :param few_rows: whether the statements return so few rows that this thread may read those of one
+        node after those of another. That takes less time than other threads. While this thread reads
+        from the first node, the others work.
     :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
         allowed, the error is raised only if no shard has answered and a wrong query may be the
         cause. In that case, the error is raised instead of returning no rows.
     """
 
     def __init__(
-        self, plan: ScatterPlan, failures: Failures, chunk_size: int, *, stream: bool = False
+        self,
+        plan: ScatterPlan,
+        failures: Failures,
+        chunk_size: int,
+        *,
+        stream: bool = False,
+        few_rows: bool = False,
     ) -> None:
         self.failures = failures
         self._stream = stream
+        self._few_rows = few_rows
+        # The cursors of the statements that were sent, and not received yet; or the errors if sending
+        # failed.
+        self._sent: dict[ShardStatement, Any] = {}
         self._open: list[Generator[Row, None, None]] = []
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
-        # _doubt is an exception that a wrong query may have caused; None without such an exception.
-        # _answered says whether a shard has answered. _unsettled is the number of statements that
-        # have neither been answered nor failed. If _doubt is set and all statements have failed,
-        # the query itself may be wrong. Then ScatterError must be raised before the caller receives
-        # a row or the end of the rows. The threads that query the nodes may set _doubt and
-        # _answered, but not _unsettled.
+        # If all statements fail, the query itself may be wrong. Then ScatterError must be raised
+        # before the caller receives a row or the end of the rows. For this check, _doubt is an error
+        # that a wrong query may have caused, or None. _answered says whether any shard has answered.
+        # _unsettled is the number of statements that have neither been answered nor failed. The
+        # threads that query the nodes may set _doubt and _answered, but not _unsettled.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
@@ -155,8 +168,8 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now, for one of two reasons: a query with a LIMIT has few rows, or
-            # reading on demand would keep the connections of too many shards open at the same time.
+            # Read all rows now. A query with a LIMIT has few rows. Without a LIMIT, there are too
+            # many shards here: reading on demand would keep a connection to each of them open.
             return iter(list(rows))
         self._open.append(rows)
         return rows
@@ -179,7 +192,11 @@ class Executor:
                 by_node.setdefault(statement.node, []).append(statement)
         rows_of: dict[ShardStatement, Iterable[Row]] = {}
         nodes = list(by_node.values())
-        if len(nodes) + bool(on_own_connection) > 1:
+        if len(nodes) > 1 and not on_own_connection and self._may_send_ahead():
+            with self._sent_ahead([of_node[0] for of_node in nodes[1:]]):
+                for of_node in nodes:
+                    rows_of.update(self._run_node(of_node))
+        elif len(nodes) + bool(on_own_connection) > 1:
             this_thread, others = (
                 (on_own_connection, nodes) if on_own_connection else (nodes[0], nodes[1:])
             )
@@ -190,7 +207,8 @@ class Executor:
                     futures.append(_threads.submit(context.run, self._run_node, batch))
                 rows_of.update(self._run_node(this_thread))
             finally:
-                # After an error, too, no thread uses a connection of the caller any more.
+                # Wait for all threads, even after an error: when this method returns, no thread may
+                # still use one of the caller's connections.
                 wait(futures)
             for future in futures:
                 rows_of.update(future.result())
@@ -199,6 +217,42 @@ class Executor:
         self.failures.check()
         self._settle(len(statements))
         return rows_of
+
+    def _may_send_ahead(self) -> bool:
+        # Execute wrappers and the log of queries are called around the execution of a statement. If the
+        # number of sessions is limited, a thread must not wait for one while it holds others: two
+        # threads could wait for each other. If a node has no idle session, a new one is opened, which
+        # takes long if the node is down. Threads open the sessions of several nodes at the same time.
+        return (
+            self._few_rows
+            and not self._group.queries_logged
+            and not len(self._group.execute_wrappers)
+            and all(
+                features_of(wrapper).sends_ahead
+                and not wrapper.settings_dict.get("POOL")
+                and wrapper.node_pool.idle
+                for wrapper in self._wrappers.values()
+            )
+        )
+
+    @contextmanager
+    def _sent_ahead(self, statements: Iterable[ShardStatement]) -> Iterator[None]:
+        """Send statements to their nodes, where they are executed during the block. :meth:`read` receives them."""
+        with ExitStack() as cursors:
+            for statement in statements:
+                try:
+                    with self._group.wrap_database_errors:
+                        wrapper = self._wrappers[statement.node]
+                        cursor = cursors.enter_context(wrapper.node_cursor())
+                        cursor.send(*statement.sql())
+                except DatabaseError as error:
+                    self._sent[statement] = error
+                else:
+                    self._sent[statement] = cursor
+            try:
+                yield
+            finally:
+                self._sent.clear()
 
     def _settle(self, statements: int) -> None:
         """Record that some statements have ended: each was answered or has failed.
@@ -294,6 +348,13 @@ class Executor:
             with connections[statement.alias].cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall())
+        sent = self._sent.pop(statement, None)
+        if isinstance(sent, DatabaseError):
+            raise sent
+        if sent is not None:
+            with self._group.wrap_database_errors:
+                sent.receive()
+                return list(sent.fetchall())
         with self._node_cursor(statement) as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
@@ -303,15 +364,16 @@ class Executor:
     ) -> list[Row]:
         """Read the rows of a shard that has moved to another node since the plan was made.
 
-        :param error: the exception that the shard's tables were not found. It is raised if the
-            shard has not moved.
+        :param error: the exception that says that the shard's tables were not found. It is raised
+            again if the shard has not moved.
         """
         shard = branch.shard
         place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
         wrapper = self._wrappers[statement.node]
         if place is None or statement.alias is not None:
-            # The statement uses the connection of the shard's alias, whose cursor follows the shard
-            # by itself.
+            # Raise the error in two cases. The node on which the shard was does not exist any more,
+            # or the statement used the connection of the shard's alias, whose cursor finds a moved
+            # shard itself.
             raise error
         wait = PlaceWait(
             wrapper,
@@ -355,7 +417,7 @@ class Executor:
         (branch,) = statement.branches
         assert statement.alias is not None
         sql, params = statement.sql()
-        index = (branch.index,)
+        index = (branch.position,)
         settled = False
         try:
             with connections[statement.alias].chunked_cursor() as cursor:

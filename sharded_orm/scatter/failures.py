@@ -128,7 +128,7 @@ def is_failure(error: Exception) -> bool:
     if not isinstance(code, int):
         # The error has no MySQL code. So it is an error of this package, such as
         # ShardDatabaseMissing, or of a driver whose errors have no codes. Then the class of the
-        # error decides.
+        # error decides whether the shard may be the cause.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 
@@ -163,7 +163,7 @@ def _code(error: BaseException) -> Any:
 def concerns_one_shard(error: BaseException) -> bool:
     """Whether ``error`` concerns only one shard.
 
-    If so, the other shards of the same statement may still answer.
+    If so, a statement without this shard may still succeed.
     """
     code, state = _code(error), _sqlstate(error)
     return (
@@ -185,8 +185,8 @@ def is_too_large(error: BaseException) -> bool:
 def is_mismatch(error: BaseException) -> bool:
     """Whether a UNION of shards has failed because a column has different types or collations.
 
-    Each shard's schema may contain its own type or collation with the same name, which PostgreSQL
-    treats as different.
+    If a type or collation of the same name is defined in each shard's schema, PostgreSQL treats
+    these definitions as different.
     """
     # datatype_mismatch and indeterminate_collation
     return _sqlstate(error) in ("42804", "42P22")

@@ -18,7 +18,10 @@ from sharded_orm.scatter.refusals import refuse
 
 
 class HiddenRows(Protocol):
-    """Determines which rows of a shard are hidden. Implemented by a layer that knows the models."""
+    """Determines which rows of a shard a statement on several shards must not see.
+
+    Implemented by a layer that knows the models.
+    """
 
     def condition(self, table: str, alias: str) -> Any:
         """Return a condition that is true for the hidden rows of ``table``; None if there are none.
@@ -30,9 +33,9 @@ class HiddenRows(Protocol):
 
 
 class VisibleRows(SQLCompiler):
-    """A compiler mixin that leaves out hidden rows of every table.
+    """A compiler mixin that leaves out the hidden rows of every table that the statement reads.
 
-    A row is hidden if its key is moving and the statement reads the row from another shard.
+    While a shard key moves, two shards may have its rows. They are hidden on one of the two shards.
     """
 
     def compile(self, node: Any) -> Any:
@@ -50,8 +53,8 @@ class VisibleRows(SQLCompiler):
         if not sql.startswith(start):
             raise refuse(f"the table {sql!r}", "ask one shard")
         hidden, hidden_params = self.compile(condition)
-        # A derived table needs a name. If the statement has no alias for the table, use the table's
-        # own name.
+        # A subquery in FROM needs a name. If the query has no alias for the table, use the table's
+        # name.
         alias = f" {quoted}" if node.table_alias == table else ""
         derived = f"(SELECT * FROM {name} WHERE NOT ({hidden})){alias}{sql[len(start) :]}"
         join = f"{node.join_type} " if isinstance(node, Join) else ""

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
-# How many rows are read from each shard before a server ranks their values, all at once.
+# The number of rows to read from each shard before a server ranks the values of all these rows.
 ROUND = 5000
 
 
 def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
-    """Return an iterator over the rows of all shards, in the order of one database.
+    """Return an iterator over the rows of all shards, in the order in which one database has them.
 
-    DISTINCT and GROUP BY have been applied to the rows; OFFSET and LIMIT have not.
+    DISTINCT and GROUP BY are already applied to the rows, but OFFSET and LIMIT are not.
     """
     template = plan.template
     if template is None:

@@ -21,8 +21,8 @@ from sharded_orm.scatter.refusals import refuse
 Combine = Callable[[Any, Any], Any]
 """A function that returns the aggregate of all rows, given the aggregates of two parts of the rows."""
 
-#: The aggregates of PostgreSQL whose partial results can be combined exactly, keyed by module and
-#: class name: the module can be imported only if psycopg is installed.
+#: The aggregates of PostgreSQL whose partial results can be combined exactly. They are keyed by the
+#: names of their module and class, because the module can be imported only if psycopg is installed.
 _COMBINED: Mapping[tuple[str, str], Combine] = {
     ("django.contrib.postgres.aggregates.general", name): combine
     for name, combine in {
@@ -37,13 +37,17 @@ _COMBINED: Mapping[tuple[str, str], Combine] = {
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """An aggregate in column number ``column`` of the select list, and how to merge its values.
+    """An aggregate that each shard computes for its own rows, and how to merge the shards' values.
 
-    ``kind`` is "count", "sum", "min", "max", "avg" or "combined". ``parts`` are the positions of
-    the columns to merge over the shards: for "avg", a column with the sum and a column with the
-    count; otherwise one column with the aggregate itself. If the merged value is NULL, the result
-    is the value that a shard sent in ``column``, such as the default of ``Sum(..., default=0)``.
-    ``divide`` computes an average. ``combine`` merges two values of the kind "combined".
+    If the merged value is NULL, the result is the value that a shard sent in ``column``, such as the
+    default of ``Sum(..., default=0)``.
+
+    :param column: the position of the aggregate in the select list.
+    :param kind: "count", "sum", "min", "max", "avg" or "combined".
+    :param parts: the positions of the columns to merge. For "avg", these are a column with the sum
+        and a column with the count. For other kinds, it is one column with the aggregate itself.
+    :param divide: computes an average from a sum and a count.
+    :param combine: merges two values of the kind "combined".
     """
 
     column: int
@@ -58,7 +62,11 @@ class Partial:
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The positions of the columns with partial sums, which are added over the shards."""
+        """A tuple with the position of the column in which each shard returns the sum of its own
+        rows.
+
+        Only Sum() and Avg() have such a column. For other aggregates, the tuple is empty.
+        """
         return self.parts[:1] if self.kind in ("sum", "avg") else ()
 
 

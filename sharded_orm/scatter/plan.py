@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
@@ -42,13 +43,16 @@ BATCH = 256
 # BATCH, because each streamed statement occupies a database session until its last row is read, and
 # larger statements need fewer sessions.
 STREAM_BATCH = 1024
-# The maximum number of parameters of one statement. Each branch repeats the query's parameters, so
-# an __in with thousands of keys soon reaches this number.
+# The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
+# parameters, so an __in with thousands of keys soon reaches this number.
 MAX_PARAMETERS = 60_000
+# The number of statement texts that a process keeps: the last ones that it has built. The text of a
+# statement over many shards is long, and a site sends the same queries again and again, with
+# different parameters.
+_TEXTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A shard, and the query to send to it.
 
     The query is that of the queryset. If it contains a list of keys (``__in``), the target may have
@@ -61,15 +65,15 @@ class Target:
     hidden: HiddenRows | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     """The compiled SELECT for the shard of one :class:`Target`.
 
-    ``index`` is the position of the target in the list of targets; each row of the result contains
-    it. ``pks`` are the primary keys to read; None means all rows of the query.
+    :param position: the position of the target in the list of targets. Each row of the result
+        contains it.
+    :param pks: the primary keys to read; None means all rows of the query.
     """
 
-    index: int
+    position: int
     shard: Shard
     template: Template
     pks: tuple[Any, ...] | None = None
@@ -105,7 +109,12 @@ class ShardStatement:
         branches = self.branches if branches is None else branches
         if not self.union:
             (branch,) = branches
-            return _fill(branch, None), list(branch.params)
+            return _fill_keys(branch), list(branch.params)
+        template = branches[0].template
+        if all(branch.template is template and branch.pks is None for branch in branches):
+            places = tuple([(branch.shard.schema, branch.position) for branch in branches])
+            text = _statement_text(self.outer, template.sql, _mark(template), places)
+            return text, list(template.params) * len(branches)
         sql, params = union_sql(branches)
         return self.outer.sql(sql), params
 
@@ -114,10 +123,12 @@ class ShardStatement:
 class Outer:
     """The outer SELECT around a UNION ALL. It sorts and limits the rows, and adds sort weights.
 
-    ``columns`` is the number of columns of a branch (the SELECT for one shard), without the column
-    of the shard's index. ``weights`` is SQL for additional columns, such as the sort weights of
-    texts. ``nulls_smallest`` is true if the database sorts NULL before all values; if false, it
-    sorts NULL after them and supports NULLS FIRST and NULLS LAST.
+    :param columns: the number of columns of each SELECT in the union, without the shard's index.
+    :param weights: SQL for additional columns, such as the sort weights of texts.
+    :param nulls_smallest: whether the database sorts NULL before all values. If False, it sorts NULL
+        after all values, and supports NULLS FIRST and NULLS LAST.
+    :param names_columns: whether the database accepts names for the columns after a subquery, as in
+        ``(SELECT …) v (a, b)``.
     """
 
     columns: int
@@ -125,12 +136,18 @@ class Outer:
     order: tuple[OrderKey, ...] = ()
     limit: int | None = None
     nulls_smallest: bool = True
+    names_columns: bool = False
 
     def sql(self, union: str) -> str:
         if not self.weights and not self.order and self.limit is None:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
-        sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"
+        if self.names_columns:
+            # Write the columns' names after the subquery. This is faster than the WITH clause below,
+            # because the server first copies the query of a WITH clause to the place where it is used.
+            sql = f"SELECT {selected} FROM ({union}) AS u ({column_names(self.columns)})"
+        else:
+            sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(self._order_sql, self.order), "s"])
         if self.limit is not None:
@@ -152,10 +169,11 @@ def column_names(columns: int) -> str:
 
 
 def named_union(union: str, columns: int) -> str:
-    """Return a SELECT that reads a union, and in which the columns of the union have names."""
-    # The WITH clause names the columns. It is inside a SELECT, because the database backend assumes
-    # that a statement which begins with WITH may write, and repeats only reads after a lost
-    # connection.
+    """Return SQL that reads a union and names its columns. Use it as a subquery of a SELECT.
+
+    A statement that begins with WITH may write, so the database backend would not repeat it after a
+    lost connection. It does repeat a SELECT.
+    """
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
 
 
@@ -163,35 +181,51 @@ def union_sql(branches: Sequence[Branch]) -> tuple[str, list[Any]]:
     """Return the SQL of a UNION ALL of ``branches`` (SELECTs for one shard), and its parameters."""
     params: list[Any] = []
     parts = []
+    mark = _mark(branches[0].template)
     for branch in branches:
-        ops = branch.template.compiler.connection.ops
-        parts.append(f"({_fill(branch, _quote(ops, branch.shard.schema))})")
+        parts.append(_branch_sql(_fill_keys(branch), mark, branch.shard.schema, branch.position))
         params += branch.params
-    return " UNION ALL ".join(parts), params
+    return _UNION.join(parts), params
 
 
-def _quote(ops: Any, schema: str) -> str:
-    mark = ops.quote_name("x")[0]
-    quoted = f"{mark}{schema.replace(mark, mark * 2)}{mark}"
-    return quoted.replace("%", "%%")
+_UNION = " UNION ALL "
 
 
-def _fill(branch: Branch, schema: str | None) -> str:
+@lru_cache(maxsize=_TEXTS)
+def _statement_text(outer: Outer, sql: str, mark: str, places: tuple[tuple[str, int], ...]) -> str:
+    """Return the statement that executes the same SELECT on many shards.
+
+    :param sql: the SQL of the template of all branches.
+    :param mark: the database's quotation mark for names.
+    :param places: the schema and the index of each shard.
+    """
+    return outer.sql(_UNION.join([_branch_sql(sql, mark, *place) for place in places]))
+
+
+def _mark(template: Template) -> str:
+    mark: str = template.compiler.connection.ops.quote_name("x")[0]
+    return mark
+
+
+def _branch_sql(sql: str, mark: str, schema: str, index: int) -> str:
+    quoted = f"{mark}{schema.replace(mark, mark * 2)}{mark}".replace("%", "%%")
+    return f"({sql.replace(SCHEMA_MARK, quoted).replace(SHARD_MARK, str(index))})"
+
+
+def _fill_keys(branch: Branch) -> str:
     sql = branch.template.sql
-    if schema is not None:
-        sql = sql.replace(SCHEMA_MARK, schema).replace(SHARD_MARK, str(branch.index))
-    if branch.pks is not None:
-        sql = sql.replace(PK_MARK, ", ".join(["%s"] * len(branch.pks)))
-    return sql
+    if branch.pks is None:
+        return sql
+    return sql.replace(PK_MARK, ", ".join(["%s"] * len(branch.pks)))
 
 
 @dataclass(frozen=True)
 class ScatterPlan:
     """The statements to send, in the order of their first shards, and the data to merge their rows.
 
-    ``comparison`` compares values as the databases do. ``template`` is the compiled query of the
-    first branch; None if there is nothing to send. ``shards`` maps the index of each target to its
-    shard.
+    :param comparison: compares values as the databases do.
+    :param template: the compiled query for the first shard; None if there is nothing to send.
+    :param shards: the shard of each target, keyed by the target's index.
     """
 
     statements: tuple[ShardStatement, ...]
@@ -215,49 +249,49 @@ def make_plan(
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
-    Each query is compiled once per node (database server), and once more for each shard with hidden
-    rows. A query that can return no rows is not sent. If a node does not answer while a query is
-    compiled for it, all shards of the node are added to ``failures``, and the plan has no statement
-    for the node.
+    Each query is compiled once per node (database server), and once more for each shard on which it
+    must not see all rows. A query that can return no rows is not sent. If a node does not answer
+    while a query is compiled for it, all shards of the node are added to ``failures``, and the plan
+    has no statement for the node.
 
     :param pks: the primary keys to read from each target, keyed by the target's index; a target
         without keys is not queried. None means to read all rows of the query.
     :param batch: the maximum number of branches (SELECTs for one shard each) in one statement; None
         means :data:`BATCH`. A database that limits the tables of a statement may lower it.
-    :param templates: the templates of former plans of the same query and options, by node. They are
-        used again, and new ones are added. Only for targets that have the same query and no hidden
-        rows. None (the default): compile the query.
+    :param templates: the templates that earlier calls have compiled, keyed by node. This call uses
+        them, and adds those that it compiles. The earlier calls must have had the same query and
+        options, and no target may have hidden rows. None means to compile the query.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
     compiled: dict[tuple[int, str, int], Template | None] = {}
     unreachable: dict[str, DatabaseError] = {}
-    for index, target in enumerate(targets):
-        if pks is not None and index not in pks:
+    for index in range(len(targets)) if pks is None else sorted(pks):
+        shard, query, hidden = target = targets[index]
+        node = shard.node
+        keys = None if pks is None else tuple(pks[index])
+        if templates and (known := templates.get(node)) is not None:
+            branches.setdefault(node, []).append(Branch(index, shard, known, keys))
             continue
-        node_query = (id(target.query), target.shard.node, id(target.hidden))
-        if cause := unreachable.get(target.shard.node):
-            failures.add([target.shard], cause)
+        if unreachable and node in unreachable:
+            failures.add([shard], unreachable[node])
             continue
-        if templates is not None and target.shard.node in templates:
-            compiled[node_query] = templates[target.shard.node]
-        elif node_query not in compiled:
+        node_query = (id(query), node, id(hidden))
+        if node_query not in compiled:
             try:
-                compiled[node_query] = _compile(target, options)
+                template = _compile(target, options)
             except DatabaseError as error:
                 if not is_failure(error):
                     raise
-                unreachable[target.shard.node] = error
-                failures.add([target.shard], error)
+                unreachable[node] = error
+                failures.add([shard], error)
                 continue
+            compiled[node_query] = template
+            if template is not None and templates is not None:
+                templates[node] = template
         template = compiled[node_query]
         if template is not None:
-            if templates is not None:
-                templates[target.shard.node] = template
-            keys = tuple(pks[index]) if pks is not None else None
-            branches.setdefault(target.shard.node, []).append(
-                Branch(index, target.shard, template, keys)
-            )
+            branches.setdefault(node, []).append(Branch(index, shard, template, keys))
     for node in list(branches):
         if (cause := _text_key_failure(branches[node])) is not None:
             failures.add([branch.shard for branch in branches.pop(node)], cause)
@@ -271,19 +305,22 @@ def make_plan(
     statements: list[ShardStatement] = []
     for node, node_branches in branches.items():
         statements += _statements(node, node_branches, outer, batch or BATCH)
-    statements.sort(key=lambda statement: statement.branches[0].index)
+    statements.sort(key=lambda statement: statement.branches[0].position)
     return ScatterPlan(tuple(statements), comparison, first.template, shards)
 
 
 def _outer(template: Template, comparison: Comparison, options: CompileOptions) -> Outer:
     width, weights = len(template.columns), comparison.weights
+    connection = template.compiler.connection
+    names_columns = features_of(connection).names_columns_of_subqueries
     if template.merges_groups:
-        return Outer(width, weights)
-    # Do not limit the rows on the server if the query has DISTINCT: only the merge removes
-    # duplicates from different shards, so the server would count them.
+        return Outer(width, weights, names_columns=names_columns)
+    # Send no LIMIT to the server if the query has DISTINCT. The server does not remove duplicates
+    # from different shards, so its LIMIT would count them. The merge removes them, and then applies
+    # the LIMIT.
     limit = None if template.distinct else options.limit
-    nulls_smallest = template.compiler.connection.features.order_by_nulls_first
-    return Outer(width, weights, template.order, limit, nulls_smallest)
+    nulls_smallest = connection.features.order_by_nulls_first
+    return Outer(width, weights, template.order, limit, nulls_smallest, names_columns)
 
 
 def _compile(target: Target, options: CompileOptions) -> Template | None:
@@ -304,8 +341,10 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
 
-    For the router, ``Ada`` and ``ada`` are different keys. Return None after the check, or the
-    database's error if the node does not answer.
+    For the router, ``Ada`` and ``ada`` are different keys. Return None if they differ for the node,
+    too. Return the database's error if the node does not answer.
+
+    :param branches: SELECTs for one shard each, all for the same node.
 
     :raises InexactShardKey: the node compares text keys less exactly than the router.
     """
@@ -358,11 +397,15 @@ def _statements(
     batch: list[Branch] = []
     params = tables = 0
     most_tables = features_of(wrapper).max_scattered_tables or sys.maxsize
+    template, named, template_params = None, 0, 0
     for branch in branches:
         if in_transaction and branch.shard.alias in in_transaction:
             yield ShardStatement(node, (branch,), branch.shard.alias, True, outer)
             continue
-        count, named = len(branch.params), branch.template.sql.count(SCHEMA_MARK)
+        if branch.template is not template:
+            template = branch.template
+            named, template_params = template.sql.count(SCHEMA_MARK), len(template.params)
+        count = template_params + (0 if branch.pks is None else len(branch.pks))
         if batch and (
             len(batch) >= batch_size
             or params + count > MAX_PARAMETERS

@@ -22,9 +22,8 @@ from sharded_orm.scatter.arithmetic import Divide, duration_quotient
 from sharded_orm.scatter.comparison import Column, Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
-# For these fields, the driver returns a value as text, in the form in which the server writes it.
-# For all other fields whose values a server must sort (ranked fields), the outer SELECT returns
-# this text in an additional column.
+# For these fields, the driver returns the server's own text of a value. Every other field whose values
+# a server must sort (a ranked field) needs an additional column with that text.
 _WRITTEN_AS_TEXT: Final = (
     models.CharField,
     models.TextField,
@@ -65,7 +64,8 @@ class RankedComparison(Comparison):
     Set the ranks of a row's values in ``equality_ranks`` or ``order_ranks`` before the row is
     compared.
 
-    :param summed: the positions of the columns with partial sums, which are added over the shards.
+    :param summed: the positions of the columns in which each shard returns the sum of its own rows.
+        The merge adds these sums.
     :param reads_utc: whether the driver returns all times in UTC. In other time zones, an hour is
         repeated when clocks are set back, and Python considers the two hours equal.
     """
@@ -79,11 +79,11 @@ class RankedComparison(Comparison):
         reads_utc: bool,
     ) -> None:
         super().__init__(columns, compared)
-        #: The ranks that determine which values of a column are equal, keyed by the column's
-        #: position. Values that the server treats as equal have the same rank.
+        #: For each compared column, by its position: the rank of each value. Values have the same
+        #: rank if the server treats them as equal.
         self.equality_ranks: dict[int, Ranks] = {}
-        #: The ranks that determine the order of a column's values, keyed by the column's position.
-        #: A rank is the place of a value in the order of a server.
+        #: For each compared column, by its position: the rank of each value, which is the place of
+        #: the value in the server's order.
         self.order_ranks: dict[int, Ranks] = {}
         weights: list[str] = []
         self._durations: dict[int, int] = {}
@@ -212,8 +212,8 @@ def _duration(parts: Sequence[int]) -> datetime.timedelta:
 
 
 def _refuse_months(months: int) -> None:
-    # Refuse such a sum. The driver converts a month to 30 days, but 12 months to 365 days. So the
-    # sum of two converted intervals may differ from the converted sum.
+    # Refuse a sum of intervals with months. The driver converts a month to 30 days, but 12 months to
+    # 365 days. So the sum of two converted intervals may differ from the converted sum.
     if months:
         raise refuse("a sum of intervals with months or years", "sum numbers of days")
 

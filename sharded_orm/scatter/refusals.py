@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django.db.models.aggregates import Aggregate
@@ -51,7 +52,7 @@ def check(query: Query) -> None:
 def refuse_time_and_chance(expression: Any) -> None:
     """Refuse ``Now()``, ``Random()`` and random UUIDs in GROUP BY and DISTINCT.
 
-    Each statement computes other values for them, so rows of two statements cannot be compared.
+    Each statement computes different values for them, so rows of two statements cannot be compared.
     """
     if any(
         isinstance(part, (*compat.TIME_FUNCTIONS, *compat.RANDOM_FUNCTIONS))
@@ -63,8 +64,11 @@ def refuse_time_and_chance(expression: Any) -> None:
         )
 
 
-def parts_of(expression: Any) -> list[Any]:
-    """Return ``expression`` and all expressions in it, except those inside subqueries."""
+def parts_of(expression: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """Return ``expression`` and all expressions in it, except those inside subqueries.
+
+    :param is_leaf: returns whether the expressions inside an expression are left out, too.
+    """
     parts, pending = [], [expression]
     while pending:
         part = pending.pop()
@@ -72,6 +76,8 @@ def parts_of(expression: Any) -> list[Any]:
             continue
         parts.append(part)
         if getattr(part, "subquery", False) and not isinstance(part, Aggregate):
+            continue
+        if is_leaf is not None and is_leaf(part):
             continue
         if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
             pending += part.get_source_expressions()

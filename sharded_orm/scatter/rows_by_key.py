@@ -1,4 +1,4 @@
-"""Reads rows by their primary keys, if the caller knows the shard of each key."""
+"""Reads rows by their primary keys or another column, if the caller knows the shard of each value."""
 
 from __future__ import annotations
 
@@ -19,41 +19,54 @@ if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
 _TEMPLATES = "_sharded_orm_templates_by_key"
+# The largest number of keys whose rows are few.
+_FEW = 1000
 
 
-def fetch_by_key(query: Query, pks: Mapping[Shard, Sequence[Any]]) -> Iterator[tuple[str, Row]]:
+def fetch_by_key(
+    query: Query, keys: Mapping[Shard, Sequence[Any]], *, field: Any = None
+) -> Iterator[tuple[str, Row]]:
     """Yield pairs of a shard's alias and a row from the driver, in no particular order.
 
     Each thread compiles the query once for each node (a database server). Costs one statement per
     node. The nodes are queried in parallel.
 
-    :param query: the query of all rows of a model, as a manager of the library makes it.
-    :param pks: the primary keys to read from each shard.
+    :param query: the query of all rows of a model, as a manager of the library makes it. It may
+        select only some of the fields.
+    :param keys: the values of ``field`` to read from each shard, prepared for the database.
+    :param field: a field of the model; None for its primary key.
     :raises ScatterError: a shard does not answer.
     """
-    failures = Failures(len(pks))
-    targets = [Target(shard, query) for shard in pks]
+    failures = Failures(len(keys))
+    targets = [Target(shard, query) for shard in keys]
+    field = field or query.get_meta().pk
     plan = make_plan(
         targets,
-        CompileOptions(by_pk=True),
+        CompileOptions(by_key=field),
         failures,
-        pks=dict(enumerate(pks.values())),
-        templates=_templates(query, targets[0].shard.group),
+        pks=dict(enumerate(keys.values())),
+        templates=_templates(query, targets[0].shard.group, field),
     )
     if plan.template is None:
         return
     width, marker = plan.template.width, len(plan.template.columns)
-    aliases = [shard.alias for shard in pks]
-    for row in Executor(plan, failures, 2000).chained():
+    aliases = [shard.alias for shard in keys]
+    few_rows = sum(map(len, keys.values())) <= _FEW
+    for row in Executor(plan, failures, 2000, few_rows=few_rows).chained():
         yield aliases[row[marker]], row[:width]
     failures.finish()
 
 
-def _templates(query: Query, group: str) -> dict[str, Template]:
-    """Return the templates with which this thread reads rows of a model by key, by node."""
-    # They are kept on the thread's connection object of the group, because a template has a
-    # connection object of a shard, which belongs to the thread.
+def _templates(query: Query, group: str, field: Any) -> dict[str, Template]:
+    """Return this thread's compiled SELECTs of a model's rows by ``field``, keyed by node.
+
+    The dict is empty at first, and the caller fills it.
+    """
+    # Store the templates (compiled SELECTs) on this thread's connection object of the group. Other
+    # threads must not use them, because a template contains a connection object of this thread.
     meta = query.get_meta()
     known = connections[group].__dict__.setdefault(_TEMPLATES, {})
-    templates: dict[str, Template] = known.setdefault((meta.model, meta.db_table), {})
+    templates: dict[str, Template] = known.setdefault(
+        (meta.model, meta.db_table, query.values_select, field), {}
+    )
     return templates

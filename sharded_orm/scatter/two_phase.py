@@ -80,9 +80,7 @@ def fetch(
     # changed query, which is compiled once per node.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
-    keys = [
-        Target(target.shard, key_queries[id(target.query)], target.hidden) for target in targets
-    ]
+    keys = [Target(shard, key_queries[id(query)], hidden) for shard, query, hidden in targets]
     limit = options.limit
     first = make_plan(
         keys,
@@ -99,7 +97,9 @@ def fetch(
     pks: dict[int, list[Any]] = {}
     for index, value in winners:
         pks.setdefault(index, []).append(value)
-    second = make_plan(targets, CompileOptions(by_pk=True, with_pk=True), failures, pks=pks)
+    second = make_plan(
+        targets, CompileOptions(by_key=query.get_meta().pk, with_pk=True), failures, pks=pks
+    )
     if second.template is None:
         return second, []
     pk = second.template.pk

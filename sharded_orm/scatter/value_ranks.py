@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import Branch
 
-# Reads from a node the type and the collation of columns, and facts that determine their order. The
-# query of the scatter is a part of this query, but returns no rows, because only its expressions
-# are needed: they determine the types. Nodes with equal facts sort in the same way. One fact is the
-# version of a locale, because a later version may sort in another way. A type without a collation
-# may contain texts, as jsonb does; they are sorted by the collation of the database. The catalogs
-# of PostgreSQL's versions have different columns, and to_jsonb() can read all of them.
+# Reads from a node the types and collations of a query's columns, and facts that determine the
+# order of their values. Nodes with equal facts sort in the same way. One fact is the version of a
+# locale, because a later version may sort differently. The query of the scatter is a subquery here:
+# it determines the types, but returns no rows. A type without a collation may contain texts, as
+# jsonb does. They are sorted by the collation of the database. The function to_jsonb() is used
+# because PostgreSQL's versions have different columns in their catalogs.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,
@@ -59,8 +59,9 @@ _SETTINGS = "".join(
     for name in ("DateStyle", "IntervalStyle", "TimeZone", "extra_float_digits", "lc_monetary")
 )
 _DATABASE_VERSION = "pg_database_collation_actual_version(b.oid)"
-# Servers before version 15 have no function for the version of a database's collation. Their
-# databases use collations of the C library, so read the version of such a collation instead.
+# Before version 15, PostgreSQL has no function for the version of a database's collation. But it
+# uses collations of the C library there, so read the version of the C library's collation of that
+# name.
 _OLD_DATABASE_VERSION = (
     "(SELECT max(pg_collation_actual_version(o.oid)) FROM pg_collation o"
     " WHERE o.collcollate = b.datcollate AND o.collprovider = 'c')"
@@ -76,8 +77,8 @@ class ValueType(NamedTuple):
 
     :param type: the type's name in SQL.
     :param collation: the collation's name in SQL; None if the type has none.
-    :param is_exact: whether values are equal only if their texts are the same.
-    :param is_by_bytes: whether Python sorts the texts of values as the node sorts the values.
+    :param is_exact: whether two values are equal only if their texts are the same.
+    :param is_by_bytes: whether sorting the texts in Python gives the node's order of the values.
     :param facts: JSON with all facts that determine the order of the values.
     """
 
@@ -89,10 +90,10 @@ class ValueType(NamedTuple):
 
 
 class Ranking:
-    """Reads from a server the ranks of values that Python cannot compare, for the merge of a plan.
+    """Reads from a server the ranks of values that Python cannot compare.
 
-    If the plan compares no such values, no query is sent. Used only by the calling thread of a
-    scatter.
+    The merge of the shards' rows compares these values by their ranks. If the plan compares no such
+    values, no query is sent. Used only by the calling thread of a scatter.
     """
 
     def __init__(self, plan: ScatterPlan, executor: Executor) -> None:
@@ -217,8 +218,8 @@ class Ranking:
 
 
 def _database_version(branch: Branch) -> str:
-    # Use the connection object of the shard. The compiler has only a copy of it, which never
-    # connects.
+    # ``compiler.connection`` is only a copy of the shard's connection object, and never connects.
+    # Its ``features`` still refer to the shard's connection object.
     wrapper: Any = branch.template.compiler.connection.features.connection
     return _DATABASE_VERSION if wrapper.pg_version >= 150000 else _OLD_DATABASE_VERSION
 

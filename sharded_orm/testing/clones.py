@@ -57,7 +57,7 @@ class Cloner(ABC):
     def batch(self) -> AbstractContextManager[None]:
         """Return a context manager for a ``with`` block that calls several methods of the cloner.
 
-        A subclass may let these calls share connections. Here, the context manager does nothing.
+        A subclass may let these calls share connections. By default, the context manager does nothing.
         """
         return nullcontext()
 
@@ -114,7 +114,7 @@ class ServerCloner(Cloner):
 
         The cursor has a session of its own. Within a ``with`` block of :meth:`batch`, each call for
         the same node yields the same cursor, whose session is closed at the end of that block. So
-        the cursor may have a current schema that was selected after an earlier call.
+        the schema of an earlier call may still be selected.
         """
         with self.batch():
             if shard.node not in self._cursors:

@@ -18,9 +18,9 @@ from sharded_orm.testing.clones import ServerCloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. The counter is removed from the
-# statement, because it differs from shard to shard, and the statements of a test shard are compared
-# with those of the template, from which it was cloned.
+# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. The statements of a test shard are
+# compared with those of its template. The counter differs from shard to shard, so it is removed
+# first.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 
@@ -41,7 +41,10 @@ class _Template:
 
 
 class MySQLCloner(ServerCloner):
-    """Creates each test shard as a schema on the shard's node, from a template on any node."""
+    """Creates each test shard as a schema on the shard's node.
+
+    The template, the migrated schema from which the shards are cloned, may be on any node.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -126,7 +126,7 @@ class _ClonedSchema:
 class PostgreSQLCloner(ServerCloner):
     """Creates each test shard as a schema in the database of the shard's node.
 
-    The template schema may be on any node.
+    The template, the migrated schema from which the shards are cloned, may be on any node.
     """
 
     _template: _ClonedSchema
@@ -165,7 +165,7 @@ class PostgreSQLCloner(ServerCloner):
             self._begin_counters(cursor, shard, self._template.names)
 
     def _fill(self, cursor: Any, shard: Shard) -> None:
-        """Create everything that the template has in the schema of ``shard``, which is empty."""
+        """Copy everything in the template schema to the schema of ``shard``, which is still empty."""
         template = self._template
         _enter(cursor, shard.schema)
         snapshot.build(cursor, template.definitions)
@@ -195,10 +195,12 @@ class PostgreSQLCloner(ServerCloner):
         self._replace_rows(cursor, shard, filled=_filled(cursor, self._template.tables))
 
     def _replace_rows(self, cursor: Any, shard: Shard, filled: Sequence[_ClonedTable]) -> None:
-        """Replace the rows of the shard by those of the template, in one transaction.
+        """Replace the rows of the shard by those of the template (the migrated schema).
+
+        The rows are replaced in one transaction.
 
         :param cursor: a cursor in the shard's schema.
-        :param filled: the tables that have rows now.
+        :param filled: the tables of the shard that contain rows.
         """
         template = self._template
         if not template.filled and not filled:
@@ -225,8 +227,8 @@ class PostgreSQLCloner(ServerCloner):
                 f" {'' if table.is_partitioned else 'ONLY '}{schema}.{table.target}"
                 for table in template.filled
             ]
-            # Send all statements in one packet, because the server runs the statements of a packet
-            # in one transaction.
+            # Send all statements as one text: PostgreSQL runs the statements of one query text in
+            # one transaction.
             cursor.execute("; ".join([*before, *copied, *after]))
             return
         self._load_rows()
@@ -322,8 +324,8 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # The tables refer to each other in a circle, by foreign keys that are checked at once. So
-        # the tables can hardly have rows, and may be returned in any order.
+        # The tables refer to each other in a circle, by foreign keys that are checked at once. Rows
+        # can hardly be inserted into such tables, so they are likely to be empty. Return any order.
         return list(tables.values())
 
 

@@ -90,7 +90,7 @@ class TestNames:
 
 @dataclass(frozen=True)
 class TestTopology(Topology):
-    """A topology in which some groups have test schemas, and their templates have aliases.
+    """A topology that contains the test shards of some groups, and can find templates by alias.
 
     A template is the schema that is migrated, and from which the test shards of a group are cloned.
 

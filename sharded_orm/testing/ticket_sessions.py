@@ -37,9 +37,8 @@ class TestSessionPool(TicketSessionPool):
         return super().lend(deadline)
 
     def give_back(self, session: TicketSession) -> None:
-        """Keep the session for the next test, or close it.
-
-        Close it if an open session prevents its database from being dropped.
+        """Keep the session open for the next test. If open sessions prevent a database from being
+        dropped, close the session instead.
         """
         if session.prevents_drop:
             session.close()

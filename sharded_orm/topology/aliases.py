@@ -102,19 +102,25 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         # SHARDED_ORM may come after DATABASES in the settings module. At the first use, the
         # settings are complete.
         if not self._groups_added:
-            with _adding:
-                if not self._groups_added:
-                    # If there is no topology, continue without aliases of groups, because Django
-                    # may be loading models now. Later, the ready() of this package's AppConfig
-                    # decides whether the process may run without a topology.
-                    with suppress(TopologyUnavailable):
-                        self._add_groups()
+            # If the configuration is wrong, continue without aliases of groups, because Django may be
+            # loading models now. Later, the ready() of this package's AppConfig raises the error, or
+            # lets the process run without a topology.
+            with suppress(InvalidConfiguration, TopologyUnavailable):
+                self.add_groups()
         return self
 
-    def _add_groups(self) -> None:
-        if _resolver is None:
-            return  # Add nothing: groups cannot be looked up before Django has loaded the applications.
-        groups = _resolver.group_aliases()
+    def add_groups(self) -> None:
+        """Add the aliases of groups, unless that was done. The first use of the mapping does so, too.
+
+        :raises InvalidConfiguration: the configuration is wrong, or a group has the name of another entry.
+        :raises TopologyUnavailable: the process has no topology.
+        """
+        with _adding:
+            # Groups cannot be looked up before Django has loaded the applications.
+            if not self._groups_added and _resolver is not None:
+                self._add(_resolver.group_aliases())
+
+    def _add(self, groups: Mapping[str, dict[str, Any]]) -> None:
         taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
         if taken:
             raise InvalidConfiguration(

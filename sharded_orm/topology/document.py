@@ -2,8 +2,9 @@
 
 This module uses neither Django nor a database driver. A document has the same structure as
 ``NODES`` and ``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there. A
-topology source (Pinterest, P2) publishes the document to all processes. Values that change only
-with a deployment, above all credentials, stay in the settings.
+topology source, such as ZooKeeper, publishes the document to all processes (Pinterest, P2, in
+docs/explanation/designs.md). Values that change only with a deployment, above all credentials, stay in
+the settings.
 """
 
 from __future__ import annotations

@@ -16,7 +16,12 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
+from sharded_orm.topology.schema_names import (
+    SchemaNames,
+    Span,
+    postgresql_name_problems,
+    shared_number,
+)
 
 ALIAS_DIGITS = 5
 #: The maximum number of shards of a group. No kind of id has room for larger shard numbers: a
@@ -27,8 +32,6 @@ MAX_SHARDS = 1 << 16
 #: range. Even if every shard of the largest group has this weight, a float represents the sum of
 #: the weights exactly.
 MAX_WEIGHT = 1_000_000
-# The maximum length of a name on PostgreSQL, in bytes.
-_POSTGRESQL_NAME = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class ShardRange:
     the weights of the group's other ranges. ``pinned`` says that ``shards balance`` does not move
     the shards. ``is_pair`` says that the two nodes replicate from each other (Yupoo, Y9):
     ``primary`` is the active side, which takes the writes of these shards, and ``replica`` is the
-    passive side.
+    passive side. ``epoch`` is how often an active side of these shards was given up, because it was
+    dead (``shards switch --force``).
     """
 
     first: int
@@ -67,6 +71,7 @@ class ShardRange:
     weight: float = 1.0
     pinned: bool = False
     is_pair: bool = False
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,13 +172,14 @@ class Topology:
 
     @cached_property
     def _resolved(self) -> dict[str, Shard]:
-        # The shards that resolve() has returned, by alias. A write calls resolve() several times.
+        # A cache of the shards that resolve() has returned, keyed by alias, because each write
+        # calls resolve() several times.
         return {}
 
     def pair_of(self, node: str) -> tuple[str, ...]:
         """Return the nodes of the pair of servers to which ``node`` belongs; () if it belongs to none.
 
-        Several node names may stand for the same server.
+        Nodes are compared by their servers, because several node names may stand for one server.
         """
         server = server_of(self.nodes[node], node)
         for group in self.groups.values():
@@ -295,10 +301,7 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str]:
-    """Yield a problem for each reason why a schema of ``group`` cannot have its name on PostgreSQL.
-
-    PostgreSQL truncates a long name without an error, so two shards could get the same schema.
-    """
+    """Yield the problems of the group's schema names if one of its nodes is a PostgreSQL server."""
     engines = [
         str(topology.nodes[r.primary].get("ENGINE"))
         for r in group.ranges
@@ -311,24 +314,7 @@ def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str
     except ValueError:
         return  # _name_problems() yields this problem.
     longest = group.schema_name(max(r.last for r in group.ranges))
-    size = len(longest.encode())
-    if size > _POSTGRESQL_NAME:
-        yield (
-            f"group {group.name!r}: the schema {longest!r} has {size} bytes, and PostgreSQL cuts names"
-            f" off after {_POSTGRESQL_NAME}; give the group a shorter DATABASE_NAME"
-        )
-    if '"' in longest:
-        # Refuse a quote in a name: Django's quote_name() neither quotes a name that begins and ends
-        # with a quote, nor escapes a quote inside of a name.
-        yield (
-            f"group {group.name!r}: the schema {longest!r} has a quote in its name; leave it out of"
-            " DATABASE_NAME, because names are quoted in SQL anyway"
-        )
-    if longest.startswith("pg_"):
-        yield (
-            f"group {group.name!r}: the schema {longest!r} begins with 'pg_', which PostgreSQL reserves"
-            " for its own; give the group another DATABASE_NAME"
-        )
+    yield from postgresql_name_problems(longest, group.name)
 
 
 def _collisions(topology: Topology) -> Iterator[str]:

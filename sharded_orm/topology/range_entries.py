@@ -15,12 +15,12 @@ Entry = dict[str, Any]
 
 
 def primary_of(entry: Mapping[str, Any]) -> str:
-    """Return the node that takes writes. Of a pair, this is the active side."""
+    """Return the node that takes writes. For a pair, this is the active side."""
     return str(entry["active"] if "pair" in entry else entry["primary"])
 
 
 def replica_of(entry: Mapping[str, Any]) -> str | None:
-    """Return the node that only replicates; None if there is none. Of a pair, this is the passive
+    """Return the node that is the replica; None if there is none. For a pair, this is the passive
     side.
     """
     if "pair" not in entry:
@@ -30,7 +30,8 @@ def replica_of(entry: Mapping[str, Any]) -> str | None:
 
 
 def entry_of(content: Mapping[str, Any], group: str, number: int) -> Entry | None:
-    """Return the entry whose range contains the shard ``number``; None if there is none.
+    """Return the entry of the group's ``RANGES`` that contains the shard ``number``; None if there
+    is none.
 
     :param content: the content of a document.
     """
@@ -80,5 +81,5 @@ def _joined(ranges: Iterable[Entry]) -> list[Entry]:
 
 
 def _without_shards(entry: Entry) -> Entry:
-    defaults = {"replica": None, "open": True, "weight": 1, "pinned": False}
+    defaults = {"replica": None, "open": True, "weight": 1, "pinned": False, "epoch": 0}
     return {**defaults, **{key: value for key, value in entry.items() if key != "range"}}

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 Span = tuple[int, int]
 
+# The maximum length of a name on PostgreSQL, in bytes.
+_POSTGRESQL_NAME = 63
 _EXPECTED = (
     "a template of {shard} (once; with leading zeros as {shard:05d}) and {group}, and nothing else in"
     " braces"
@@ -74,6 +76,35 @@ class SchemaNames:
             # depending on how many digits it has.
             least = 0 if digits == self.width else 10 ** (digits - 1)
             yield _Window(self.before, digits, self.after, least)
+
+
+def postgresql_name_problems(longest: str, group: str) -> Iterator[str]:
+    """Yield a problem for each reason why a schema cannot have its name on PostgreSQL.
+
+    PostgreSQL truncates a long name without an error, so two shards could get the same schema.
+
+    :param longest: the longest schema name of the group.
+    :param group: the name of the group.
+    """
+    where = f"group {group!r}: the schema {longest!r}"
+    size = len(longest.encode())
+    if size > _POSTGRESQL_NAME:
+        yield (
+            f"{where} has {size} bytes, and PostgreSQL cuts names off after {_POSTGRESQL_NAME}; give the"
+            " group a shorter DATABASE_NAME"
+        )
+    if '"' in longest:
+        # Refuse a quote in a name: Django's quote_name() neither quotes a name that begins and ends
+        # with a quote, nor escapes a quote inside of a name.
+        yield (
+            f"{where} has a quote in its name; leave it out of DATABASE_NAME, because names are quoted"
+            " in SQL anyway"
+        )
+    if longest.startswith("pg_"):
+        yield (
+            f"{where} begins with 'pg_', which PostgreSQL reserves for its own; give the group another"
+            " DATABASE_NAME"
+        )
 
 
 def shared_number(
@@ -151,8 +182,9 @@ class _NameProgression:
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
         """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``.
 
-        A number fits if it has as many digits as the numbers in ``window``. The values are yielded
-        as spans. A span is (first, last), both included.
+        The shard number is ``base + unknown * step``. It fits if it has as many digits as the
+        numbers in the window, a set of schema names. The values are yielded as spans. A span is
+        (first, last), both included.
         """
         for first, last in spans:
             low = max(first, window.least)
@@ -225,8 +257,9 @@ def _progression(
 ) -> _NameProgression | None:
     """Return the shard numbers in ``window`` whose schema names may also be in another window.
 
-    Some digits of a shard number may be at positions where the other window has text. These digits
-    must be equal to the text. Return None if no shard number can meet this condition.
+    All names in a window have the same length, and consist of a text, the digits of the shard
+    number, and a second text. Where the other window has text, the digits must equal that text.
+    Return None if this is impossible.
 
     :param text: the other window.
     :param start: the first position at which both windows have a digit.

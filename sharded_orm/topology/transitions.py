@@ -1,7 +1,7 @@
 """Checks whether a topology may replace another one while processes run.
 
-Even a valid topology can make rows unreachable: if it maps a key to another shard than the old
-topology, the key's rows are not found. This module uses neither Django nor a database driver.
+Even a valid topology can make rows unreachable: if it maps a key to a different shard than the old
+topology does, the key's rows are not found. This module uses neither Django nor a database driver.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def problems(old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouti
     """Return the reasons, as sentences, why ``new`` must not replace ``old``; empty if it may.
 
     Both topologies must be valid. ``new`` must have every group and every shard of ``old``, and
-    must map every key to the same shard. A shard may be on another node (database server). The
-    operator who changes a shard's node is responsible for moving the rows of that shard.
+    must map every key to the same shard. In ``new``, a shard may be on a different node (database
+    server). The operator who changes a shard's node is responsible for moving the rows of that
+    shard.
 
     :param keys: a function that is called with a group. It returns what determines the shards of
         the group's keys.

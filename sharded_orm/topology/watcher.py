@@ -82,7 +82,7 @@ class TopologyWatcher(Generic[T]):
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """Return a watcher for a forked child, with the same document in use.
+        """Return a watcher for a forked child. It starts with the document that this watcher uses.
 
         :param source: the child's own topology source.
         """

@@ -1,4 +1,4 @@
-"""Whether a site, and each of its shard groups, can commit transactions in two phases."""
+"""Find out whether a site, and each of its shard groups, can commit transactions in two phases."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def is_enabled() -> bool:
 
 
 def refusal_of(group: str) -> str:
-    """Return the reason why shards of ``group`` can never commit in two phases.
+    """Return the reason why shards of ``group`` can never commit in two phases; "" if they can.
 
-    The reason is a part of a sentence; an empty text if the servers of the group can.
+    The reason is a part of a sentence.
     """
     alias: Any = connections[group]
     return str(alias.two_phase_refusal)

@@ -13,7 +13,7 @@ from sharded_orm.exceptions import TwoPhaseMisused, TwoPhaseUnavailable
 from sharded_orm.models.moves.confirmation import refuse_repetition
 from sharded_orm.models.moves.transactions import moves_keys_now
 from sharded_orm.two_phase.app import APP, is_enabled, refusal_of
-from sharded_orm.two_phase.watch import watch
+from sharded_orm.two_phase.branch_watch import watch
 
 
 class TwoPhaseAtomic(transaction.Atomic):
@@ -37,7 +37,7 @@ class TwoPhaseAtomic(transaction.Atomic):
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
         # The base class contextlib.ContextDecorator calls this method for each call of the
-        # decorated function.
+        # decorated function, so that each call gets an object of its own.
         return TwoPhaseAtomic(self._group, self._find, self.savepoint, self._durable)
 
     def __enter__(self) -> None:
@@ -57,9 +57,9 @@ class TwoPhaseAtomic(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # Look up the shards of the rows again, because the transaction is open only now. It
-            # remembers from this look-up on which shard it uses the key of each row. The result
-            # differs if a row has moved meanwhile.
+            # Look up the shards of the rows again, now inside the transaction. From this look-up
+            # on, the transaction uses the same shard for each key. If the result differs from that
+            # before the transaction, a row has moved in between.
             if self._find() != aliases:
                 refuse_repetition(self._group)
         except BaseException:

@@ -26,7 +26,7 @@ from sharded_orm import runtime
 from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
 from sharded_orm.exceptions import BranchesPrepared, CacheUnavailable, ShardedOrmError
 from sharded_orm.models.cached.cached_model import cached_model
-from sharded_orm.models.cached.invalidation import void_tables
+from sharded_orm.models.cached.model_cache import void_tables
 from sharded_orm.topology.model import Shard, ShardGroup
 from sharded_orm.two_phase.app import is_enabled, refusal_of
 
@@ -39,8 +39,8 @@ GRACE: Final = 2.0
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
 
-# The most decisions that one statement deletes, and the most decisions of one shard that a call of
-# forget_decisions() deletes.
+# The largest number of decisions that one statement deletes, and the largest number that one call
+# of forget_decisions() deletes for each shard.
 _BATCH = 500
 _MOST_ROWS = 50_000
 
@@ -143,9 +143,9 @@ def left_on(group: ShardGroup, shards: Iterable[Shard]) -> list[str]:
     """End prepared branches on ``shards``, and return a line of text for each branch that cannot be
     ended.
 
-    For operations that change tables or move rows: a prepared branch (the part on one shard of a
-    transaction in two phases) holds locks, and may still commit. Does nothing if the group does not
-    commit in two phases.
+    Operations that change tables or move rows call this before they begin, because a prepared
+    branch (the part on one shard of a transaction in two phases) holds locks and may still commit.
+    Does nothing if the group does not commit in two phases.
 
     :raises django.db.Error: a node of the shards does not answer.
     """
@@ -189,8 +189,9 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
     if fate is Fate.OPEN:
         return f"left, because its transaction on {decider.alias!r} is still open", False
     if fate is Fate.COMMITTED:
-        # Make the cache entries void before the commit, and once more after it. If a cache server
-        # does not answer now, this call raises an error and nothing is committed.
+        # The branch is about to be committed. Make the cache entries void before the commit, and
+        # once more after it. If a cache server does not answer now, this call raises an error and
+        # nothing is committed.
         _void_cache(prepared.alias)
     completion = _wrapper(prepared.alias).end_branch(branch, commit=fate is Fate.COMMITTED)
     if completion is Completion.HELD:
@@ -225,9 +226,9 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
             old[shard.alias] = [str(name) for (name,) in rows]
     if not old:
         return 0
-    # Look for branches after the decisions were read, so that no decision is deleted that a branch
-    # still needs. A decision is committed only after its branches were prepared. So every branch
-    # that is not ended yet is found now, even if the clocks of the hosts differ.
+    # Read the prepared branches only after the decisions. Every decision in ``old`` was committed
+    # after its branches were prepared, so this query finds each branch that still needs a decision.
+    # This holds even if the clocks of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
     for alias, names in old.items():

@@ -11,8 +11,9 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+import sharded_orm
 from sharded_orm.contrib.objects import Page
-from sharded_orm.contrib.objects.exceptions import InvalidCursor, WrongObjectType
+from sharded_orm.contrib.objects.exceptions import ConcurrentEdit, InvalidCursor, WrongObjectType
 from sharded_orm.exceptions import InvalidID
 from testproject.boards.forms import BoardForm, PinForm
 from testproject.boards.models import (
@@ -128,8 +129,16 @@ def edit(request: HttpRequest, board_id: int) -> HttpResponse:
     changed_board = _mine(request, _board(board_id))
     form = BoardForm(request.POST or None, instance=changed_board)
     if request.method == "POST" and form.is_valid():
-        form.save()
-        return redirect("boards:board", board_id)
+        try:
+            # If the request or a test has a transaction open, it stays usable after the error.
+            with sharded_orm.atomic(changed_board):
+                form.save()
+        except ConcurrentEdit:
+            form.add_error(
+                None, "Somebody else has changed the board at the same time. Load it again."
+            )
+        else:
+            return redirect("boards:board", board_id)
     return render(request, "boards/form.html", {"title": "Change the board", "form": form})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
+from django.db import connection
 from django.urls import path, register_converter
 
 from testproject.photos import views
@@ -36,7 +37,10 @@ class SegmentConverter:
     regex = "[^/]+"
 
     def to_python(self, value: str) -> str:
-        return "" if value == _NOTHING else unquote(value, errors="strict")
+        text = "" if value == _NOTHING else unquote(value, errors="strict")
+        if "\0" in text and connection.features.prohibits_null_characters_in_text_exception:
+            raise ValueError("No text in this database has the character NUL.")
+        return text
 
     def to_url(self, value: str) -> str:
         if not value:

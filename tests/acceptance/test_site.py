@@ -8,6 +8,12 @@ import pytest
 
 from tests.acceptance.project import Project
 
+_CREATE_DATABASES = """
+from django.db import connections
+for alias in ("tickets_1", "tickets_2"):
+    connections[alias].create_shard_database()
+"""
+
 
 def test_project_is_sound(tmp_path: Path) -> None:
     project = Project("sqlite", tmp_path)
@@ -31,4 +37,7 @@ def test_pages(project: Project, request: pytest.FixtureRequest) -> None:
     files = ["pages", "errors", "comments", "activity", "tags"]
     if project.backend == "sqlite" or request.config.getoption("--long"):
         files += ["admin", "pictures", "panel", "names", "boards"]  # The same code on each backend.
+    if project.backend == "postgresql":
+        # The test schemas of shards are in the databases of the nodes, which an administrator creates.
+        project.manage("shell", "--command", _CREATE_DATABASES)
     assert "failed" not in project.pytest(*(f"test_{name}.py" for name in files))

@@ -129,8 +129,14 @@ class PostgreSQL(Database):
     @contextlib.contextmanager
     def server(self) -> Iterator[postgresql.Address]:
         # Stock Django connects once for each shard, and 64 MB would not hold all tables. Autovacuum
-        # would work during one turn, and not during the other.
-        options = {"max_connections": "700", "shared_buffers": "512MB", "autovacuum": "off"}
+        # would work during one turn, and not during the other. A session of ours reads all tables,
+        # so it needs more open files than a session of one shard (docs/howto/use-postgresql.md).
+        options = {
+            "max_connections": "700",
+            "shared_buffers": "512MB",
+            "autovacuum": "off",
+            "max_files_per_process": "8000",
+        }
         with postgresql.servers(1, **options) as (server,):
             yield server.address
 

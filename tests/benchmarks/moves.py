@@ -124,15 +124,15 @@ def _stalls(
     yield Line(
         f"longest write that meets the pause of a move; {WRITERS} writers, {rows} rows",
         "",
-        _percentiles(paused),
+        percentiles(paused),
         f"p99 <= {milliseconds(STALL)}",
         percentile(paused) <= STALL,
-        f"{len(paused)} moves; pause as the mover reports it: {_percentiles(pauses)}",
+        f"{len(paused)} moves; pause as the mover reports it: {percentiles(pauses)}",
     )
     yield Line(
         "longest write in the whole time of a move",
-        f"in the same time without a move: {_percentiles(still)}",
-        _percentiles(moving),
+        f"in the same time without a move: {percentiles(still)}",
+        percentiles(moving),
         "",
         None,
         "stalls of the disk are in both",
@@ -180,7 +180,7 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
 
 
-def _percentiles(values: Sequence[float]) -> str:
+def percentiles(values: Sequence[float]) -> str:
     return f"{milliseconds(median(values))}, p99 {milliseconds(percentile(values))}"
 
 

@@ -12,7 +12,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from statistics import median
 from threading import Event, Thread
@@ -32,29 +33,15 @@ THINK, AFTER = 0.02, 1.5
 #: The longest stall of a writer, at the 99th percentile of the moves; and how much faster the copy is.
 STALL, FASTER = 0.1, 3.0
 GROUP = "uploads"
+#: Options of servers that flush each commit.
+DURABLE = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
 #: MariaDB's error for a write on a read-only server.
 _READ_ONLY = 1290
 
 
 def shard_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
     """Promote a replica and move a shard, both back and forth, while writers are timed."""
-    with contextlib.ExitStack() as stack:
-        durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
-        pair = stack.enter_context(replicated_pair(**durable))
-        (other,) = stack.enter_context(mariadb.servers(1, **durable))
-        pair.reset(GROUP)
-        content = json.dumps(settings_of(pair, other.address, new_prefix()))
-
-        def process(role: str) -> OrderedProcess:
-            return stack.enter_context(OrderedProcess(__name__, content, role))
-
-        process("publisher").ask("publish", "first", "second")
-        mover = process("mover")
-        mover.ask("create")
-        wait_until_equal(pair)
-        writers = [process("writer") for _ in range(WRITERS)]
-        for number, writer in enumerate(writers):
-            writer.ask("start", number)
+    with _writing() as (pair, process, mover, writers):
         promotions = list(_promotions(pair, mover, writers, max(2, rounds.count // 8 * 2)))
         moves = list(_moves(pair, mover, writers, max(4, rounds.count // 4 * 2)))
         for writer in writers:
@@ -68,8 +55,56 @@ def shard_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
         )
 
 
-#: The longest stall of a writer, and the pause as the command reports it; in seconds.
-Stall = tuple[float, float]
+def promotions(count: int) -> list[Stall]:
+    """Promote a replica to and fro while processes write, on servers of its own. The first two promotions,
+    in which the processes connect, are left out.
+    """
+    with _writing() as (pair, _, mover, writers):
+        stalls = list(_promotions(pair, mover, writers, 2 + count // 2 * 2))
+        for writer in writers:
+            writer.ask("stop")
+    return stalls[2:]
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[
+    tuple[Pair, Callable[[str], OrderedProcess], OrderedProcess, list[OrderedProcess]]
+]:
+    """Start three servers and writers. Yield the primary with its replica, a function that starts a
+    process with the role that it is given, the mover, and the writers.
+    """
+    with contextlib.ExitStack() as stack:
+        pair = stack.enter_context(replicated_pair(**DURABLE))
+        (other,) = stack.enter_context(mariadb.servers(1, **DURABLE))
+        pair.reset(GROUP)
+        content = json.dumps(settings_of(pair, other.address, new_prefix()))
+
+        def process(role: str) -> OrderedProcess:
+            return stack.enter_context(OrderedProcess(__name__, content, role))
+
+        process("publisher").ask("publish", "first", "second")
+        mover = process("mover")
+        mover.ask("create")
+        wait_until_equal(pair)
+        writers = [process("writer") for _ in range(WRITERS)]
+        for number, writer in enumerate(writers):
+            writer.ask("start", number)
+        yield pair, process, mover, writers
+
+
+@dataclass(frozen=True)
+class Stall:
+    """The longest writes of all writers at a change of a shard's node, in seconds.
+
+    :param paused: of those that meet the pause; ``during`` the whole time of the command; ``still`` as
+        long after its end.
+    :param pause: the pause as the command reports it.
+    """
+
+    paused: float
+    during: float
+    still: float
+    pause: float
 
 
 def _promotions(
@@ -99,14 +134,21 @@ def _moves(
 def stall(mover: OrderedProcess, writers: Sequence[OrderedProcess], order: str, node: str) -> Stall:
     for writer in writers:
         writer.ask("writes")
-    began, ended, pause, *_ = mover.ask(order, node)
-    time.sleep(AFTER)
+    began, ended, pause, published, *_ = mover.ask(order, node)
+    time.sleep(max(AFTER, ended - began))
     writes = [write for writer in writers for write in writer.ask("writes")]
-    return longest(writes, began, ended), pause
+    return Stall(
+        # The publication is a moment of the pause.
+        longest(writes, published - pause, published + pause),
+        longest(writes, began, ended),
+        longest(writes, ended, 2 * ended - began),
+        pause,
+    )
 
 
 def _stalls(moves: Sequence[Stall], promotions: Sequence[Stall]) -> Line:
-    (stalls, pauses), (others, _) = zip(*moves, strict=True), zip(*promotions, strict=True)
+    stalls, pauses = [each.during for each in moves], [each.pause for each in moves]
+    others = [each.during for each in promotions]
     worst = percentile(stalls)
     return Line(
         f"longest stall of a writer while a shard of {ROWS:,} rows moves; {WRITERS} writers",
@@ -208,6 +250,10 @@ class Orders:
 
     def publish(self, primary: str, replica: str | None) -> None:
         """Publish a topology whose only shard is on ``primary``."""
+        replicas = {"replica": replica} if replica else {}
+        self._publish({"range": [0, 0], "primary": primary, **replicas})
+
+    def _publish(self, entry: dict[str, Any]) -> None:
         from django.db import connections
 
         from sharded_orm.exceptions import TopologyError
@@ -223,10 +269,9 @@ class Orders:
             version = runtime.document().version
         except TopologyError:
             version = 1
-        ranges = {"range": [0, 0], "primary": primary, **({"replica": replica} if replica else {})}
         others = {"range": [0, 0], "primary": "other"}
         groups = {name: {"RANGES": [others]} for name in ("photos", "placed")}
-        groups[GROUP] = {"RANGES": [ranges]}
+        groups[GROUP] = {"RANGES": [entry]}
         document = {"format": 1, "version": version, "nodes": {}, "groups": groups}
         topology.push(Document.from_content(document))
 
@@ -253,19 +298,32 @@ class Orders:
         while batch := list(islice(rows, BATCH)):
             self._model.objects.using(f"{GROUP}_00000").bulk_create(batch)
 
-    def promote(self, node: str) -> tuple[float, float, float]:
-        """Promote the replica of ``node``. Return when that began and ended, and the pause."""
+    def promote(self, node: str) -> tuple[float, float, float, float]:
+        """Promote the replica of ``node``.
+
+        Return when that began and ended, the pause, and when the topology was published.
+        """
         from sharded_orm.operations import promotion
 
         began = time.monotonic()
         report = promotion.promote(node)
         assert report.outcome == "promoted" and report.pause is not None, report
-        return began, time.monotonic(), report.pause.to_json()["refused_for"]
+        ended = time.monotonic()
+        return began, ended, report.pause.to_json()["refused_for"], self.published()
 
-    def move(self, node: str) -> tuple[float, float, float, float, float]:
+    def published(self) -> float:
+        """Return when the latest topology was published, by the machine's monotonic clock."""
+        from sharded_orm import runtime
+
+        (latest,) = runtime.source().history(1)
+        assert latest.published_at is not None
+        return latest.published_at.timestamp() - time.time() + time.monotonic()
+
+    def move(self, node: str) -> tuple[float, float, float, float, float, float]:
         """Move the shard to ``node``.
 
-        Return when that began and ended, the pause, and the seconds of copying and of comparing.
+        Return when that began and ended, the pause, when the topology was published, and the seconds of
+        copying and of comparing.
         """
         from sharded_orm.operations import shard_moves
 
@@ -273,8 +331,9 @@ class Orders:
         report = shard_moves.move_shards(GROUP, [0], node)
         ended = time.monotonic()
         assert report.ok and report.moved, report
+        published = self.published()
         shard_moves.repair(GROUP, discard=True)
-        return began, ended, max(report.pauses), report.copying, report.comparing
+        return began, ended, max(report.pauses), published, report.copying, report.comparing
 
     def create_copy(self) -> None:
         from django.db import connections

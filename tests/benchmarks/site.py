@@ -135,8 +135,8 @@ class Site:
     def _make_global(self) -> None:
         from sharded_orm import runtime
         from sharded_orm.contrib.lookups.models import LookupEntry, LookupState
+        from sharded_orm.models.tables.directory import Placement
         from sharded_orm.models.tables.key_move import KeyMove
-        from sharded_orm.models.tables.placement import Placement
         from sharded_orm.operations.tickets import begin, declared_sequences
 
         with self.session() as cursor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 Work = Callable[[], object]
+#: Seconds, and those that the processor worked for the process.
+Both = tuple[float, float]
 # Turns of each side in a round of many short calls.
 _TURNS = 12
 
@@ -88,6 +90,12 @@ def summary(pairs: list[tuple[float, float]]) -> Measured:
         median(stock for _, stock in pairs),
         (low, high),
     )
+
+
+def summary_of_both(rounds: Sequence[tuple[Both, Both]]) -> Measured:
+    """Summarize rounds of two sides, ours and the other, with the seconds per call of each."""
+    cpu = median(ours[1] / stock[1] for ours, stock in rounds)
+    return replace(summary([(ours[0], stock[0]) for ours, stock in rounds]), cpu=cpu)
 
 
 def _time(work: Work, number: int, before: Work | None) -> tuple[float, float]:

@@ -159,6 +159,35 @@ def test_two_readers_of_nothing_get_one_lease(server: CacheServer, name: Any) ->
     assert sum(lease is not None for lease in leases) == 1
 
 
+@pytest.mark.parametrize("value", [None, b"stale"])
+def test_a_lease_that_is_given_back_can_be_taken_again(
+    server: CacheServer, name: Any, value: bytes | None
+) -> None:
+    if value is not None:
+        put(server, name(), value)
+    _, (found,), _ = server.read([], [name()])
+    assert found.value == value
+    (early,) = server.lease([name()], [found])
+    server.release({name(): FoundEntry(found.value, early)})
+    late = lease_of(server, name())
+    assert server.fill([CacheEntry(name(), b"new", late)], 60) == ([True], [])
+    assert value_of(server, name()) == b"new"
+
+
+@pytest.mark.parametrize("how", ["deleted", "filled", "deleted and leased again"])
+def test_giving_back_a_void_lease_changes_nothing(server: CacheServer, name: Any, how: str) -> None:
+    early = lease_of(server, name())
+    if how == "filled":
+        assert server.fill([CacheEntry(name(), b"value", early)], 60)[0] == [True]
+    else:
+        server.finish([name()], [])
+    late = lease_of(server, name()) if how.endswith("leased again") else None
+    server.release({name(): FoundEntry(None, early)})
+    if late is not None:
+        assert server.fill([CacheEntry(name(), b"value", late)], 60)[0] == [True]
+    assert value_of(server, name()) == (None if how == "deleted" else b"value")
+
+
 def test_a_deletion_voids_a_lease(server: CacheServer, name: Any) -> None:
     lease = lease_of(server, name())
     server.finish([name()], [])

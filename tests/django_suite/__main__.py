@@ -45,8 +45,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--scramble", type=int, default=0, metavar="N",
                         help="our pool leases one of N sessions at random")  # fmt: skip
-    parser.add_argument("--plans", action="store_true",
-                        help="our side reads all models by plans, from their first use on")  # fmt: skip
+    plans = parser.add_mutually_exclusive_group()
+    plans.add_argument("--plans", action="store_const", const="used", default="",
+                       help="our side reads all models by plans, from their first use on")  # fmt: skip
+    plans.add_argument("--compare-plans", action="store_const", const="compared", dest="plans", default="",
+                       help="on our side, Django's reads are compared with those of plans")  # fmt: skip
     parser.add_argument(
         "--pgbouncer",
         action="store_true",

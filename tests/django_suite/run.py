@@ -55,8 +55,9 @@ class Plan:
     timeout: float = 3600.0
     #: Lease one of this many sessions at random (our backend only); 0: do not.
     scramble: int = 0
-    #: Whether our side reads all models by plans.
-    plans: bool = False
+    #: Whether our side reads all models by plans: "used", or "compared" with Django's reads; "": it
+    #: does not.
+    plans: str = ""
     #: Through which our side reaches the server, if not directly.
     pooler: ServerAddress | None = None
 
@@ -188,7 +189,7 @@ def _options(plan: Plan, side: Side, server: ServerAddress | None) -> dict[str, 
     return {
         "databases": plan.backend.databases(side, server),
         "scramble": plan.scramble if is_ours else 0,
-        "plans": plan.plans and is_ours,
+        "plans": plan.plans if is_ours else "",
         "pooled": bool(plan.pooler) and is_ours,
     }
 

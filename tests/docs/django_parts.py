@@ -99,6 +99,8 @@ def _used() -> set[str]:
                 names.add(node.attr)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names.add(node.name)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)  # As of getattr() and attrgetter().
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("django"):
                 names.update(alias.name for alias in node.names)
     return names

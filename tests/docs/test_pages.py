@@ -14,7 +14,8 @@ from sharded_orm import contrib, exceptions
 from sharded_orm.admin import checks as admin_checks
 from sharded_orm.admin import exceptions as admin_exceptions
 from sharded_orm.admin import inlines
-from sharded_orm.checks import cache, commands, databases, files, models, relations
+from sharded_orm.checks import cache, commands, databases, models, relations, sqlite_files
+from sharded_orm.checks import nodes as node_checks
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, parser, tickets
 from sharded_orm.ids.tickets import exceptions as ticket_exceptions
@@ -56,7 +57,8 @@ CHECKS = {
         commands,
         models,
         databases,
-        files,
+        node_checks,
+        sqlite_files,
         relations,
         inlines,
         *CONTRIB["checks"],

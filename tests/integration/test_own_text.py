@@ -34,7 +34,7 @@ OperationRun.objects.create(kind="migrate", subject="kept", unfinished=True)
 USE = """
 import json
 from sharded_orm.models import OperationRun, OperationStep, Placement
-from sharded_orm.models.tables.placement import DatabaseDirectory
+from sharded_orm.models.tables.directory import DatabaseDirectory
 names = {names!r}
 run = OperationRun.objects.create(kind="x", subject="y")
 for number, name in enumerate(names):

@@ -18,7 +18,7 @@ from django.db import connections
 from django.db.utils import ConnectionHandler
 
 from sharded_orm.exceptions import InvalidID
-from sharded_orm.ids.layout import TimestampedID, TimestampedLayout
+from sharded_orm.ids.layout import PACKED, TimestampedID, TimestampedLayout
 from sharded_orm.ids.timestamps_postgresql import (
     create_function,
     create_sequence,
@@ -34,6 +34,7 @@ from tests.services.postgresql import Address, PostgreSQLServer
 psycopg = pytest.importorskip("psycopg")
 
 LAYOUT = TimestampedLayout()
+PACKED_IDS = PACKED.counted(77, 3)
 HOUR = timedelta(hours=1)
 _numbers = itertools.count(1)
 #: The ids of the long test, in all; and in one statement.
@@ -366,9 +367,14 @@ def test_migrating_again_leaves_the_default(alias: str) -> None:
 
 
 class Drawer:
-    """A session that draws ids until there are enough, and connects again after a restart."""
+    """A session that draws ids until there are enough and the server has had all its restarts.
 
-    def __init__(self, server: PostgreSQLServer, draw: str, count: int) -> None:
+    It connects again after a restart.
+    """
+
+    def __init__(
+        self, server: PostgreSQLServer, draw: str, count: int, restarted: threading.Event
+    ) -> None:
         self.ids = array("q")
         self.is_running = threading.Event()
         self.is_running.set()
@@ -376,12 +382,13 @@ class Drawer:
         #: How often the session was lost.
         self.losses = 0
         self._server, self._draw, self._count = server, draw, count
+        self._restarted = restarted
         self.thread = threading.Thread(target=self._work)
         self.thread.start()
 
     def _work(self) -> None:
         try:
-            while len(self.ids) < self._count:
+            while len(self.ids) < self._count or not self._restarted.is_set():
                 assert self.is_running.wait(PATIENCE)
                 try:
                     self._work_until_lost()
@@ -392,7 +399,7 @@ class Drawer:
 
     def _work_until_lost(self) -> None:
         with closing(psycopg.connect(**self._server.address.psycopg(), autocommit=True)) as session:
-            while len(self.ids) < self._count:
+            while len(self.ids) < self._count or not self._restarted.is_set():
                 ((ids,),) = session.execute(self._draw).fetchall()
                 drawn = array("q", ids)
                 if sys.byteorder == "little":
@@ -401,8 +408,9 @@ class Drawer:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["timestamped", "packed"])
 def test_millions_of_ids_of_eight_sessions_with_two_restarts(
-    own_postgresql: PostgreSQLServer,
+    own_postgresql: PostgreSQLServer, kind: str
 ) -> None:
     """All sessions draw from one table. ``TIMESTAMPED_IDS`` in the environment changes the number.
 
@@ -410,11 +418,16 @@ def test_millions_of_ids_of_eight_sessions_with_two_restarts(
     """
     server, count = own_postgresql, MILLIONS // 8
     with closing(psycopg.connect(**server.address.psycopg(), autocommit=True)) as connection:
-        connection.execute("CREATE SCHEMA drawn")
-        make(connection, "drawn", 77)
-    call = f"drawn.{quoted(function_name(LAYOUT))}('drawn.\"Likes_ID_last\"'::regclass)"
+        connection.execute(f"CREATE SCHEMA {kind}")
+        make(connection, kind, 77)
+        # What migrate makes of a PackedIDField: the sequence of the column begins at the first id.
+        connection.execute(f"CREATE SEQUENCE {kind}.ids START {PACKED_IDS.start}")
+    call = f"nextval('{kind}.ids')"
+    if kind == "timestamped":
+        call = f"{kind}.{quoted(function_name(LAYOUT))}('{kind}.\"Likes_ID_last\"'::regclass)"
     draw = f"SELECT string_agg(int8send({call}), '') FROM generate_series(1, {BATCH})"
-    drawers = [Drawer(server, draw, count) for _ in range(8)]
+    restarted = threading.Event()
+    drawers = [Drawer(server, draw, count, restarted) for _ in range(8)]
     for third, end in ((1, server.kill), (2, server.stop)):
         while sum(len(drawer.ids) for drawer in drawers) < count * 8 * third // 3:
             assert drawers[0].thread.is_alive()
@@ -425,6 +438,7 @@ def test_millions_of_ids_of_eight_sessions_with_two_restarts(
         server.start()
         for drawer in drawers:
             drawer.is_running.set()
+    restarted.set()
     ids = array("q")
     for drawer in drawers:
         drawer.thread.join()
@@ -434,4 +448,8 @@ def test_millions_of_ids_of_eight_sessions_with_two_restarts(
     assert sum(drawer.losses for drawer in drawers) >= 16
     assert len(ids) >= count * 8
     assert len(set(ids)) == len(ids)
-    assert {number >> 10 & 8191 for number in ids} == {77}
+    if kind == "packed":
+        assert min(ids) == PACKED_IDS.start
+        assert max(ids) in PACKED_IDS
+    else:
+        assert {number >> 10 & 8191 for number in ids} == {77}

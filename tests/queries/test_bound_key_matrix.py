@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from sharded_orm import bound, runtime
 from sharded_orm.exceptions import BoundKeyMismatch
-from sharded_orm.models.querysets.upserts import refuse_upserts_without_key
+from sharded_orm.models.querysets.update_conflicts import refuse_upserts_without_key
 from sharded_orm.models.sharding.bound_key import BoundKey
 from sharded_orm.models.sharding.options import shard_options
 from tests.photos.models import OnPhotos, Tag, Vote

@@ -10,9 +10,9 @@ from django.db.models import F
 from django.test import modify_settings
 from django.test.utils import CaptureQueriesContext
 
-from tests.cached.models import CachedBill
-from tests.photos.models import Photo, Vote
-from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
+from tests.cached.models import CachedBill, CachedBoard
+from tests.photos.models import Board, Photo, Vote
+from tests.queries.conftest import DATABASES, LATER, NEAR, ONE, SHARD, TWO, Clock
 from tests.versions import HAS_FETCH_MODES, HAS_TASKS, UPDATES_RETURN_FIELDS
 
 pytestmark = [
@@ -138,3 +138,19 @@ def test_apps_that_are_loaded_again_while_a_group_is_in_use() -> None:
     assert connections["photos"].connection is not None
     with modify_settings(INSTALLED_APPS={"remove": ["tests.specimens"]}):
         assert not Photo.objects.filter(user_id=ONE).exists()
+
+
+@with_fetch_modes
+@committed
+@pytest.mark.parametrize("model", [Board, CachedBoard])
+def test_peers_of_a_batch_are_of_one_shard(model: Any, clock: Clock) -> None:
+    rows = [model(name=str(number)) for number in range(16)]
+    for number, row in enumerate(rows):
+        row.save(using=f"pins_{number % 8:05d}")
+    batch = model.objects.fetch_mode(models.FETCH_PEERS)  # type: ignore[attr-defined,unused-ignore]
+    for _ in range(3):
+        found = batch.in_bulk([row.pk for row in rows])
+        for row in found.values():
+            del row.name
+        assert {pk: row.name for pk, row in found.items()} == {row.pk: row.name for row in rows}
+        clock.ahead += LATER  # The cache has the rows of CachedBoard in the end.

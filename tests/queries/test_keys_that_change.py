@@ -22,6 +22,7 @@ from sharded_orm.exceptions import (
     ShardKeyRequired,
 )
 from sharded_orm.models import ShardedModel
+from sharded_orm.models.sharding import row_placement
 from tests.photos.models import Album, Event, Photo
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
 from tests.samples.models import Handle, Letter
@@ -113,7 +114,9 @@ def test_a_key_that_its_field_makes_of_others_places_the_row(placed: None) -> No
             group = "events"
             shard_key = "slug"
 
-    assert Page._shard_options().place(Page(title="Hello")) == runtime.locate("events", "hello")
+    assert row_placement.place(Page._shard_options(), Page(title="Hello")) == runtime.locate(
+        "events", "hello"
+    )
 
 
 @isolate_apps("tests.photos")
@@ -153,7 +156,7 @@ def test_a_decimal_key_that_its_column_would_round_is_refused(placed: None) -> N
                 write(Price(amount=given))
     options = Price._shard_options()
     for exact, shard in (("999.9900", 0), (1000, 1), (1999.5, 1)):
-        assert options.place(Price(amount=exact)) == runtime.shard("archive", shard)
+        assert row_placement.place(options, Price(amount=exact)) == runtime.shard("archive", shard)
 
 
 # -- A key that was not loaded -------------------------------------------------------------------

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 import sharded_orm
 from sharded_orm import runtime
 from sharded_orm.exceptions import DanglingShardKey
-from sharded_orm.models.tables.placement import Placement
+from sharded_orm.models.tables.directory import Placement
 from tests.photos.models import Album, Person, Photo
 from tests.queries.conftest import DATABASES
 

@@ -28,6 +28,7 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.ids.layout import PACKED, TIMESTAMPED, PackedID
 from sharded_orm.models import PackedIDField, Route
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.options import required_options
 from sharded_orm.signals import scattered
 from tests.photos.models import Board, BoardProxy, Event, Like, Note, Person, Save
@@ -117,9 +118,9 @@ def test_a_row_whose_node_is_down_goes_elsewhere_when_it_is_saved_again(
     monkeypatch: pytest.MonkeyPatch, bulk: bool
 ) -> None:
     board, options = Board(name="again"), required_options(Board)
-    strategy, first = runtime.strategy("pins"), options.place(board)
+    strategy, first = runtime.strategy("pins"), row_placement.place(options, board)
     # It keeps its shard as long as the node answers.
-    assert options.place(board) == first
+    assert row_placement.place(options, board) == first
     monkeypatch.setattr(
         strategy, "node_failure", lambda shard: OSError() if shard.node == first.node else None
     )

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connections, models
-from django.db.models import F, Manager, Q, QuerySet
+from django.db.models import Exists, F, Manager, Q, QuerySet
 from django.db.models.query import ModelIterable
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject, lazystr
@@ -128,6 +128,50 @@ ENDS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
+def condition(pick: random.Random, depth: int = 2) -> Any:
+    """A random ``Q``, with other parts in places where Django takes them."""
+    choice = pick.random()
+    if depth == 0 or choice < 0.4:
+        # Mostly conditions that Django accepts, because many trees have several.
+        if pick.random() < 0.7:
+            return Q(**pick.choice(CONDITIONS)(pick.randrange(3)))
+        named = {pick.choice(NAMES): pick.choice(VALUES)() for _ in range(pick.randrange(1, 3))}
+        named.pop("_connector", None)
+        return Q(**named)
+    left, right = condition(pick, depth - 1), condition(pick, depth - 1)
+    if choice < 0.6:
+        return left | right
+    if choice < 0.75:
+        return left & right
+    if choice < 0.9:
+        return ~left
+    return pick.choice(PARTS)(left, right)
+
+
+#: Conditions with values that differ by a number.
+CONDITIONS: list[Callable[[int], dict[str, Any]]] = [
+    lambda n: {"stars": n}, lambda n: {"stars__gt": n, "name": f"item {100 + n}"}, lambda n: {"pk": 101 + n},
+    lambda n: {"owner_id": (ONE, TWO, UNPLACED)[n]}, lambda n: {"shelf": 11 + n}, lambda n: {"shelf": None},
+    lambda n: {"shelf__isnull": n > 0}, lambda n: {"pk__in": list(range(101, 102 + n))},
+    lambda n: {"posted_at__lte": START}, lambda n: {"name": None}, lambda n: {"pk__lt": 103 + n, "stars": 1},
+    lambda n: {"buyer_id": n}, lambda n: {"shelf__owner_id": ONE}, lambda n: {"city__isnull": True},
+]  # fmt: skip
+#: Other combinations, most of which have no plan.
+PARTS: list[Callable[[Any, Any], Any]] = [
+    lambda left, right: left ^ right, lambda left, right: Q(left, right, _connector="OR"),
+    lambda left, right: Q(), lambda left, right: Q() | left, lambda left, right: Q(left),
+    lambda left, right: Q(Exists(Item.objects.filter(owner_id=ONE)), left),
+    lambda left, right: Q(("stars", 1), left), lambda left, right: Q(left, stars=F("stars")),
+    lambda left, right: Q(_connector="OR", stars=1, shelf=None), lambda left, right: Q(stars=1) | Q(stars=1),
+    lambda left, right: Q(left, _connector="OR"), lambda left, right: Q(_connector="OR", owner_id=ONE),
+    lambda left, right: Marked(stars=1), lambda left, right: Q(Marked(stars=1), right),
+]  # fmt: skip
+
+
+class Marked(Q):
+    """A ``Q`` of a project."""
+
+
 class Program:
     """A random chain of calls, the same for each run of one seed."""
 
@@ -141,11 +185,15 @@ class Program:
             rows = rows.filter(owner_id=pick.choice([ONE, TWO, UNPLACED]))
         for _ in range(pick.randrange(4)):
             choice = pick.random()
-            if choice < 0.6:
+            if choice < 0.25:
+                trees = [condition(pick) for _ in range(pick.choice([1, 1, 2]))]
+                named = pick.choice([{}, {}, {"owner_id": ONE}, {"stars__gte": 0}])
+                rows = (rows.filter if choice < 0.17 else rows.exclude)(*trees, **named)
+            elif choice < 0.6:
                 conditions = {
                     pick.choice(NAMES): pick.choice(VALUES)() for _ in range(pick.randrange(1, 3))
                 }
-                rows = (rows.filter if choice < 0.4 else rows.exclude)(**conditions)
+                rows = (rows.filter if choice < 0.47 else rows.exclude)(**conditions)
             elif choice < 0.7:
                 rows = pick.choice(SELECTIONS)(rows, pick.choice(FIELDS))
             elif choice < 0.8:
@@ -155,7 +203,8 @@ class Program:
                 if not isinstance(rows, QuerySet):
                     return rows
         if pick.random() < 0.3:
-            return rows.get(**{pick.choice(NAMES): pick.choice(VALUES)()})
+            trees = [condition(pick)] if pick.random() < 0.3 else []
+            return rows.get(*trees, **{pick.choice(NAMES): pick.choice(VALUES)()})
         return pick.choice(ENDS)(rows.all() if isinstance(rows, Manager) else rows)
 
 
@@ -212,6 +261,28 @@ READS: dict[str, Callable[[], Any]] = {
     "not null": lambda: Item.objects.filter(owner_id=ONE, shelf__isnull=False).exists(),
     "exclude": lambda: list(Item.objects.filter(owner_id=ONE).exclude(shelf=11, stars__gt=0)),
     "exclude a list": lambda: Item.objects.filter(owner_id=ONE).exclude(pk__in=[101]).count(),
+    "or": lambda: list(Item.objects.filter(Q(stars=1) | Q(stars=2, name="x"), owner_id=ONE)),
+    "or before the key": lambda: (
+        Item.objects.filter(Q(stars=1) | Q(shelf=None)).filter(owner_id=ONE).count()
+    ),
+    "exclude a tree": lambda: list(
+        Item.objects.filter(owner_id=ONE).exclude(Q(shelf=11) | ~Q(stars__gt=0), pk__in=[104])
+    ),
+    "not": lambda: Item.objects.filter(~Q(shelf=11, stars=1), owner_id=ONE).exists(),
+    "a tree of the key": lambda: list(
+        Item.objects.filter(Q(owner_id=ONE), ~(Q(stars=5) | ~Q(stars__lt=3)))
+    ),
+    "an or of one part": lambda: list(
+        Item.objects.filter(
+            Q(Q(stars=1, pk=101), _connector="OR"), Q(owner_id=ONE, _connector="OR")
+        )
+    ),
+    "nested": lambda: list(
+        Item.objects.filter(owner=ONE).filter(
+            (Q(stars=1) | Q(stars__gt=4)) & (Q(shelf__isnull=True) | Q(pk__lt=105) & ~Q(buyer_id=3))
+        )[:3]
+    ),
+    "get by a tree": lambda: Item.objects.filter(owner_id=ONE).get(Q(pk=101) | Q(pk=999)),
     "before a time": lambda: list(Item.objects.filter(owner_id=ONE, posted_at__lte=START)),
     "select_related": lambda: [
         (row.pk, row.shelf, row.parent)
@@ -223,6 +294,10 @@ READS: dict[str, Callable[[], Any]] = {
     "get of a related manager": lambda: Agent(pk=ONE).items.get(pk=101),
     "values of a related manager": lambda: list(Agent(pk=ONE).items.values_list("pk", flat=True)),
     "a related manager on the shard": lambda: list(Item(pk=101, owner_id=ONE).children.all()),
+    "the key of a related manager again": lambda: list(
+        Item(pk=101, owner_id=ONE).children.filter(owner_id=ONE, stars__gte=0)
+    ),
+    "a key twice": lambda: Item.objects.filter(owner_id=ONE, stars__gte=0).get(owner=ONE, pk=101),
     "exists of a related manager": lambda: Agent(pk=ONE).items.exists(),
 }
 
@@ -262,6 +337,15 @@ def test_values_of_other_types_have_other_shapes(items: World) -> None:
         for value in (None, [101], "x"):
             with pytest.raises((ValueError, TypeError, Item.DoesNotExist)):
                 Item.objects.get(owner_id=ONE, pk=value)
+
+
+def test_two_keys(items: World) -> None:
+    for _ in range(5):
+        for first, second in ((ONE, ONE), (TWO, TWO), (ONE, TWO), (TWO, ONE)):
+            rows = Item.objects.filter(owner_id=first).filter(owner_id=second)
+            assert {row.owner_id for row in rows} == ({first} if first == second else set())
+            children = Item(pk=101, owner_id=first).children.filter(owner_id=second)
+            assert {row.pk for row in children} == ({104, 105} if first == second == ONE else set())
 
 
 def test_a_number_beyond_its_column(items: World) -> None:

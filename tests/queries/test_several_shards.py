@@ -8,7 +8,9 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import FieldError
 from django.db import connections, transaction
-from django.db.models import Avg, Count, F, Max, Q, Sum
+from django.db.models import Avg, Case, Count, F, Max, Q, Sum, Value, When
+from django.db.models.functions import NullIf
+from django.db.models.lookups import IsNull
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
@@ -206,6 +208,9 @@ REFUSED_IDS: dict[str, Any] = {
     "distinct": lambda: list(everywhere().values_list("tags").distinct()),
     "distinct in order": lambda: list(everywhere().values("title").distinct().order_by("tags")),
     "number of distinct": lambda: everywhere().values_list("tags").distinct().count(),
+    "groups by a test of the id": lambda: list(
+        everywhere().values(is_nine=IsNull(NullIf("tags", Value(9)), True)).annotate(n=Count("pk"))
+    ),
     "distinct aggregate": lambda: everywhere().aggregate(n=Count("tags", distinct=True)),
 }
 
@@ -231,6 +236,12 @@ def test_ids_that_each_shard_counts_by_itself(tagged: list[Tag], rows: list[Phot
     of_keys = everywhere().filter(tags__isnull=False).values_list("user_id", "tags")
     assert sorted(of_keys.distinct()) == [(ONE, 9), (TWO, 9)]
     assert sorted(of_keys.annotate(n=Count("pk"))) == [(ONE, 9, 2), (TWO, 9, 1)]
+    # Whether there is a tag does not depend on its number.
+    has_tag = Case(When(tags__isnull=False, then=Value(1)), default=Value(0))
+    has = everywhere().annotate(has=has_tag)
+    assert sorted(has.values_list("has", flat=True)) == [0, 0, 0, 1, 1, 1]
+    assert sorted(has.values_list("has").annotate(n=Count("pk"))) == [(0, 3), (1, 3)]
+    assert sorted(has.values_list("has", flat=True).distinct()) == [0, 1]
     # The names of tags are the same on all shards.
     assert sorted(
         everywhere().filter(tags__isnull=False).values_list("tags__name").annotate(n=Count("pk"))

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import IntEnum
 from typing import Any
+from unittest import mock
 from uuid import UUID, uuid4
 
 import pytest
 from django.db import DatabaseError, connections, models, transaction
-from django.db.models import F, QuerySet, Value
+from django.db.models import F, Q, QuerySet, Value, signals
 from django.db.models.functions import Lower
 from django.db.models.signals import post_save, pre_save
 from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
-from django.test.utils import CaptureQueriesContext
+from django.dispatch import Signal
+from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils.functional import SimpleLazyObject, lazystr
 from django.utils.safestring import mark_safe
 
 from sharded_orm import bound
-from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm.exceptions import CrossKeyRelation, ShardKeyChanged
+from sharded_orm.models import ShardedModel
 from sharded_orm.models.plans import inserts, saves
+from sharded_orm.models.plans.stored_rows import SaveMethods
 from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from tests.photos.models import Board, Photo, Story, Tag, Visit
+from tests.photos.models import Album, Board, Photo, Story, Tag, Visit
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, START, TWO
 from tests.queries.twins import GROUP, comparable_value
 from tests.samples.models import Sample
@@ -89,6 +94,13 @@ class Write:
 
     def __call__(self) -> Any:
         pick = random.Random(self.seed)
+        with pytest.MonkeyPatch.context() as patch:
+            if pick.random() < 0.1:
+                patch.setattr(Sample._meta.get_field("at"), "auto_now", True)
+                patch.setattr("django.utils.timezone.now", lambda: START)
+            return self._write(pick)
+
+    def _write(self, pick: random.Random) -> Any:
         row = Sample.objects.get(owner=ONE, id=1)
         # Few fields, so that many saves have only values that the database accepts.
         names = pick.sample(NAMES, pick.choice([1, 1, 1, 2, 3]))
@@ -131,9 +143,28 @@ class Write:
         kwargs: dict[str, Any] = {} if saved is None else {"update_fields": saved}
         if way == 6 and saved is None:
             kwargs["force_update"] = True
-        row.save(**kwargs)
+        if pick.random() < 0.1:
+            Sample.objects.filter(owner=ONE, id=1).delete()
+        signals: list[Any] = []
+        changed_by_receiver = pick.choice([None, None, None, None, *NAMES])
+        new_value = pick.choice(VALUES)()
+
+        def receive(instance: Any, signal: Any, **kwargs: Any) -> None:
+            kwargs.pop("sender")
+            signals.append((signal is pre_save, sorted(kwargs.items(), key=str)))
+            if signal is pre_save and changed_by_receiver is not None:
+                setattr(instance, changed_by_receiver, new_value)
+
+        heard = pick.choice([(), (), (pre_save, post_save), (pre_save, post_save), (post_save,)])
+        for signal in heard:
+            signal.connect(receive, sender=Sample)
+        try:
+            row.save(**kwargs)
+        finally:
+            for signal in heard:
+                signal.disconnect(receive, sender=Sample)
         state = row._state
-        return comparable_value(row), state.db, state.adding, sorted(vars(state))
+        return comparable_value(row), state.db, state.adding, sorted(vars(state)), str(signals)
 
 
 def outcome(call: Callable[[], Any]) -> tuple[Any, list[str], Any]:
@@ -209,6 +240,9 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "update with exclude()": lambda rows: (
         Sample.objects.filter(owner=ONE, text=None).exclude(number=2).update(number=4)
     ),
+    "update with a tree": lambda rows: Sample.objects.filter(
+        Q(number=2) | ~Q(name="x"), owner=ONE
+    ).update(number=4),
     "update of no row": lambda rows: Photo.objects.filter(user_id=ONE, pk=999_999).update(stars=3),
 }
 
@@ -422,6 +456,210 @@ def test_pre_save_of_a_field_is_called_once(
     for _ in range(4):
         rows[0].save()
     assert len(calls) == 4
+
+
+def test_the_third_save_of_a_shape_leaves_out_what_django_finds_out_each_time(
+    rows: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("Django has saved the row.")
+
+    row = rows[0]
+    for kwargs in ({}, {"update_fields": ["stars"]}, {"force_update": True}):
+        for _ in range(2):
+            row.save(**kwargs)
+        with monkeypatch.context() as patch:
+            patch.setattr(models.Model, "_save_table", refuse)
+            row.stars = 7 + len(kwargs)
+            row.save(**kwargs)
+            with pytest.raises(AssertionError), atomic_block(), without_plans():
+                row.save(**kwargs)
+        assert Photo.objects.get(user_id=ONE, pk=row.pk).stars == row.stars
+
+
+def called_by(call: Callable[[], Any]) -> set[Any]:
+    """Return the code of all functions that ``call`` has called."""
+    codes: set[Any] = set()
+    sys.setprofile(lambda frame, event, _: codes.add(frame.f_code) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return codes
+
+
+DJANGO_SAVES = {models.Model.save.__code__, models.Model.save_base.__code__}
+
+
+def test_the_third_save_of_a_row_that_nobody_observes_calls_no_method_of_django(
+    rows: list[Photo],
+) -> None:
+    row = rows[0]
+    saves.forget()
+    for kwargs in ({}, {"update_fields": ["stars"]}):
+        for number in range(3):
+            row.stars = number
+            codes = called_by(lambda kwargs=kwargs: row.save(**kwargs))
+            assert number == 2 or codes >= DJANGO_SAVES
+        assert DJANGO_SAVES.isdisjoint(codes)
+        assert Photo.objects.get(user_id=ONE, pk=row.pk).stars == 2
+
+
+def test_a_receiver_that_comes_later_is_called(rows: list[Photo]) -> None:
+    for _ in range(3):
+        rows[0].save()
+    for signal in (pre_save, post_save):
+        seen: list[Any] = []
+
+        def receive(seen: list[Any] = seen, **kwargs: Any) -> None:
+            seen.append(kwargs)
+
+        signal.connect(receive)  # of all models
+        try:
+            rows[0].save()
+        finally:
+            signal.disconnect(receive)
+        assert [kwargs["instance"] for kwargs in seen] == rows[:1]
+
+
+@pytest.mark.parametrize("name", ["pre_save", "post_save"])
+def test_a_signal_that_a_test_replaces_is_sent(
+    name: str, rows: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        rows[0].save()
+    sent: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(signals, name), "send", lambda **kwargs: sent.append(kwargs))
+        rows[0].save()
+    assert len(sent) == 1
+    with mock.patch.object(models.base, name) as signal:
+        rows[0].save()
+    signal.send.assert_called_once()
+
+
+def test_a_send_that_a_library_replaces_is_called(
+    rows: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        rows[0].save()
+    sent: list[Signal] = []
+    monkeypatch.setattr(Signal, "send", lambda signal, **kwargs: sent.append(signal))
+    rows[0].save()
+    assert sent == [pre_save, post_save]
+
+
+METHODS = ["save_base", "_save_parents", "_prepare_related_fields_for_save"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        *[("the model", name) for name in (*METHODS, "_save_table", "_do_update", "_get_pk_val", "_is_pk_set")],
+        *[("the row", name) for name in METHODS],
+        *[("Django", name) for name in ("save", *METHODS)],
+    ],
+)  # fmt: skip
+def test_a_method_of_the_project_is_called(
+    owner: str, name: str, rows: list[Photo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = rows[0]
+    for _ in range(3):
+        row.save()
+    calls: list[Any] = []
+    target: Any = {"the model": Photo, "the row": row, "Django": models.Model}[owner]
+    method = getattr(target, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(target, name, counted)
+    row.save()
+    assert calls
+
+
+@isolate_apps("tests.photos")
+def test_a_mixin_after_our_class_is_called() -> None:
+    class Named(models.Model):
+        class Meta:
+            abstract = True
+            app_label = "photos"
+
+    class Letter(ShardedModel, Named):
+        class Meta:
+            app_label = "photos"
+
+        class ShardMeta:
+            group = GROUP
+            shard_key = "id"
+
+    methods = SaveMethods(ShardedModel)
+    assert methods.are_used_by(Letter())
+    for name in ("save", "save_base", "_save_table", "_do_update"):
+        setattr(Named, name, lambda *args, **kwargs: None)
+        assert not methods.are_used_by(Letter())
+        delattr(Named, name)
+    assert methods.are_used_by(Letter())
+
+
+def test_another_router_is_asked(rows: list[Photo], settings: Any) -> None:
+    for _ in range(3):
+        rows[0].save()
+    asked: list[Any] = []
+
+    class Router:
+        def db_for_write(self, model: Any, **hints: Any) -> str:
+            asked.append(hints["instance"])
+            return SHARD[TWO]
+
+    settings.DATABASE_ROUTERS = [Router(), *settings.DATABASE_ROUTERS]
+    with pytest.raises(ShardKeyChanged):
+        rows[0].save()
+    assert asked[0] is rows[0]
+
+
+def test_related_rows_are_checked(rows: list[Photo]) -> None:
+    row = Photo.objects.get(user_id=ONE, pk=rows[0].pk)
+    album = Album.objects.create(owner_id=ONE, title="x")
+    for _ in range(3):
+        row.save()
+    row.album = album
+    row.save()
+    assert Photo.objects.get(user_id=ONE, pk=row.pk).album_id == album.pk
+    row.album = Album(owner_id=ONE, title="x")
+    with pytest.raises(ValueError, match="unsaved related object"):
+        row.save()
+    row.album.owner_id = TWO
+    row.album.save()
+    with pytest.raises(CrossKeyRelation):
+        row.save()
+
+
+def test_a_missing_row_is_looked_for_once(rows: list[Photo]) -> None:
+    row = rows[0]
+    for _ in range(3):
+        row.save()
+    Photo.objects.filter(user_id=ONE, pk=row.pk).delete()
+    with CaptureQueriesContext(connections[GROUP]) as sent:
+        row.save()
+    assert [query["sql"].split()[0] for query in sent] == ["UPDATE", "SELECT", "INSERT"]
+    assert Photo.objects.filter(user_id=ONE, pk=row.pk).exists()
+
+
+def test_deferred_fields_are_loaded_in_the_order_of_django(rows: list[Photo]) -> None:
+    for _ in range(3):
+        rows[0].save()
+
+    def statements() -> list[str]:
+        row = Photo.objects.only("title").get(user_id=ONE, pk=rows[0].pk)
+        with CaptureQueriesContext(connections[GROUP]) as sent:
+            row.save_base()
+        return [query["sql"] for query in sent]
+
+    with without_plans():
+        expected = statements()
+    assert statements() == expected
 
 
 def test_select_on_save(rows: list[Photo], monkeypatch: pytest.MonkeyPatch) -> None:

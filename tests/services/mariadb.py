@@ -111,6 +111,8 @@ class MariaDBServer(PrivateServer):
         self._copy_template(_template)
         account = f"'{USER}'@'%'"
         (self.folder / "init.sql").write_text(
+            # A restart writes nothing into the binary log.
+            "SET sql_log_bin = 0;\n"
             f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{self.password}';\n"
             f"GRANT ALL PRIVILEGES ON *.* TO {account} WITH GRANT OPTION;\n"
         )

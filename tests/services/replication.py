@@ -43,9 +43,7 @@ _OPERATOR_PRIVILEGES = (
     "READ_ONLY ADMIN, REPLICATION SLAVE ADMIN, SLAVE MONITOR, BINLOG MONITOR, PROCESS"
 )
 # The operator of servers that replicate from each other also changes the schemas of one side only.
-_PAIR_OPERATOR_PRIVILEGES = (
-    f"{_OPERATOR_PRIVILEGES}, BINLOG ADMIN, CONNECTION ADMIN, RELOAD, REPLICATION MASTER ADMIN"
-)
+_PAIR_OPERATOR_PRIVILEGES = f"{_OPERATOR_PRIVILEGES}, BINLOG ADMIN, BINLOG REPLAY, CONNECTION ADMIN, RELOAD, REPLICATION MASTER ADMIN"
 _SCHEMA_PRIVILEGES = (
     f"{APPLICATION_PRIVILEGES}, TRIGGER, EVENT, CREATE ROUTINE, ALTER ROUTINE, EXECUTE"
 )
@@ -203,6 +201,23 @@ def master_pair(
     :param options: further options of both servers.
     :raises ServiceMissing: MariaDB is not installed.
     """
+    with master_servers(first=first, second=second, **options) as pair:
+        pair.connect()
+        yield pair
+
+
+@contextlib.contextmanager
+def master_servers(
+    *,
+    first: dict[str, str | None] | None = None,
+    second: dict[str, str | None] | None = None,
+    **options: str | None,
+) -> Iterator[MasterPair]:
+    """Start two servers that can replicate from each other, and do not yet. They are read only, as their
+    configuration says.
+
+    The arguments and the error are those of :func:`master_pair`.
+    """
     both = {
         "binlog-format": "ROW",
         "read-only": None,
@@ -220,9 +235,7 @@ def master_pair(
             execute(server, f"GRANT {_SCHEMA_PRIVILEGES} ON `%%`.* TO %s@'%%'", OPERATOR[:1])
             # The events so far, the accounts, are the same on both.
             execute(server, "RESET MASTER")
-        pair = MasterPair(*servers)
-        pair.connect()
-        yield pair
+        yield MasterPair(*servers)
 
 
 @contextlib.contextmanager

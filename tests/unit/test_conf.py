@@ -85,6 +85,7 @@ def test_the_options_of_the_cache() -> None:
         (broken(NODES__a__HOSTS="x"), "unknown key 'HOSTS'"),
         (broken(NODES__a__ENGINE="django.db.backends.mysql"), "ENGINE must be one of"),
         (broken(NODES__a__NAME="x"), "NAME is not allowed"),
+        (broken(NODES__a__PORT="abc"), "node 'a': PORT must be a number"),
         (
             broken(NODES__a__ENGINE="sharded_orm.backends.postgresql"),
             "NAME must be the database that holds the shards' schemas",
@@ -154,6 +155,8 @@ def test_the_options_of_the_cache() -> None:
                 ({"pair": ["a"], "active": "a"}, "a range needs"),
                 ({"pair": ["a", "a"], "active": "a"}, "pair names 'a' twice"),
                 ({"pair": ["a", "b"], "active": "c"}, "active must be one of the pair ['a', 'b']"),
+                ({"pair": ["a", "b"], "active": "a", "epoch": -1}, "epoch must be a number from 0"),
+                ({"primary": "a", "epoch": 1}, "only a range with 'pair' has an epoch"),
                 (
                     {"pair": ["a", "b"], "active": "a", "primary": "a", "replica": "b"},
                     "it has 'pair' and ['primary', 'replica']",

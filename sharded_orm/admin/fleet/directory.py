@@ -53,7 +53,8 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers another shard for the key than the directory records.
+        """Whether this process remembers a shard for the key that differs from the shard in the
+        directory.
 
         The directory is the table that records the shard of each key.
         """
@@ -185,8 +186,8 @@ def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyRepo
         has_directory = isinstance(runtime.strategy(location.group), DirectoryStrategy)
         return KeyReport(location, directory_entry(location), has_directory)
 
-    # look() reads the directory, which may be on a server that does not answer. So run look() in a
-    # thread, with a time limit.
+    # look() reads the directory (the table of each key's shard), which may be on a server that does
+    # not answer. So run look() in a thread, with a time limit.
     return ask_service("the directory", look)
 
 

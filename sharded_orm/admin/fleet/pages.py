@@ -228,8 +228,8 @@ class FleetAdmin(_ModelAdmin):
             if not model_admin.has_view_permission(request):
                 continue
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
-            # Skip a model without a changelist: the project may use a model admin of its own that
-            # has none.
+            # Skip a model whose model admin has no changelist: the project may have written such a
+            # model admin.
             with suppress(NoReverseMatch):
                 yield model, options, reverse(name, current_app=self.admin_site.name)
 

@@ -43,8 +43,10 @@ _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
 class RunAdmin(FleetAdmin):
-    """The pages "Operations": they show migrations, growth of shard groups, imports, moves of keys and of
-    shards, switches of pairs, and promotions of replicas, with the state of each shard.
+    """The pages "Operations": they show long operations, with the state of each shard.
+
+    These are migrations, growth of shard groups, imports, moves of keys and of shards, switches of
+    pairs, and promotions of replicas.
     """
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
@@ -249,9 +251,7 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
         end_switch = f"manage.py shards switch {run.subject} --repair"
         commands.append(("End the switch that was broken off", end_switch))
     elif run.state == "broken off" and run.kind == upgrade_state.KIND:
-        targets = filter(None, run.arguments.get("targets") or ())
-        go_on = " ".join(["manage.py migrate_shards", *targets, "--rolling"])
-        commands.append(("Go on where it stopped", go_on))
+        commands.append(("Go on where it stopped", upgrade_state.command_of(run.arguments)))
     elif run.state == "broken off" and run.kind == source_follower.KIND:
         follow = f"manage.py shards import {' '.join(run.arguments.get('models') or ['…'])}"
         follow += f" --from {run.arguments.get('source')}"

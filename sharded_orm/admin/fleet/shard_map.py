@@ -18,7 +18,8 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.fleet_status import FleetStatus, ShardStatus
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange, Topology
 
-#: A page has at most this many cells. If there are more shards, a cell stands for several shards.
+#: The map draws each shard as a cell. If a group has more shards than this, a cell stands for
+#: several shards.
 CELLS: Final = 600
 #: The number of ranges on one page.
 RANGES: Final = 60
@@ -174,7 +175,8 @@ class Lane:
     strips: tuple[Strip, ...]
     #: Links to the ranges that have a replica on this node. A link is a pair of text and URL.
     replicas: tuple[tuple[str, str], ...] = ()
-    #: Links to the ranges of whose pair this node is the passive side, alike.
+    #: Links to the ranges for which this node is the passive server of a pair: it takes over if the
+    #: active server fails. These links are also pairs of text and URL.
     passive: tuple[tuple[str, str], ...] = ()
 
 
@@ -303,8 +305,8 @@ def _replicas(
 
     A link is a pair: the name of the range, such as ``photos 0-7``, and the URL of its page.
 
-    :param of_pairs: whether to return the ranges whose replica is the passive side of a pair, or
-        those with any other replica.
+    :param of_pairs: True for the ranges whose replica is the passive server of a pair; False for
+        the ranges with ordinary replicas.
     """
     replicas: dict[str, list[tuple[str, str]]] = {}
     for on_node in ranges:
@@ -373,7 +375,7 @@ def _cell(
 def _label(
     shards: Sequence[Shard], states: Sequence[str], status: ShardStatus | None, measure: Measure
 ) -> str:
-    """Return the text that a screen reader says for a cell.
+    """Return the text that a screen reader reads out for a cell of the map.
 
     :param states: the state of each of ``shards``.
     :param status: the status of the first shard of the cell; None if the shard's node does not

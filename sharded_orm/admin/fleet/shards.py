@@ -38,6 +38,7 @@ from sharded_orm.admin.fleet.shard_map import (
 from sharded_orm.backends.sizes import TableSize
 from sharded_orm.models import OperationRun, OperationStep
 from sharded_orm.operations.exceptions import JournalMissing
+from sharded_orm.operations.pairs.state import PairStatus, pair_states
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.detail import seconds_left, shard_detail, sizes
@@ -81,7 +82,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         """Show nodes and their ranges of shards, in pages.
 
         Costs the queries of :func:`status` and, if the map shows sizes, also those of
-        :func:`sizes`.
+        :func:`sizes`. If there are pairs of servers, also those of :func:`pair_states`.
         """
         began = time.monotonic()
         topology, allowed = runtime.topology(), groups_of(request)
@@ -106,12 +107,14 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         )
         urls = Addresses(self.url("shard", "ALIAS"), self.url("range", "GROUP", 0, 1))
         drawing = draw(topology, ranges, fleet, sizes_by_alias, by, urls)
-        problems = fleet.problems
+        pairs = pair_states(shards, patience=seconds_left(DEADLINE, began))
+        problems = [*fleet.problems, *_pair_problems(pairs)]
         return self.page(
             request,
             "map",
             "Shards",
             drawing=drawing,
+            pairs=pairs,
             by=by,
             group=group,
             groups=allowed,
@@ -178,8 +181,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
         """Show what is known about one shard.
 
-        Costs the queries of :func:`shard_detail`, and at most one query of the journal of
-        operations and one query of the directory, the table that records the shard of each key.
+        Costs the queries of :func:`shard_detail`, and at most two more: one query of the journal of
+        operations, and one of the directory, the table that records the shard of each key.
         """
         shard = runtime.topology().resolve(alias)
         if shard is None or shard.group not in runtime.topology().groups:
@@ -271,6 +274,10 @@ class ShardMapAdmin(RangePages, DirectoryPages):
 def _sizable(fleet: FleetStatus) -> list[Shard]:
     """Return the shards whose sizes can be read. These are the shards that exist and whose nodes answer."""
     return [status.shard for status in fleet.shards if status.state in ("current", "behind")]
+
+
+def _pair_problems(pairs: Iterable[PairStatus]) -> list[str]:
+    return [problem for pair in pairs for problem in pair.problems]
 
 
 def _without_empty(**parts: str) -> dict[str, str]:

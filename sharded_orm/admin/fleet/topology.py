@@ -225,7 +225,8 @@ def _read_versions(read: Callable[[], T], within: float) -> T | str:
     """Return the result of ``read()``, which reads versions of the topology from the source.
 
     Return a sentence instead if ``read()`` fails or takes too long, or if the source no longer has
-    one of the versions (``LookupError``, which :func:`ask_service` would not catch).
+    one of the versions. In the last case, ``read()`` raises ``LookupError``, which
+    :func:`ask_service` does not catch.
     """
     try:
         return ask_service(SOURCE, read, within=within)

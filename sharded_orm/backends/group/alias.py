@@ -39,10 +39,9 @@ class GroupAliasMixin(GroupTransactions):
     the backend class. If one of these has to query a server, it queries one node of the group.
     """
 
-    # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so
-    # every way to connect must call that method. So if other code calls connect(), connect() calls
-    # ensure_connection(), which sets this attribute and calls connect() again. That second call
-    # connects.
+    # Whether ensure_connection() is running. Django's test cases patch ensure_connection() to forbid
+    # connections. So connect() connects only if ensure_connection() has called it. If other code calls
+    # connect(), it calls ensure_connection(), which calls connect() again.
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -158,7 +157,8 @@ class GroupAliasMixin(GroupTransactions):
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # Close the connection. If a transaction was left open, it is lost, as with Django.
+            # Autocommit is off, so a transaction may be open. Close the connection: as with Django,
+            # the transaction is lost.
             self.close()
             return
         self.shards.close_obsolete()

@@ -121,7 +121,9 @@ class Members(Protocol):
 
 
 class GroupCoordinator(Protocol):
-    """Commits a group's transaction in its own way, instead of on one shard after the other."""
+    """Commits the transactions of a group's shards together. Without a coordinator, the group
+    commits one shard after the other.
+    """
 
     def join(self, member: Any) -> None:
         """Make the transaction of a shard part of the group's transaction.

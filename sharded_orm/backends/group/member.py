@@ -49,9 +49,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     # Number of the topology (the map of shards to nodes) from which settings_dict comes; None for
     # an alias whose settings come from DATABASES only.
     _generation: int | None = None
-    # Whether queries are kept out of the query log now, because the transaction of a TestCase is being
-    # opened on this shard. On an ordinary database, Django opens it before the test begins, so
-    # assertNumQueries must not count the queries here.
+    # Whether queries are kept out of the query log now, because the transaction of a TestCase is
+    # being opened on this shard. On an ordinary database, Django opens this transaction before the
+    # test begins. So assertNumQueries must not count the queries here.
     _unlogged = False
     # Whether this object was used since the group last closed obsolete connections.
     is_active = False
@@ -85,8 +85,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         #: shards to nodes).
         self.topology_alias = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
-        # Django makes further connection objects from a copy of these settings (_nodb_cursor). Those
-        # have another alias, and do not belong to the group.
+        # Only the connection object with the shard's own alias joins the group. Django's
+        # _nodb_cursor() makes connection objects from a copy of these settings, with another alias.
         if shard is not None and alias == shard.alias:
             self._become_member(shard)
 
@@ -126,10 +126,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # If the group is connected, its connect() does almost nothing. But if a test case does
-            # not allow the group's alias, Django has replaced connect() by a method that raises an
-            # error. Because of this call, the error is raised even if the test uses only a shard of
-            # the group.
+            # Call the group's connect(), although it does almost nothing if the group is connected.
+            # If a test case does not allow the group's alias, Django has replaced connect() by a
+            # method that raises an error. So the error is raised even if the test uses only a shard
+            # of the group.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
@@ -186,9 +186,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def connect(self) -> None:
         if self.shard is not None and self.connection is not None:
-            # BaseDatabaseWrapper.ensure_connection() saw no connection, and then read in_atomic_block.
-            # That made the shard join its group's transaction, which has connected. So nothing is left
-            # to do.
+            # The connection exists already. BaseDatabaseWrapper.ensure_connection() has read
+            # in_atomic_block. That made the shard join its group's transaction, and so connect.
+            # Nothing is left to do.
             return
         self._conclude_writes()
         group = self.group_wrapper
@@ -282,8 +282,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     @property
     def in_atomic_block(self) -> bool:
-        # Django reads this property many times in each transaction. Nearly always, the group has no
-        # open block.
+        # Django reads this property many times in each transaction. So test first whether the group
+        # has an open block: nearly always, it has none, and nothing else is tested.
         group = self.group_wrapper
         if group is not None and group.levels and self._is_behind:
             self.join_group_transaction()
@@ -323,11 +323,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def get_autocommit(self) -> bool:
         # Move this connection object to the shard's current node first. Otherwise a transaction
-        # could begin on the former node.
+        # could begin on a node that the shard has left.
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
-        # Let the shard join its group's transaction here, too: select_for_update() calls this
-        # method before it opens a cursor.
+        # The group has open blocks that the shard has not opened yet. Let the shard join the
+        # group's transaction here, too: select_for_update() calls this method before it opens a
+        # cursor.
         if self._is_behind:
             self.join_group_transaction()
         return bool(super().get_autocommit())
@@ -345,13 +346,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
                 group.shards.record_use(self)
 
     def join_group_transaction(self) -> None:
-        """Open an atomic block on this shard for each level of its group that has none on this
-        shard yet.
+        """Open the atomic blocks of the group's transaction that are not open on this shard yet.
 
-        A level is an open block of the group: the outermost block, or a savepoint. Invariant:
-        ``_mirrored`` has the shard's blocks for the outermost levels, and Django's stack
-        ``atomic_blocks`` has these blocks in the same order. Because ``with`` blocks nest, a block
-        that the user opened on the shard itself is at the right depth in that stack.
+        The shard needs one block for each level of the group: for its outermost block and for each
+        savepoint. ``_mirrored`` has the blocks that are open, which are those of the outermost
+        levels. Django's stack ``atomic_blocks`` has them in the same order. A block that the user
+        opened on the shard itself is at the right depth in that stack, because ``with`` blocks
+        nest.
         """
         group = self.group_wrapper
         assert group is not None
@@ -413,9 +414,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        Called if a block of the group ends too early: inside it, the user has opened a block on
-        this shard alone, and the user's block is still open. Ending the blocks in the usual way
-        would end the user's block instead, and might commit it. The user's block ends later, by
+        Called if a block of the group ends too early: the user has opened a block on this shard
+        alone inside it, and has not ended that block yet. Ending the group's blocks in the usual
+        way would end the user's block instead, and might commit it. The user's block ends later, by
         itself.
 
         :param depth: index of the outermost block to forget.
@@ -474,7 +475,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            # Drop the on_commit functions here: the group has taken them over, and will run them.
+            # The group is ending the shard's block. It has taken over the on_commit functions, and
+            # will run them. So drop them here.
             self.run_on_commit = []
             return
         if self.run_on_commit:

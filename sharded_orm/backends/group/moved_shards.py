@@ -16,6 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from django.db import Error, OperationalError, ProgrammingError
@@ -35,9 +36,13 @@ _SQLITE_MISSING: Final = "no such table: "
 _PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
 # Seconds between two loads of the topology (the map of shards to nodes) while a statement waits.
 _INTERVAL: Final = 0.02
-# Seconds between two attempts to write while a pair of servers changes its active side, which takes
-# only some milliseconds.
-_FENCED_INTERVAL: Final = 0.005
+# The largest number of seconds that a refused write waits for a pair of servers to change its active
+# side. Then the topology is loaded. The change takes some milliseconds, unless its process is paused.
+_SWITCH_WAIT: Final = 0.25
+# While the passive side of a pair of servers refuses a write, the write is tried again and again.
+# The pause before an attempt is the time since the first attempt, multiplied by _PART, but at least
+# _SHORTEST seconds.
+_PART, _SHORTEST = 0.125, 0.005
 
 
 class TopologyLookup:
@@ -101,16 +106,6 @@ def rows_move(group: str) -> bool:
     return _lookup is not None and _lookup.is_moving(group)
 
 
-def look_up_places() -> None:
-    """Load the topology (the map of shards to nodes), because a shard has refused a transaction.
-
-    The next attempt of the transaction then goes to the shard's present node. No error is raised if
-    the source of the topology does not answer.
-    """
-    if _lookup is not None:
-        _lookup.refresh_since(time.monotonic())
-
-
 def is_missing_table(error: BaseException) -> bool:
     """Whether ``error``, of a driver or of Django, means that a table or schema does not exist."""
     if state := sqlstate_of(error):
@@ -122,12 +117,12 @@ def is_missing_table(error: BaseException) -> bool:
 
 
 class PlaceWait:
-    """Lets one statement that has found no table, or was refused by the fence of a passive side, wait
-    until its shard is usable again.
+    """Waits until a shard is usable again, for one statement that has failed: it found no table, or
+    the fence of the passive side of a pair refused it.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
-    :param current: returns the shard's connection settings in the present topology (the map of shards
-        to nodes); None if the topology lacks the shard.
+    :param current: returns the shard's connection settings in the present topology (the map of
+        shards to nodes); None if the topology lacks the shard.
     """
 
     def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -148,20 +143,23 @@ class PlaceWait:
     ) -> Mapping[str, Any] | None:
         """Return the connection settings with which the statement may run again.
 
-        Return None if the shard does not move: the table is then missing for another reason. Costs one
-        load of the topology (the map of shards to nodes) and one query, and more of both while the
-        shard moves.
+        Return None if the shard does not move. The table is then missing for another reason. Cost:
+        one load of the topology (the map of shards to nodes) and one query, both repeated while the
+        shard moves. While a pair of servers changes its active side, a query first waits for the
+        end of that change.
 
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction.
         :param nothing_done: False if a part of the statement may have been executed.
         :param may_repeat: False if the error has ended the transaction of the statement.
         :param is_fenced: True if the passive side of a pair of servers has refused the statement.
-        :raises ShardMoved: the shard has moved and the statement cannot follow it, or the move takes
-            longer than ``MOVE_WAIT``.
+        :raises ShardMoved: the shard has moved and the statement cannot follow it, or the move
+            takes longer than ``MOVE_WAIT``.
         """
         if _lookup is None:
             return None
+        if is_fenced and may_wait and nothing_done:
+            self._wait_for_switch(_lookup.patience())
         while True:
             refused = _lookup.refresh_since(time.monotonic())
             settings = self._current()
@@ -187,42 +185,76 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            # Poll, because nothing signals the end of the move.
-            time.sleep(_FENCED_INTERVAL if is_fenced else _INTERVAL)
+            # Check again after a pause, because this process gets no signal when a move ends, or when
+            # an interrupted change of the active side is repaired.
+            time.sleep(self._fenced_interval() if is_fenced else _INTERVAL)
             if is_fenced:
-                # Only another attempt shows whether the fence is gone.
+                # Return the same settings: only another attempt shows whether the fence is gone.
                 return place
 
+    def _wait_for_switch(self, patience: float) -> None:
+        """Wait, by a query, until the pair of servers has changed its active side.
+
+        Before that, the server would refuse each new attempt of the statement, and the attempts would
+        take processor time from the servers.
+        """
+        left = patience if self._deadline is None else self._deadline - time.monotonic()
+        seconds = min(_SWITCH_WAIT, max(0.0, left))
+        # Ignore errors here, for example of a server that limits the time of statements. If the
+        # server has failed, the next attempt of the refused statement raises the error.
+        with suppress(Error):
+            self._wrapper.wait_for_side_switch(seconds)
+
+    def _fenced_interval(self) -> float:
+        assert _lookup is not None and self._deadline is not None
+        waited = time.monotonic() - (self._deadline - _lookup.patience())
+        return min(max(waited * _PART, _SHORTEST), _INTERVAL)
+
     def _cannot_follow(self, *, nothing_done: bool, is_fenced: bool = False) -> ShardMoved:
-        kind: type[ShardMoved] = ShardMoved
         moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"
         if is_fenced:
-            kind = SideFenced
             moves = (
                 f"The other server of the pair is the active side of shard {self._wrapper.alias!r}, or"
                 " becomes it"
             )
-        if not nothing_done:
-            return kind(
-                f"{moves}. A part may have been done already, by executemany() or a procedure. Call it in"
-                " a transaction, which can be run again."
+        if nothing_done:
+            rest = (
+                ", and a transaction cannot follow it. Nothing of the statement was executed. Run the"
+                " transaction again."
             )
-        return kind(
-            f"{moves}, and a transaction cannot follow it. Nothing of the statement was executed. Run"
-            " the transaction again."
-        )
+        else:
+            rest = (
+                ". A part may have been done already, by executemany() or a procedure. Call it in a"
+                " transaction, which can be run again."
+            )
+        return self._error(moves + rest, is_fenced=is_fenced)
+
+    def _error(self, message: str, *, is_fenced: bool) -> ShardMoved:
+        if not is_fenced:
+            return ShardMoved(message)
+        fenced = SideFenced(message)
+        fenced.alias = self._wrapper.alias
+        return fenced
 
     def _out_of_use(self, refused: str, *, is_fenced: bool) -> ShardMoved:
         assert _lookup is not None
         cause, command = "it moves to another node", "move"
         if is_fenced:
             cause, command = "its pair of servers changes the active side", "switch"
-        return (SideFenced if is_fenced else ShardMoved)(
+        return self._error(
             f"Shard {self._wrapper.alias!r} has been out of use for {_lookup.patience():g} s, because"
             f" {cause}. Try again; if no {command} is under way, end the one that was"
             f" broken off by 'manage.py shards {command} GROUP --repair'."
-            + (f" The topology could not be looked up: {refused}" if refused else "")
+            + (f" The topology could not be looked up: {refused}" if refused else ""),
+            is_fenced=is_fenced,
         )
+
+
+def place_wait(wrapper: Any) -> PlaceWait:
+    """Return an object with which a statement of the shard's connection object ``wrapper`` can wait
+    until the shard is usable again.
+    """
+    return PlaceWait(wrapper, lambda: relocation.current_settings(wrapper))
 
 
 def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
@@ -322,8 +354,7 @@ class ShardCursor(CursorWrapper):
             self.db.looks_for_place = False
 
     def _wait(self) -> PlaceWait:
-        wrapper = self.db
-        return PlaceWait(wrapper, lambda: relocation.current_settings(wrapper))
+        return place_wait(self.db)
 
 
 class ShardDebugCursor(ShardCursor, CursorDebugWrapper):

@@ -73,8 +73,8 @@ def follow(wrapper: GroupMember) -> None:
 def close_relocated(wrapper: GroupMember) -> None:
     """Close ``wrapper`` if its shard has moved to another node and no atomic block is open.
 
-    Called when Django closes unusable connections, at the end of each request. So session state
-    keeps the connection on the old node no longer than the request.
+    Called when Django closes unusable connections, at the end of each request. So session state can
+    keep the connection on the old node only until the request ends.
     """
     settings = current_settings(wrapper)
     if (

@@ -17,9 +17,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group.contract import GroupMember
 
-# The most wrappers to check for eviction when a new wrapper exceeds the limit. In a transaction over
-# thousands of shards, no wrapper can be evicted. If each new wrapper caused a check of all the others,
-# the cost would grow with the square of their number.
+# If a new wrapper (connection object of a shard) exceeds the limit, at most this many other
+# wrappers are checked, and dropped if they are idle. In a transaction over thousands of shards, no
+# wrapper is idle. If each new wrapper caused a check of all others, the cost would grow with the
+# square of their number.
 _EVICTION_CHECKS = 8
 # Minimum seconds between two searches for idle connections older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0
@@ -47,12 +48,12 @@ class ShardConnections:
         return iter(list(self.wrappers.values()))
 
     def add(self, wrapper: GroupMember) -> None:
-        """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias has
-        another wrapper.
+        """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias
+        has another wrapper.
 
-        If there are too many wrappers, idle ones are evicted: closed and dropped. If a caller goes on
-        using an evicted wrapper, it is added again. But if its alias has another wrapper by then, the
-        evicted wrapper stays separate, like ``connection.copy()``.
+        If there are too many wrappers, idle ones are evicted: closed and dropped. A caller may
+        still have an evicted wrapper. When the caller uses it, it is added again, unless its alias
+        has got another wrapper. In that case it stays separate, like ``connection.copy()``.
         """
         alias = wrapper.alias
         current = thread_wrapper(alias)

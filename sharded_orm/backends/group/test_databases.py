@@ -40,9 +40,9 @@ class TestDatabases(Protocol):
         """
 
     def drop_worker(self, worker: str) -> None:
-        """Drop the test shards of a worker of a parallel test run.
+        """Drop the test shards of one worker process of a parallel test run.
 
-        :param worker: number of the worker.
+        :param worker: number of the worker process.
         """
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
@@ -64,7 +64,9 @@ class TestDatabases(Protocol):
         """
 
     def reset_sequences(self) -> None:
-        """Reset the tables' counters (AUTO_INCREMENT or the like) on the shards used so far."""
+        """Reset the tables' counters (such as AUTO_INCREMENT) on the shards that tests have used so
+        far.
+        """
 
 
 #: The test databases of each group, by the group's name. Empty outside of test runs.
@@ -83,7 +85,7 @@ def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
 
 
 # Function that returns the test databases of a group, given the connection object of the group's alias.
-# None if the app is not installed.
+# None until the app ``sharded_orm`` sets it, when Django loads the app.
 _databases_of: Callable[[Any], TestDatabases] | None = None
 
 

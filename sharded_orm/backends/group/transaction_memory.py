@@ -1,8 +1,9 @@
-"""What upper layers know, when a transaction begins, about the keys that move between a group's
-shards.
+"""Find out, when a transaction begins, what upper layers know about keys that move between a
+group's shards.
 
-A key may move to another shard while a transaction is open. Only upper layers know keys and moves, so
-the package's Django app provides the function that returns this knowledge.
+A key may move to another shard while a transaction is open. A transaction remembers which moves were
+known at its beginning. Only upper layers know keys and moves, so the package's Django app provides the
+function that returns them.
 """
 
 from __future__ import annotations

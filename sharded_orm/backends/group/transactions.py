@@ -22,8 +22,8 @@ from sharded_orm.exceptions import PartialCommitError
 
 logger = logging.getLogger("sharded_orm.backends.group")
 
-# A function registered with on_commit, as Django stores it: the ids of the savepoints around it, the
-# function, and whether it was registered with robust=True.
+# A function registered with on_commit, as Django stores it: a tuple of the ids of the savepoints
+# around it, the function, and whether robust=True was passed.
 Hook = tuple[set[Any], Callable[[], object], bool]
 
 
@@ -174,8 +174,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # The group's savepoint stays open; only the blocks inside it end. But each shard ends its
-        # own savepoint of this level, and opens a new one when the shard is next used.
+        # The group's savepoint stays open, and only the blocks inside it end. Each shard, however,
+        # ends its savepoint for this level, and opens a new one when it is used again.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -299,8 +299,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         try:
             self._roll_back_to(0)
         except Error:
-            # Ignore the error, because closing the shards' connections has already rolled back their
-            # transactions.
+            # Ignore the error of the rollback: the shards' connections are closed, which has already
+            # rolled back their transactions.
             logger.debug("closing %r inside a transaction", self.alias, exc_info=True)
         self.participants.clear()
         self._broken.clear()

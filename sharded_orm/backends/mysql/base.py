@@ -10,13 +10,23 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self
 
+from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
 from sharded_orm.backends.key_guard import BATCH, ColumnTypes
-from sharded_orm.backends.mysql import branches, collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.move_locks import SWITCH
+from sharded_orm.backends.mysql import (
+    branches,
+    collations,
+    identity,
+    move_locks,
+    schema_locks,
+    sizes,
+    snapshot,
+)
 from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
@@ -26,9 +36,11 @@ from sharded_orm.backends.mysql.leased_cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
+from sharded_orm.backends.mysql.replication import CONNECT_TIMEOUT
 from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.mysql.schema_move import MySQLSchemaMove
+from sharded_orm.backends.mysql.session import check_parameters
 from sharded_orm.backends.mysql.side_fence import MySQLSideFence
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 from sharded_orm.backends.server_connection import ServerConnectionMixin
@@ -70,6 +82,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         params = {k: v for k, v in conn_params.items() if k not in ("database", "db")}
         return node_pool(params, self.isolation_level, self.settings_dict, type(self))
 
+    def check_parameters(self, params: dict[str, Any]) -> None:
+        check_parameters(params)
+
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
         """Check that the node answers, and return a virtual connection.
@@ -93,9 +108,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             watcher.may_commit()
         if self.transaction_writes is not None:
             # This method runs before a statement that may commit implicitly. The server does not
-            # report whether the statement has committed. So the write markers, the cache entries
-            # that announce uncommitted writes, are placed now, and stay until this transaction or
-            # the next one ends.
+            # report whether it has committed. So write markers, the cache entries that announce
+            # uncommitted writes, are placed now. They stay until this transaction or the next one
+            # ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
@@ -177,13 +192,20 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             else Effect.NOTHING
         )
 
+    def statements_sent(self) -> int | None:
+        if self.connection is None:
+            return 0
+        # While a session is pinned, the driver's connection may be in use by itself.
+        is_pinned = self.connection.mode is SessionMode.PINNED
+        return None if is_pinned else self.connection.announcements
+
     def lock_schema(self, seconds: float) -> bool:
         self.ensure_connection()
         assert self.connection is not None
         with self.wrap_database_errors:
             self.connection.hold()
             with self.connection.any_session() as session:
-                return locks.take(session, self.settings_dict["NAME"], seconds)
+                return schema_locks.take(session, self.settings_dict["NAME"], seconds)
 
     def unlock_schema(self) -> None:
         if self.connection is None or not self.connection.is_held:
@@ -191,7 +213,7 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         # Ignore an error here: close() ends the session, and the server then releases the lock.
         with suppress(self.Database.Error):
             with self.connection.any_session() as session:
-                locks.release(session, self.settings_dict["NAME"])
+                schema_locks.release(session, self.settings_dict["NAME"])
             self.connection.release()
 
     @contextmanager
@@ -230,14 +252,31 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         return MySQLSchemaMove(self._stock_wrapper(account or {}), confirm)
 
     def side_fence(
-        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+        self,
+        confirm: Callable[[], None],
+        account: Mapping[str, Any] | None = None,
+        answer_within: int | None = None,
     ) -> MySQLSideFence:
-        return MySQLSideFence(self._stock_wrapper(account or {}), confirm)
+        settings = {**self.settings_dict, **(account or {})}
+        options = {**(settings.get("OPTIONS") or {}), "connect_timeout": CONNECT_TIMEOUT}
+        if answer_within is not None:
+            options |= {"read_timeout": answer_within, "write_timeout": answer_within}
+        return MySQLSideFence(self._stock_wrapper({**settings, "OPTIONS": options}), confirm)
+
+    def wait_for_side_switch(self, seconds: float) -> None:
+        # Wait on the server that has refused the statement. If the connection to it is closed, do not
+        # connect again: the new connection may lead to the other server of the pair.
+        if self.connection is None:
+            return
+        query = move_locks.query_until_free(SWITCH, seconds)
+        with self.wrap_database_errors, self.connection.any_session() as session:
+            session.rows_in(self.settings_dict["NAME"], query)
 
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
         """Return a connection object of Django's own backend, for statements that leave session state."""
-        settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
-        return stock.DatabaseWrapper({**deepcopy(settings), **changes}, self.alias)
+        settings = {**deepcopy(self.settings_dict), **changes}
+        settings = {k: v for k, v in settings.items() if k not in ("SHARD", "GENERATION")}
+        return stock.DatabaseWrapper(settings, self.alias)
 
     # ##### Two-phase commit #####
 
@@ -261,8 +300,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     def sent_with_commit(self) -> Iterator[None]:
         if (
             self.connection is None
-            # Keep no statement for the COMMIT inside a savepoint, or if autocommit is switched off by
-            # hand, because the next statement is then not the COMMIT.
+            # Keep no statement for the COMMIT inside a savepoint, or if autocommit was switched off
+            # by hand. In both cases, the next statement is not the COMMIT.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
             # If several shards commit one after the other, do not delay the statements until the
@@ -276,10 +315,18 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
 
     # ##### Sessions #####
 
+    @cached_property
+    def limits_statements(self) -> bool:  # type: ignore[override]  # a server of this kind may lack it
+        return bool(MySQLFlavor.of(self).statement_limit)
+
+    def is_statement_limit(self, error: BaseException) -> bool:
+        code = error.args[0] if isinstance(error, DatabaseError) and error.args else None
+        return code == MySQLFlavor.of(self).statement_timeout
+
     def known_session(self) -> AbstractContextManager[None] | None:
         self.ensure_connection()
         assert self.connection is not None
-        # Return None if the session has state, because it may then be in a transaction that the
+        # Return None if the session has state, because it may be in a transaction that the
         # project's own SQL has begun.
         if self.connection.mode is not SessionMode.FREE:
             return None

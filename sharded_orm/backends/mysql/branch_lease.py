@@ -39,12 +39,12 @@ class BranchLease:
         _watched_session: Callable[[], AbstractContextManager[NodeSession]]
 
     def begin_branch(self, branch: bytes = b"") -> None:
-        """Put the next transaction under the rules of a two-phase commit. Sends nothing.
+        """Make the next transaction follow the rules of a two-phase commit. Sends nothing.
 
         :param branch: the name of the XA branch that the next transaction becomes, in the syntax of
             XA statements. Empty for the ordinary transaction that stores the decision to commit.
-        :raises TwoPhaseMisused: a session is pinned (kept until close()). Such a session has state of
-            its own, which may conflict with XA.
+        :raises TwoPhaseMisused: a session is pinned (kept until close()). Such a session has state
+            of its own, which may conflict with XA.
         """
         if self.mode is SessionMode.PINNED:
             raise TwoPhaseMisused(

@@ -1,8 +1,8 @@
 """The XA branches of a server: query which ones are prepared, and commit or roll them back.
 
 An XA branch is the part of a two-phase transaction on one shard. Its name is sent in hexadecimal
-digits only. As long as the session that prepared a branch is connected, no other session can end
-the branch: the server then answers as if the branch did not exist.
+digits only. Only the session that prepared a branch can end it, as long as this session is
+connected. To any other session, the server answers as if the branch did not exist.
 """
 
 from __future__ import annotations

@@ -22,16 +22,11 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence_messages import SQLSTATE
-from sharded_orm.backends.mysql.capture_lock import (
-    TABLES,
-    end_holder,
-    of_copier,
-    of_fence,
-    tables_lock,
-)
+from sharded_orm.backends.move_locks import TABLES, of_copier, of_fence
 from sharded_orm.backends.mysql.lock_waits import LockWaits
-from sharded_orm.backends.mysql.locked_changes import LockedChanges
+from sharded_orm.backends.mysql.move_locks import end_holder, tables_lock
 from sharded_orm.backends.mysql.row_copy import PASSES
+from sharded_orm.backends.mysql.trigger_changes import LockedChanges
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
@@ -170,9 +165,9 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # A marker is the result of an earlier sessions(), with the number of the server's last
-        # statement. If the number of this statement is smaller, the server has restarted since, and
-        # all sessions have ended.
+        # A marker is the result of an earlier sessions(), and contains the number of the server's
+        # last statement at that time. If the number of the present statement is smaller, the server
+        # has restarted since then, and all sessions of the marker have ended.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers
@@ -199,19 +194,19 @@ class MySQLChangeCapture(ChangeCapture):
         return counts
 
     def _present_transactions(self) -> list[tuple[int, str]] | None:
-        """Return the open transactions as :meth:`_transactions` does, but never from an outdated copy
-        of the server's list.
+        """Return the open transactions as :meth:`_transactions` does, but never from an outdated
+        copy of the server's list.
 
-        Return None if other sessions read the server's list all the time: the copy then stays old, and
-        nobody knows which transactions are open.
+        Return None if the copy stays outdated because other sessions read the list all the time.
+        Nobody then knows which transactions are open.
         """
         ((own,),) = self._rows("SELECT CONNECTION_ID()")
         has_begun = False
         try:
             for _ in range(_READS):
                 transactions = self._transactions()
-                # The copy of the list is new if it has a transaction of this session. An earlier
-                # copy, which was read before the transaction began, did not have one.
+                # The server answers with a copy of its list. The copy is new if it has the
+                # transaction of this session, because an older copy cannot have it.
                 is_listed = any(number == own for number, _ in transactions)
                 if has_begun and is_listed:
                     return transactions
@@ -227,8 +222,8 @@ class MySQLChangeCapture(ChangeCapture):
         """Return pairs of session id and start time, by the server's clock, of the open
         transactions.
 
-        The pairs come from the server's copy of its list of transactions, which may be old: the server
-        does not renew the copy as long as other sessions keep reading it without a pause.
+        The server returns a copy of its list of transactions. The copy may be old: the server does
+        not renew it as long as other sessions keep reading it without a pause.
         """
         rows = self._rows(
             "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"
@@ -272,8 +267,8 @@ class MySQLChangeCapture(ChangeCapture):
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
         if not tables:
             return []
-        # Return the tables of foreign keys with CASCADE or SET NULL, because InnoDB fires no triggers
-        # for the rows that such a foreign key changes.
+        # A foreign key with CASCADE or SET NULL changes rows for which InnoDB fires no triggers. So
+        # return the tables of these foreign keys.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"
@@ -310,9 +305,9 @@ class MySQLChangeCapture(ChangeCapture):
             f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
-        # COUNT and MAX make the trigger's query return a row even if the key has no fence. LOCK IN
-        # SHARE MODE reads the row of the fence as it is committed now, even in a transaction whose
-        # snapshot is older than the fence.
+        # COUNT and MAX make the trigger's query return a row even if the key has no fence. With
+        # LOCK IN SHARE MODE, the query reads the committed state of the fence, even if the
+        # transaction's snapshot is older than the fence.
         refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"

@@ -1,4 +1,4 @@
-"""Statements that wait for the COMMIT of their transaction, and are sent with it in one packet."""
+"""Keep the last statements of a transaction, to send them in one packet with the COMMIT."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 
 
 class CommitPacket:
-    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
+    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`, for
+    statements that are sent together with the COMMIT.
 
-    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent, unless
-    they return rows. They are sent with the COMMIT: if the server refuses one of them, it does not
-    execute the COMMIT. If another statement must be executed earlier, they are sent before it.
+    While :meth:`collecting` is active, the INSERTs, UPDATEs and DELETEs of cursors are not sent,
+    unless they return rows. They are sent with the COMMIT. If the server refuses one of them, it
+    does not execute the COMMIT. If another statement must be executed earlier, they are sent before
+    it.
 
-    Invariant: while statements wait, their session is leased. If a key or a shard moves meanwhile, its
-    fence (triggers that refuse writes) affects the transaction as if the statements had been sent.
+    Invariant: while statements wait, their session is leased. If a key or a shard moves meanwhile,
+    its fence (triggers that refuse writes) affects them as if they had been sent.
     """
 
-    if not TYPE_CHECKING:  # The attributes are in the slots of the subclass.
+    if not TYPE_CHECKING:  # The subclass has slots for these attributes.
         __slots__ = ()
 
     if TYPE_CHECKING:
@@ -131,6 +133,7 @@ class CommitPacket:
     def _record_failure(self, exc: BaseException, prefix: list[bytes]) -> None:
         if is_lost(exc):
             # The session is lost. The server may have committed the transaction, or may do so later.
+            # Count the transaction as open, so that _lose() records the loss.
             self.transaction.is_open = True
             self._lose(exc)
             return

@@ -63,8 +63,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
     """
 
     __slots__ = (
-        "before_commit", "checks_off", "collects", "cursor_factory", "default_cursor", "in_batch",
-        "insert_session", "last_session", "open_cursors", "schema", "transaction", "use", "waiting",
+        "announcements", "before_commit", "checks_off", "collects", "cursor_factory", "default_cursor",
+        "insert_session", "last_session", "limit", "open_cursors", "schema", "transaction", "use", "waiting",
     )  # fmt: skip
 
     pool: NodePool
@@ -84,11 +84,13 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         self.insert_session: NodeSession | None = None
         #: Whether foreign key checks are off on the held session.
         self.checks_off = False
-        #: Whether one_session() is active: several statements must run on one session.
-        self.in_batch = False
+        #: How often the connection has been about to do what may commit implicitly.
+        self.announcements = 0
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
+        #: What to send in front of each write, to limit its time; empty for no limit.
+        self.limit = b""
         self.collects = False
         self.waiting = []
         #: Weak references to cursors with unread results. Each cursor has a session of its own.
@@ -129,9 +131,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             return
         if on and (self.transaction.is_open or self.waiting):
             if self.transaction.plain_only:
-                # The block with two_phase=True was interrupted. Do not commit here: this
-                # transaction is a part of a two-phase transaction, which only its coordinator may
-                # commit.
+                # plain_only is set, so a block with two_phase=True was interrupted. Do not commit
+                # here: only the coordinator may commit a part of a two-phase transaction.
                 self.leave_branch()
             else:
                 self._end(COMMIT)
@@ -214,8 +215,10 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
     def announce_implicit_commit(self) -> None:
         """Call ``before_commit``, the function that announces the writes of the transaction.
 
-        Cursors call this method before a statement that may commit implicitly.
+        Cursors call this method before a statement that may commit implicitly. So does the use of the
+        driver's connection.
         """
+        self.announcements += 1
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
@@ -234,7 +237,8 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         mode = self.mode
         if mode >= SessionMode.PINNED:
             session = self._require_session()
-            # The next statement may be USE, so the current schema of the session is unknown.
+            # In a pinned session, the next statement may be USE. So forget which schema is the
+            # session's current one.
             session.schema = None
             return session, []
         session = self.session or self.lease_session()
@@ -319,18 +323,15 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             self.mode = SessionMode.HELD
             self.settle()
 
-    @contextmanager
-    def one_session(self) -> Iterator[None]:
-        """Make all statements in a ``with`` block run on one session, even in autocommit."""
-        before = self.in_batch
-        self.ensure_session()
-        self.in_batch = True
-        self.settle()
-        try:
-            yield
-        finally:
-            self.in_batch = before
-            self.settle()
+    def limit_writes(self, seconds: float | None) -> None:
+        # SET STATEMENT applies to one statement only, so it leaves no state in the session. The
+        # value 0 stands for no limit.
+        self.limit = (
+            b""
+            if seconds is None
+            else b"SET STATEMENT max_statement_time=IF(@@max_statement_time BETWEEN 0.000001 AND %.3f,"
+            b" @@max_statement_time, %.3f) FOR " % ((max(0.001, seconds),) * 2)
+        )
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
@@ -432,8 +433,9 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
             try:
                 self.transaction.end(session.run, how)
             except BaseException as exc:
-                # If the server refuses COMMIT, the transaction stays open, and Django then rolls it
-                # back. After any other error, the state of the session is unknown.
+                # If the session was lost, or ROLLBACK has failed, the state of the session is
+                # unknown. If the server has only refused COMMIT, the transaction stays open, and
+                # Django rolls it back.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise

@@ -60,8 +60,8 @@ class LeaseMixin(BaseCursor):
     #: Whether execute() fetches all rows at once; otherwise they are read from the server one by one.
     stores = True
 
-    # The defaults are class attributes, because most cursors live for one statement: assigning the
-    # defaults in __init__ would take longer than leasing a session.
+    # The defaults are class attributes, to save time. Most cursors live for one statement, and
+    # assigning the defaults in __init__ would take longer than leasing a session.
     description: Any = None
     rowcount: Any = 0
     arraysize = 1
@@ -137,8 +137,8 @@ class LeaseMixin(BaseCursor):
             is_current = session.schema == schema or (
                 kind is _AFFINE and previous_statement.is_show(query)
             )
-            # Until the statement has succeeded, the session's current schema counts as unknown,
-            # because another thread can raise an exception in this thread at any point.
+            # Forget the session's current schema until the statement has succeeded, because another
+            # thread can raise an exception in this thread at any point.
             session.schema = None
             try:
                 if is_current:
@@ -243,11 +243,12 @@ class LeaseMixin(BaseCursor):
             ):
                 connection.transaction.only_reads = False
             sent = True
+            limited = connection.limit + statement if kind is _WRITE else statement
             if prefix:
-                session.send(prefix, statement)
+                session.send(prefix, limited)
             else:
                 session.stored = False
-                session.query(statement)
+                session.query(limited)
             self._fetch_result(session)
         except BaseException as exc:
             connection.record_error(exc, prefix, sent)
@@ -270,9 +271,9 @@ class LeaseMixin(BaseCursor):
                 connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
                 connection.settle()
-        # Do not touch a session that the connection has just returned to the pool, because another
-        # thread may use it. Such a session has no unread results: return_session() would have
-        # closed it.
+        # Touch the session only if the connection still holds it. Another thread may use a session
+        # that was returned to the pool. Such a session has no unread results: return_session()
+        # would have closed it.
         if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True
@@ -374,7 +375,8 @@ class LeaseMixin(BaseCursor):
         if session is None:
             return None
         if session.next_result() == -1:
-            # There are no more results, and the rows of the last result have been fetched.
+            # There are no more results, and the rows of the last result have been fetched. So this
+            # cursor does not need the session any more.
             self._return_session(session)
             return None
         try:
@@ -389,7 +391,8 @@ class LeaseMixin(BaseCursor):
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
-            # The connection still holds the session, so read and discard all remaining results.
+            # The connection keeps this session. So read and discard the remaining results, because
+            # the session can run no other statement before.
             with contextlib.suppress(MySQLError):
                 self._discard()
 

@@ -24,6 +24,9 @@ _STATELESS = frozenset([
     "string_literal", "thread_id", "user",
 ])  # fmt: skip
 
+# Methods of the driver's connection that send any statement. It may commit implicitly.
+_STATEMENTS = frozenset(["query", "send_query"])
+
 
 class DriverFace:
     """Base class of the virtual connection: forwards attributes to the driver's connection.
@@ -42,6 +45,10 @@ class DriverFace:
         """
         raise NotImplementedError
 
+    def announce_implicit_commit(self) -> None:
+        """Record that what follows may commit implicitly, and announce the writes of the transaction."""
+        raise NotImplementedError
+
     def pin(self, reason: str) -> NodeSession:
         """Keep one session until close(), as Django's own backend does. Return the session.
 
@@ -58,6 +65,7 @@ class DriverFace:
             return session.raw.escape(value, session.raw.encoders if mapping is None else mapping)
 
     def begin(self) -> None:
+        self.announce_implicit_commit()
         self.pin("connection.begin").run(b"BEGIN")
 
     def __enter__(self) -> DriverFace:
@@ -75,6 +83,8 @@ class DriverFace:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # The caller may change the session's state with this attribute of the driver, so pin the
         # session: keep it until close().
+        if name in _STATEMENTS:
+            self.announce_implicit_commit()
         return getattr(self.pin(f"connection.{name}").raw, name)
 
     def _stateless(self, name: str) -> Callable[..., Any]:

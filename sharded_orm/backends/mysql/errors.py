@@ -26,7 +26,7 @@ def error_for_callers(exc: OperationalError, connection: Any) -> Exception | Non
         return IntegrityError(*exc.args)
     schema = connection.schema
     if number == _UNKNOWN_DATABASE and schema and f"'{schema}'" in str(exc.args[-1]):
-        # The server's error number stays the first argument, because programs look for it there.
+        # Keep the server's error number as the first argument, because programs look for it there.
         return ShardDatabaseMissing(
             number,
             f"Alias {connection.alias!r} has no schema {schema!r} on {connection.pool.name!r}. Create it"

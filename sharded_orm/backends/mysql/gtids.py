@@ -19,7 +19,7 @@ def missing(wanted: str, have: str) -> str:
     """Return those GTIDs of the position ``wanted`` that a server at the position ``have`` has not
     reached.
 
-    A position is where a server is in the replication stream. The result is a text like ``wanted``;
+    A position is a list of GTIDs, one per replication domain. The result is a text like ``wanted``;
     "" if the server has reached all of them.
     """
     reached = positions(have)

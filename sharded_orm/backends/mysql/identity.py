@@ -66,8 +66,8 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # Query the server's identity again, because another server may have the node's address by
-        # now.
+        # The last answer came from another server than the writer's. The node's address may lead to
+        # the writer's server now, so query the identity of the server again.
         try:
             _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):

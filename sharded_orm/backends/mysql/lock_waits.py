@@ -1,5 +1,6 @@
-"""Statements that wait for locks of other sessions in short attempts, so that other statements do not
-queue behind a long wait.
+"""Wait for locks of other sessions in many short attempts, not in a long one.
+
+Statements of other sessions queue behind a statement that waits for a lock on a table.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                # Try the statement again after a deadlock, as after a wait that took too long. A
-                # statement that ends in a deadlock has changed no table.
+                # Also try the statement again after a deadlock, which has changed no table. Raise
+                # any other error.
                 if not (
                     exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
                 ):

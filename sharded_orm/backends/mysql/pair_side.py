@@ -7,37 +7,40 @@ with the settings that :meth:`MySQLPairSide.server_problems` requires.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from django.db.backends.mysql.base import DatabaseWrapper
 
 from sharded_orm.backends.mysql.gtids import positions
-from sharded_orm.backends.mysql.replication import MySQLReplicationLink, MySQLReplicationServer
+from sharded_orm.backends.mysql.pair_replication import MySQLPairReplication
 from sharded_orm.backends.mysql.row_copy import PASSES
+from sharded_orm.backends.mysql.side_fence_states import fence_states
 from sharded_orm.backends.mysql.side_rows import MySQLSideRows
+from sharded_orm.backends.mysql.table_alteration import alteration, demands
 from sharded_orm.backends.schema import KEEP_DEFAULTS
+from sharded_orm.backends.side_fence import EPOCH, FenceState
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.topology.aliases import complete
 
-#: Privileges of the operator's account on the whole server, and on the schemas of shards.
+#: Privileges that the operator's account needs: these on the whole server, and SCHEMA_PRIVILEGES on
+#: the schemas of shards.
 SERVER_PRIVILEGES: Final = (
-    "BINLOG ADMIN", "BINLOG MONITOR", "READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR",
+    "BINLOG ADMIN", "BINLOG MONITOR", "BINLOG REPLAY", "READ_ONLY ADMIN", "RELOAD",
+    "REPLICATION SLAVE ADMIN", "SLAVE MONITOR",
 )  # fmt: skip
 SCHEMA_PRIVILEGES: Final = (
     "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER", "INDEX", "REFERENCES",
     "TRIGGER", "EVENT",
 )  # fmt: skip
-# Settings of sessions that change one side only. Rows that both sides insert by themselves, such as
-# those of django_migrations, get the same ids, whatever steps the servers have.
+
+# Session settings for a change on one server of a pair that must not be replicated to the other
+# server. The auto_increment settings matter if the same row is inserted on both servers, for
+# example into django_migrations: with them, it gets the same id on both.
 _QUIET: Final = (
     f"sql_log_bin = 0, auto_increment_increment = 1, auto_increment_offset = 1, {PASSES} = 1"
 )
-# Seconds between two looks whether replication has stopped.
-_POLL: Final = 0.02
 
 
 @dataclass(frozen=True)
@@ -77,16 +80,16 @@ _VARIABLES: Final = (
 )
 
 
-class MySQLPairSide(MySQLReplicationServer):
+class MySQLPairSide(MySQLPairReplication):
     """A connection to one server of a pair, with the operator's account. For one thread only.
 
-    Sentences in results have no full stop.
+    The methods return sentences without a full stop.
     """
 
     # ##### Reasons against a pair #####
 
     def operator_problems(self, schemas: Iterable[str]) -> Iterator[str]:
-        """Yield the reasons why the operator's account cannot look after the pair.
+        """Yield the reasons why the operator's account cannot manage the pair: missing privileges.
 
         :param schemas: the schemas of the pair's shards.
         """
@@ -112,7 +115,7 @@ class MySQLPairSide(MySQLReplicationServer):
                 return
 
     def server_problems(self) -> Iterator[str]:
-        """Yield the settings of this server with which replication in both directions is not safe."""
+        """Yield the reasons why this server's settings make replication in both directions unsafe."""
         status = self.status()
         if not status.can_be_promoted:
             yield f"{self.name!r} is no MariaDB ({status.version}): pairs need MariaDB's GTIDs"
@@ -136,7 +139,8 @@ class MySQLPairSide(MySQLReplicationServer):
                     f" {variable.remedy()}"
                 )
         value, origin = values["read_only"]
-        # After SET GLOBAL the server no longer shows the value of its configuration.
+        # After SET GLOBAL, the server no longer shows the value in its configuration file. So check
+        # the value only if it comes from the file.
         if origin != "SQL" and value.upper() != "ON":
             yield (
                 f"{self.name!r} would take writes after a restart, although the other side may have"
@@ -171,8 +175,11 @@ class MySQLPairSide(MySQLReplicationServer):
                 " configuration"
             )
 
-    def follow_problems(self, source: Self) -> Iterator[str]:
-        """Yield the reasons why this server does not receive and execute everything of ``source``."""
+    def follow_problems(self, source: Self, *, keeps_for_later: bool = False) -> Iterator[str]:
+        """Yield the reasons why this server does not replicate every change of the server ``source``.
+
+        :param keeps_for_later: whether this server may receive changes without executing them.
+        """
         number = source.status().server_id
         links = self.links()
         if not links:
@@ -184,8 +191,13 @@ class MySQLPairSide(MySQLReplicationServer):
             address = f"{link.host}:{link.port}"
             why = f" ({link.error})" if link.error else ""
             if link.source_id == number:
-                yield from self.link_problems(link)
-                for runs, thread in ((link.receives, "IO_THREAD"), (link.executes, "SQL_THREAD")):
+                # A side that keeps changes for later has got a delay from hold(). This delay is no
+                # problem, so hide it from the check.
+                yield from self.link_problems(replace(link, delay=0) if keeps_for_later else link)
+                for runs, thread in (
+                    (link.receives, "IO_THREAD"),
+                    (link.executes or keeps_for_later, "SQL_THREAD"),
+                ):
                     if not runs:
                         yield (
                             f"replication from {source.name!r} to {self.name!r} does not run{why}:"
@@ -230,12 +242,37 @@ class MySQLPairSide(MySQLReplicationServer):
                         f" sql_log_bin = 0, then DROP {kind.upper()} `{row['place']}`.`{row['name']}`"
                     )
 
+    def epochs(self, schemas: Sequence[str]) -> dict[str, int]:
+        """Return a dict from each schema to the number of the epoch that this server has reached.
+        One query.
+
+        Each time that a dead active side is given up, a new epoch begins. Schemas whose epoch is 0
+        are left out.
+        """
+        if not schemas:
+            return {}
+        rows = self._rows(
+            "SELECT ROUTINE_SCHEMA place, ROUTINE_COMMENT epoch FROM information_schema.ROUTINES"
+            " WHERE ROUTINE_NAME = %s AND ROUTINE_SCHEMA IN ({})".format(
+                ", ".join(["%s"] * len(schemas))
+            ),
+            EPOCH,
+            *schemas,
+        )
+        return {str(row["place"]): int(row["epoch"]) for row in rows}
+
+    def fences(self, schemas: Sequence[str]) -> dict[str, FenceState]:
+        """Return the state of each schema's fence on this server, by schema. Few queries."""
+        if not schemas:
+            return {}
+        return fence_states(self._rows, self._connection.ops.quote_name, schemas)
+
     def columns(self, schemas: Sequence[str]) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
         """Return the columns of all tables, in their order, by schema and table. One query.
 
-        Row-based replication matches columns by their position, so their order counts. A column is its
-        name, type, whether it takes NULL, and its default. Tables of the library's operations are left
-        out, such as those of moves of keys.
+        Row-based replication matches columns by their position, so their order counts. Each column is a
+        tuple: its name, its type, whether it may be NULL, and its default. The library's own tables,
+        such as those of key moves, are left out.
         """
         columns: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
         if not schemas:
@@ -257,8 +294,17 @@ class MySQLPairSide(MySQLReplicationServer):
             tables.setdefault(str(row["name"]), []).append(tuple(row[name] for name in names))
         return columns
 
+    def data_bytes(self, schemas: Sequence[str]) -> int:
+        """Return how many bytes the tables of ``schemas`` have, as the server estimates it. One query."""
+        rows = self._rows(
+            "SELECT SUM(DATA_LENGTH + INDEX_LENGTH) size FROM information_schema.TABLES"
+            " WHERE TABLE_SCHEMA IN ({})".format(", ".join(["%s"] * len(schemas))),
+            *schemas,
+        )
+        return int(rows[0]["size"] or 0)
+
     def knows_events_of(self, source: Self) -> bool:
-        """Whether this server knows up to which event of ``source`` it has executed all."""
+        """Whether this server knows up to which position it has executed the changes of ``source``."""
         return source.status().domain in positions(self.status().current)
 
     def application_problems(self, account: str) -> Iterator[str]:
@@ -269,41 +315,14 @@ class MySQLPairSide(MySQLReplicationServer):
                 " other side would lack rows: REVOKE BINLOG ADMIN ON *.* from it"
             )
 
-    # ##### Changes #####
-
-    def follow(self, source: Self, settings: Mapping[str, Any], account: Mapping[str, str]) -> None:
-        """Start to replicate from ``source``, after everything that this server has by now.
-
-        :param settings: the settings of the source's node, for its address.
-        :param account: ``USER`` and ``PASSWORD`` of the replication account on ``source``.
-        """
-        # All that this server has written by itself is not to come back to it.
-        self._rows("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos")
-        encrypted = int(bool(settings.get("OPTIONS", {}).get("ssl")))
-        # With DEBUG, Django logs what cursor() executes. The password must not be logged.
-        with (
-            self._connection.wrap_database_errors,
-            closing(self._connection.create_cursor()) as cursor,
-        ):
-            cursor.execute(
-                "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s,"
-                f" MASTER_PASSWORD = %s, MASTER_SSL = {encrypted}, MASTER_CONNECT_RETRY = 10,"
-                " MASTER_USE_GTID = slave_pos",
-                (
-                    str(settings.get("HOST") or "localhost"),
-                    int(settings.get("PORT") or self.default_port),
-                    account["USER"],
-                    account["PASSWORD"],
-                ),
-            )
-        self._rows("START SLAVE")
+    # ##### Sessions #####
 
     @staticmethod
     def quiet_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings of a node whose sessions change this side only.
+        """Return settings for sessions whose changes stay on this server of the pair.
 
-        They write nothing into the binary log, and fences let them pass. New columns keep their default
-        in the database.
+        Such a session writes nothing into the binary log, and fences do not refuse its writes. A
+        column that it adds keeps its default in the database.
 
         :param settings: the settings of the node with the operator's account.
         """
@@ -321,42 +340,8 @@ class MySQLPairSide(MySQLReplicationServer):
         own = {**complete(settings), "NAME": "", "TIME_ZONE": None, "OPTIONS": options}
         return MySQLSideRows(DatabaseWrapper(own, f"{self.name} (comparison)"))
 
-    def run_until(self, link: MySQLReplicationLink, position: str, seconds: float) -> bool:
-        """Execute what arrives by the stopped ``link`` up to ``position``, and stop there.
-
-        Return False if that takes more than ``seconds``. Then the link may still run.
-        """
-        if self.missing(position, self.status().current):
-            # The name of the connection and the position must be literals.
-            name, until = self._connection_name(link.name), self._connection_name(position)
-            self._rows(f"START SLAVE {name} UNTIL master_gtid_pos = {until}")
-            deadline = time.monotonic() + seconds
-            while self._executes(link.name):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(_POLL)
-        return not self.missing(position, self.status().current)
-
-    def _executes(self, link: str) -> bool:
-        return any(each.executes for each in self.links() if each.name == link)
-
-    def pause(self, link: MySQLReplicationLink) -> None:
-        """Stop executing what arrives by ``link``. The server still receives and keeps it."""
-        self._rows(f"STOP SLAVE {self._connection_name(link.name)} SQL_THREAD")
-
-    def resume(self, link: MySQLReplicationLink) -> None:
-        """Execute again what has arrived, and what arrives, by ``link``."""
-        self._rows(f"START SLAVE {self._connection_name(link.name)}")
-
-    def written(self) -> str:
-        """Return the position of the last event that this server itself has written; "" if none."""
-        return self.own_part(self.status().logged)
-
-    def own_part(self, position: str) -> str:
-        """Return the part of ``position`` that is about events of this server."""
-        domain = self.status().domain
-        last = positions(position).get(domain)
-        return "" if last is None else f"{domain}-{last[0]}-{last[1]}"
+    alteration = staticmethod(alteration)
+    demands = staticmethod(demands)
 
 
 # Matches a line of SHOW GRANTS with privileges on schemas, whose name may have wildcards.

@@ -16,10 +16,10 @@ from sharded_orm.exceptions import SessionStateRefused
 
 
 def is_show(query: Any) -> bool:
-    """Whether ``query`` is a statement like ``SHOW WARNINGS``, which shows the warnings of the
-    statement before.
+    """Whether ``query`` is a SHOW statement.
 
-    Any statement in between clears these warnings. So not even ``USE`` may be sent before ``query``.
+    ``SHOW WARNINGS`` shows the warnings of the previous statement, and another statement would
+    clear them. So not even ``USE`` may be sent before ``query``.
     """
     text = query if isinstance(query, str) else bytes(query).decode("latin-1")
     return text.lstrip()[:4].upper() == "SHOW"
@@ -27,12 +27,12 @@ def is_show(query: Any) -> bool:
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
     """Lease the session on which ``query`` must run, because it reads what an earlier statement has
-    left there.
+    left in the session.
 
-    If ``query`` reads the id of an insert, that is the session on which ``connection`` ran its last
-    insert. Otherwise it is the session on which ``connection`` ran its last statement. If
-    ``connection`` has run no such statement, lease any session, and make it forget the id of its
-    last insert.
+    If ``query`` reads the id of an insert, this is the session of the last insert of
+    ``connection``. Otherwise it is the session of the last statement of ``connection``. If
+    ``connection`` has run no such statement, lease any session, and make the session forget the id
+    of its last insert.
 
     :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """

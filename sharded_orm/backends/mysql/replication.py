@@ -35,10 +35,10 @@ _NEEDED: Final[Mapping[Task, Sequence[str]]] = {
     "fence": ("READ_ONLY ADMIN", "BINLOG MONITOR"),
     "promote": ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR"),
     "end": ("REPLICATION SLAVE ADMIN", "SLAVE MONITOR", "RELOAD"),
-    "switch": ("BINLOG ADMIN", "BINLOG MONITOR", "SLAVE MONITOR"),
 }
 
-_CONNECT_TIMEOUT = 5  # seconds
+#: Seconds within which a server must answer when the operator's account connects.
+CONNECT_TIMEOUT: Final = 5
 
 # Seconds to wait for an answer of the server. No statement of this module should take longer.
 _READ_TIMEOUT = 60
@@ -143,7 +143,7 @@ class MySQLReplicationServer(ReplicationServer):
         }
         own["OPTIONS"] = {
             **own["OPTIONS"],
-            "connect_timeout": _CONNECT_TIMEOUT,
+            "connect_timeout": CONNECT_TIMEOUT,
             "read_timeout": _READ_TIMEOUT,
             "write_timeout": _READ_TIMEOUT,
         }
@@ -320,54 +320,6 @@ class MySQLReplicationServer(ReplicationServer):
                 " so in its configuration)"
             )
 
-    def pair_problems(self, other: Self, *, keeps_for_later: bool = False) -> Iterator[str]:
-        status, others = self.status(), other.status()
-        if status.server_id == others.server_id:
-            yield (
-                f"{self.name!r} and {other.name!r} have the same server_id ({status.server_id}), so each"
-                " ignores the changes of the other: give each server an id of its own"
-            )
-            return
-        if status.domain == others.domain:
-            yield (
-                f"{self.name!r} and {other.name!r} have the same gtid_domain_id ({status.domain}), and"
-                " both write: give each server another one (SET GLOBAL gtid_domain_id = …, and so in"
-                " its configuration)"
-            )
-        if status.read_only:
-            yield (
-                f"{self.name!r} is read only, and both servers of a pair take writes: SET GLOBAL"
-                " read_only = OFF"
-            )
-        variables = self._rows(
-            "SELECT @@GLOBAL.binlog_format format, @@GLOBAL.slave_run_triggers_for_rbr triggers"
-        )[0]
-        if variables["format"] != "ROW":
-            yield (
-                f"{self.name!r} logs statements (binlog_format = {variables['format']}), and replicated"
-                " statements would call the triggers of the passive side: set binlog_format = ROW"
-            )
-        if variables["triggers"] != "NO":
-            yield (
-                f"{self.name!r} calls triggers for replicated rows (slave_run_triggers_for_rbr ="
-                f" {variables['triggers']}), and the passive side would refuse them: set it to NO"
-            )
-        yield from self.source_problems()
-        link = self.link_from(other)
-        if link is None:
-            yield (
-                f"{self.name!r} does not replicate from {other.name!r}: the servers of a pair replicate"
-                " from each other. Set that up with 'manage.py pairs setup'"
-            )
-            return
-        yield from self.link_problems(link)
-        for is_running, what in (
-            (link.receives, f"receive from {other.name!r}"),
-            (link.executes or keeps_for_later, "execute what it receives"),
-        ):
-            if not is_running:
-                yield f"{self.name!r} does not {what}: {link.error or 'START SLAVE'}"
-
     # ##### Changes #####
 
     def fence(self, patience: float) -> None:
@@ -392,8 +344,8 @@ class MySQLReplicationServer(ReplicationServer):
 
     def wait_for_source(self, source: Self, seconds: float) -> bool:
         status = source.status()
-        # Compare only the position in the source's own replication domain, because the source may
-        # itself be a replica and log events of other domains.
+        # Compare only the source's own replication domain. The source may itself be a replica, and
+        # log events of other domains.
         last = positions(status.logged).get(status.domain)
         return last is None or self.wait_for(f"{status.domain}-{last[0]}-{last[1]}", seconds)
 

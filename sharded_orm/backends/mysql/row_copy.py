@@ -11,18 +11,14 @@ from operator import itemgetter
 from typing import Any, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
-from sharded_orm.backends.mysql.capture_lock import (
-    capture_lock,
-    of_copier,
-    of_fence,
-    take_for_good,
-)
+from sharded_orm.backends.move_locks import of_copier, of_fence
+from sharded_orm.backends.mysql.move_locks import capture_lock, take_for_good
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-#: A session variable. If it is set, the triggers of this library let all changes of the session pass,
-#: even changes that a closed fence refuses to other sessions.
+#: A session variable. If it is set, the triggers of this library accept all changes of the session,
+#: even changes that a closed fence would refuse.
 PASSES: Final = f"@{OWN_PREFIX}passes"
 # Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
@@ -33,8 +29,8 @@ _BYTES: Final = frozenset(
      "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
 )  # fmt: skip
 
-# Column types whose values are short texts without a comma. The digest of a row is computed from these
-# values as they are, and from a digest of each value of another type.
+# Column types whose values are short texts without a comma. They become part of the text of a row
+# as they are. Values of all other types are hashed first.
 _SHORT: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "date", "time",
      "datetime", "timestamp", "year"}
@@ -66,10 +62,10 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # Take only a shared lock on the fence (the row by which triggers refuse writes of the key),
-        # to avoid a deadlock. A writer of the key may already hold locks on rows of the key when
-        # its trigger reads the fence. If this session had an exclusive lock, the writer would wait
-        # for this session, and this session for the rows.
+        # Take only a shared lock on the fence (the row by which triggers refuse writes of the key).
+        # An exclusive lock could cause a deadlock: a writer of the key may already hold locks on
+        # rows of the key when its trigger reads the fence. The writer would wait for this session,
+        # and this session for the rows.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"
@@ -152,7 +148,8 @@ class MySQLRowCopy(RowCopy):
         return "CAST(%s AS UNSIGNED)" if column.kind == "bit" else "%s"
 
     def _comparand(self, column: CopiedColumn) -> str:
-        # Compare the value as text, because bytes would not be compared in the order of the index.
+        # Compare a text as text, not as bytes. Only then does the comparison follow the order of
+        # the index.
         if not column.charset:
             return "%s"
         return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"
@@ -166,8 +163,9 @@ class MySQLRowCopy(RowCopy):
         return [key, str(key).encode()]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        # The list of values is separated by commas. No value has a comma in it, so two rows have the
-        # same list only if all their values are the same.
+        # The text of a row is its values, separated by commas. No value contains a comma: each is a
+        # hash, or of a type without commas. So two rows have the same text only if all their values
+        # are equal.
         parts = []
         for column in self._kept_columns(table):
             name = self._quote(column.name)

@@ -17,6 +17,6 @@ class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
             return super().quote_value(value)
 
     def skip_default_on_alter(self, field: Any) -> bool:
-        # Django drops the default of a new column unless this returns True.
+        # Django drops the default of a new column unless this method returns True.
         keeps = bool(self.connection.settings_dict.get(KEEP_DEFAULTS))
         return keeps or bool(super().skip_default_on_alter(field))

@@ -16,8 +16,8 @@ from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.fence_messages import is_deadlock
-from sharded_orm.backends.mysql.capture_lock import tables_lock
 from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
+from sharded_orm.backends.mysql.move_locks import tables_lock
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
@@ -176,8 +176,8 @@ class MySQLSchemaMove(SchemaMove):
                     {name: hidden_name(name, tag) for name in names}, patience
                 )
             except BaseException:
-                # Old versions of the server do not undo a RENAME TABLE that fails half way. Rename
-                # those tables back that have been renamed.
+                # Old versions of the server do not undo a RENAME TABLE that fails half way. So
+                # rename the tables back that it has renamed.
                 self._show(patience)
                 raise
 
@@ -222,10 +222,9 @@ class MySQLSchemaMove(SchemaMove):
         )
         # Let RENAME TABLE wait for table locks as briefly as possible. Other statements queue
         # behind it, and it may cause deadlocks with transactions that use several of the tables.
-        # (NOWAIT in the statement is no choice, because the replicas would then not wait either.)
-        # The limit for InnoDB's row locks stays as usual. If RENAME TABLE fails after the first
-        # table, the server needs such locks to undo it. If it did not get them, some tables would
-        # stay renamed.
+        # (Do not use NOWAIT, because then the replicas would not wait either.) Do not limit the
+        # waits for InnoDB's row locks. If RENAME TABLE fails after the first table, the server
+        # needs such locks to undo it. Without them, some tables would stay renamed.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:

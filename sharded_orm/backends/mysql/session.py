@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from MySQLdb import InternalError, MySQLError, ProgrammingError
+from django.core.exceptions import ImproperlyConfigured
+from MySQLdb import InternalError, MySQLError, OperationalError, ProgrammingError
 from MySQLdb.connections import Connection
+from MySQLdb.constants import FIELD_TYPE
+from MySQLdb.converters import Thing2Str
+from MySQLdb.times import DateTime_or_None
 
 from sharded_orm.backends.write_hooks.session_id import SessionID
 from sharded_orm.forks import send_nowhere
@@ -49,7 +55,7 @@ class NodeSession:
     """
 
     __slots__ = (
-        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last_user", "literal",
+        "__weakref__", "_writes_digits", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last_user", "literal",
         "more_results", "next_result", "permit", "poll", "query", "raw", "retired", "schema", "split",
         "store_result", "stored", "suspect", "user", "warning_count",
     )  # fmt: skip
@@ -95,6 +101,8 @@ class NodeSession:
         self.insert_id: Callable[[], int] = raw.insert_id
         self.warning_count: Callable[[], int] = raw.warning_count
         self.literal: Callable[[Any], bytes] = raw.literal
+        # Whether the driver's literal of an int is its digits: unless OPTIONS["conv"] says otherwise.
+        self._writes_digits = raw.encoders.get(int) is Thing2Str
 
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
         """Run the statements ``prefix`` and then ``statement``, all in one packet.
@@ -142,6 +150,11 @@ class NodeSession:
                 key.encode(encoding) if isinstance(key, str) else key: literal(value)
                 for key, value in args.items()
             }
+        elif self._writes_digits:
+            # A list of ids has many integers, whose literals take a sixth of the time in this way.
+            values = tuple(
+                [b"%d" % value if type(value) is int else literal(value) for value in args]
+            )
         else:
             values = tuple([literal(value) for value in args])
         try:
@@ -261,16 +274,53 @@ class NodeSession:
         send_nowhere(descriptor)
 
 
-def connect(params: dict[str, Any]) -> NodeSession:
+def connect(params: Mapping[str, Any]) -> NodeSession:
     """Open a session in autocommit, without a current schema.
 
     :param params: arguments of ``MySQLdb.connect``.
+    :raises ImproperlyConfigured: the driver does not know an argument, or refuses its type.
     """
-    raw = Connection(**params)
-    # Remove the driver's encoder for bytes, as Django's MySQL backend does, because it does not work.
+    try:
+        raw = Connection(**params)
+    except TypeError as exc:
+        raise ImproperlyConfigured(f"The driver refuses OPTIONS: {exc}.") from exc
+    # Remove the driver's encoder for bytes, which does not work. Django's MySQL backend removes it, too.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
+    for kind in (FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP):
+        if raw.converter.get(kind) is DateTime_or_None:
+            raw.converter[kind] = datetime_or_none
     return NodeSession(raw, split=not params.get("multi_statements", True))
+
+
+def check_parameters(params: Mapping[str, Any]) -> None:
+    """Check that the driver accepts ``params``.
+
+    The driver has no list of its arguments. It checks them before it connects, and here it connects to a
+    file that is no socket. So no server is asked.
+
+    :param params: arguments of ``MySQLdb.connect``.
+    :raises ImproperlyConfigured: the driver refuses them.
+    """
+    # A file of options could name another protocol, which would not use the socket.
+    own = {k: v for k, v in params.items() if not k.startswith("read_default_")}
+    try:
+        connect({**own, "host": "localhost", "unix_socket": os.devnull}).close()
+    except OperationalError:
+        return
+    except (MySQLError, ValueError) as exc:
+        raise ImproperlyConfigured(f"The driver refuses OPTIONS: {exc}.") from exc
+
+
+def datetime_or_none(text: Any) -> Any:
+    """Return what the driver's ``DateTime_or_None()`` returns, in a seventh of its time."""
+    # With six digits of microseconds or none. The driver's function knows other texts, such as zeros.
+    if len(text) in (19, 26):
+        try:
+            return datetime.fromisoformat(text)
+        except (TypeError, ValueError):
+            pass
+    return DateTime_or_None(text)
 
 
 def _poller(descriptor: int) -> Callable[[int], Any]:

@@ -2,8 +2,8 @@
 
 Each trigger calls one function of the schema, which says whether writes are refused. So one ``CREATE
 OR REPLACE FUNCTION`` closes or opens all tables at the same moment. A transaction that has called the
-function keeps the metadata lock on it until it ends. So the statement waits for all transactions that
-have written, and later writes wait for the statement.
+function keeps a metadata lock on the function until the transaction ends. So the statement waits for
+all transactions that have written, and later writes wait for the statement.
 """
 
 from __future__ import annotations
@@ -18,23 +18,31 @@ from typing import Any, Final
 from django.db import DatabaseError, OperationalError
 
 from sharded_orm.backends.fence_messages import SIDE_MARKER, SQLSTATE
-from sharded_orm.backends.mysql.capture_lock import tables_lock
+from sharded_orm.backends.move_locks import SWITCH
 from sharded_orm.backends.mysql.lock_waits import LockWaits
-from sharded_orm.backends.mysql.locked_changes import LockedChanges
+from sharded_orm.backends.mysql.move_locks import held, tables_lock
 from sharded_orm.backends.mysql.row_copy import PASSES
-from sharded_orm.backends.side_fence import FUNCTION, TRIGGER_PREFIX, SideFence
+from sharded_orm.backends.mysql.trigger_changes import LockedChanges
+from sharded_orm.backends.side_fence import EPOCH, FUNCTION, TRIGGER_PREFIX, SideFence
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# SQL for whether a session is stopped by a fence. A session that sets the variable and logs nothing is
-# not: it changes the schema of one side only, and so its rows of ``django_migrations``.
+# SQL condition: whether a closed fence refuses the writes of a session. It does not if the session
+# has set the variable PASSES and keeps its writes out of the binary log. Such sessions change the
+# schema on one server of a pair only, and insert the rows of ``django_migrations`` for this change.
 _STOPPED: Final = f"({PASSES} IS NULL OR @@SESSION.sql_log_bin)"
-_EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
+#: The events for which each table has a trigger.
+EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 # Seconds to wait for a lock that another session holds for a long time.
 _PATIENCE: Final = 30
+# Seconds that a session waits for the lock under which it changes the active side. Writes that the
+# fence refuses wait for the same lock, until the change is over.
+_SWITCH_PATIENCE: Final = 0.5
 _UNKNOWN_TABLE: Final = 1146  # ER_NO_SUCH_TABLE
-_UNKNOWN_FUNCTION: Final = 1305  # ER_SP_DOES_NOT_EXIST
+#: ER_SP_DOES_NOT_EXIST
+UNKNOWN_FUNCTION: Final = 1305
 _NO_SUPER: Final = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
+
 # Error codes for a missing privilege: on the schema, on a table, on the server and on a function.
 _DENIED: Final = frozenset({1044, 1142, 1227, 1370})
 
@@ -54,13 +62,21 @@ class MySQLSideFence(SideFence):
     # ##### Queries #####
 
     def is_closed(self) -> bool:
+        return self._answer() == 1
+
+    def _answer(self) -> int | None:
+        """Return what the SQL function of the fence returns: 1 if the fence's triggers refuse
+        writes.
+
+        Return None if the schema has no fence, and so lacks the function.
+        """
         try:
             ((value,),) = self._rows(f"SELECT {self._quote(FUNCTION)}()")
         except OperationalError as exc:
-            if exc.args[0] != _UNKNOWN_FUNCTION:
+            if exc.args[0] != UNKNOWN_FUNCTION:
                 raise
-            return False
-        return bool(value)
+            return None
+        return int(value)
 
     def open_tables(self) -> list[str]:
         rows = self._rows(
@@ -74,7 +90,7 @@ class MySQLSideFence(SideFence):
         return sorted(
             str(name)
             for name, count in rows
-            if count < len(_EVENTS) and not str(name).startswith(OWN_PREFIX)
+            if count < len(EVENTS) and not str(name).startswith(OWN_PREFIX)
         )
 
     def _triggers(self) -> list[tuple[str, str]]:
@@ -92,8 +108,9 @@ class MySQLSideFence(SideFence):
             "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
             " AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
         )
-        # InnoDB calls no triggers for rows that a foreign key changes. Inside the schema, the trigger of
-        # the table that begins the change refuses it.
+        # InnoDB calls no triggers for rows that a foreign key changes. If such a change begins in
+        # this schema, a trigger of the first table refuses it. If it begins in another schema,
+        # nothing refuses it. So foreign keys to tables of other schemas are obstacles.
         keys = self._rows(
             "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
             " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"
@@ -138,7 +155,7 @@ class MySQLSideFence(SideFence):
                         f"the OPERATOR account needs {privileges} on the schemas of shards"
                         f" ({exc.args[-1]})"
                     )
-                elif exc.args[0] not in (_UNKNOWN_TABLE, _UNKNOWN_FUNCTION):
+                elif exc.args[0] not in (_UNKNOWN_TABLE, UNKNOWN_FUNCTION):
                     raise
         return problems
 
@@ -150,13 +167,13 @@ class MySQLSideFence(SideFence):
             self._create_triggers(deadline)
 
     def _create_triggers(self, deadline: float) -> None:
-        # Without the function, the triggers would refuse all writes.
+        # Create the function before the triggers: without it, they would refuse all writes.
         self._rows(f"CREATE FUNCTION IF NOT EXISTS {self._function(is_closed=False)}")
         triggers = self._triggers()
         for table in self.open_tables():
-            # A killed process may have left some of the triggers.
+            # Drop the table's triggers first: a killed process may have created some of them.
             drops = [self._drop(name) for each, name in triggers if each == table]
-            creates = [self._trigger(table, event) for event in _EVENTS]
+            creates = [self._trigger(table, event) for event in EVENTS]
             self._changes.change(table, deadline, *drops, *creates)
 
     def close(self, patience: float) -> None:
@@ -165,14 +182,36 @@ class MySQLSideFence(SideFence):
 
     def open(self, patience: float) -> None:
         with self._exclusively(patience):
-            self._set(time.monotonic() + patience, is_closed=False)
+            self._open(time.monotonic() + patience)
+
+    def _open(self, deadline: float) -> None:
+        # Replace the function only if needed. CREATE OR REPLACE FUNCTION waits for open
+        # transactions, and new writes wait behind it. Calling the function waits for nothing.
+        if self._answer() != 0:
+            self._set(deadline, is_closed=False)
+
+    @contextmanager
+    def switching(self) -> Iterator[None]:
+        # Go on without the lock if a paused process holds it. The lock only makes refused writes
+        # wait until the change is over.
+        with held(self._rows, SWITCH, _SWITCH_PATIENCE):
+            yield
+
+    def store_epoch(self, epoch: int) -> None:
+        with self._exclusively(_PATIENCE):
+            self._rows(
+                f"CREATE OR REPLACE FUNCTION {self._quote(EPOCH)}() RETURNS INT NO SQL"
+                # Store the epoch in the comment, too: every account that may call the function can read
+                # the comment, but not the body.
+                f" COMMENT '{epoch:d}' RETURN {epoch:d}"
+            )
 
     def remove(self, patience: float) -> None:
         deadline = time.monotonic() + patience
         with self._exclusively(patience):
             triggers = self._triggers()
             if triggers:
-                self._set(deadline, is_closed=False)
+                self._open(deadline)
             for table in sorted({table for table, _ in triggers}):
                 drops = [self._drop(name) for each, name in triggers if each == table]
                 self._changes.change(table, deadline, *drops)
@@ -193,7 +232,8 @@ class MySQLSideFence(SideFence):
         return f"{self._quote(FUNCTION)}() RETURNS INT NO SQL RETURN {is_closed:d}"
 
     def _trigger(self, table: str, event: str) -> str:
-        # The name is random, because a table keeps its triggers when it is renamed.
+        # The trigger's name is random, not made from the table's name. A table keeps its triggers
+        # when it is renamed, so a trigger of another table might have the name already.
         name = f"{TRIGGER_PREFIX}{secrets.token_hex(8)}_{event.lower()}"
         return (
             f"CREATE TRIGGER {self._quote(name)} BEFORE {event} ON {self._quote(table)} FOR EACH ROW"

@@ -1,17 +1,22 @@
-"""Digests of the rows on one side of a pair, to compare them with the other side."""
+"""Compare the rows of the two servers of a pair by hashes, and copy rows from one server to the
+other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Self
 
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
-from sharded_orm.backends.row_access import RowDigests
+from sharded_orm.backends.row_access import BATCH, Row, RowDigests
 
 
 class MySQLSideRows(MySQLRowCopy):
-    """A session of its own that reads whole tables on one side of a pair. For one thread only."""
+    """A separate session that reads or fills whole tables on one server of a pair. For one thread
+    only.
+    """
 
     @contextmanager
     def snapshot(self) -> Iterator[str]:
@@ -40,7 +45,94 @@ class MySQLSideRows(MySQLRowCopy):
 
         :param columns: the columns to compare. Generated columns are left out.
         """
-        self._rows(f"USE {self._quote(schema)}")
+        self._use(schema)
         kinds = {column.name: column for column in self._read_columns(table)}
         self._columns[table] = tuple(kinds[name] for name in columns if name in kinds)
         return self.range_digests(CapturedTable(table, (), ""), (), ())
+
+    def _use(self, schema: str) -> None:
+        self._rows(f"USE {self._quote(schema)}")
+        # Clear the cache of columns. It is keyed by table name, and the tables of the other schema
+        # have the same names.
+        self._columns.clear()
+
+    def table(self, schema: str, name: str) -> CapturedTable:
+        """Make ``schema`` the current schema, and return its table ``name`` for reads by primary key.
+
+        :raises LookupError: the table has no primary key.
+        """
+        self._use(schema)
+        pks = tuple(
+            str(column)
+            for (column,) in self._rows(
+                "SELECT column_name FROM information_schema.statistics WHERE table_schema = %s"
+                " AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index",
+                schema,
+                name,
+            )
+        )
+        if not pks:
+            raise LookupError(name)
+        return CapturedTable(name, pks, "", fence="whole")
+
+    def rows_by_pk(self, table: CapturedTable, pks: Iterable[Row]) -> dict[Row, dict[str, Any]]:
+        """Return the rows that exist with the primary keys ``pks``.
+
+        The result maps the primary key of each row to a dict of column name -> value.
+        """
+        names = [column.name for column in self.columns(table)]
+        return {
+            self.pk_of(table, row): dict(zip(names, row, strict=True))
+            for row in self.read_again(table, None, pks)
+        }
+
+    def create_closed(self, schema: str, name: str, definition: str, constraint: str) -> None:
+        """Drop a table and create it again, without rows.
+
+        Until :meth:`accept_rows` is called, only :meth:`fill` can insert rows.
+
+        :param definition: the statement that creates the table.
+        :param constraint: the name of the constraint that refuses all rows.
+        """
+        self._use(schema)
+        refusal = f" (\n  CONSTRAINT {self._quote(constraint)} CHECK (1 = 0),\n"
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(name)}")
+        self._rows(definition.replace(" (\n", refusal, 1))
+
+    def fill(self, schema: str, name: str, source: Self, check: Callable[[], None]) -> None:
+        """Copy all rows of a table from ``source`` into this side's table, which is empty.
+
+        :param check: called before each 200 rows. Raises an error if this process must not go on.
+        :raises django.db.IntegrityError: the table is not empty.
+
+        Costs two statements for each 200 rows.
+        """
+        self._use(schema)
+        self._rows("SET SESSION check_constraint_checks = 0")
+        table = source.table(schema, name)
+        rows = source.read(table, None, BATCH)
+        while rows:
+            check()
+            self.store(table, rows)
+            rows = source.read(table, None, BATCH, source.pk_of(table, rows[-1]))
+
+    def accept_rows(self, name: str, constraint: str, counter: int | None) -> None:
+        """Drop the constraint by which a new table of :meth:`create_closed` refuses rows.
+
+        :param counter: the table's next AUTO_INCREMENT value; None if the table has none.
+        """
+        following = "" if counter is None else f", AUTO_INCREMENT = {counter:d}"
+        self._rows(
+            f"ALTER TABLE {self._quote(name)} DROP CONSTRAINT {self._quote(constraint)}{following}"
+        )
+
+    def has_values(self, schema: str, table: str, columns: Sequence[str]) -> bool:
+        """Whether any row has, in one of ``columns``, a value other than the default of the column.
+
+        If ``columns`` is empty: whether the table has any row. Reads the whole table.
+        """
+        name = f"{self._quote(schema)}.{self._quote(table)}"
+        tests = [f"NOT {quoted} <=> DEFAULT({quoted})" for quoted in map(self._quote, columns)]
+        condition = " OR ".join(tests) or "1 = 1"
+        ((answer,),) = self._rows(f"SELECT EXISTS (SELECT 1 FROM {name} WHERE {condition})")
+        return bool(answer)

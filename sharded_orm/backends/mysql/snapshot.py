@@ -33,8 +33,8 @@ _RECORDS = "django_migrations"
 # Error codes for a schema or table that does not exist, or that the account is not allowed to see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# Patterns of what is removed from definitions: _AUTO_INCREMENT matches a table's counter, and _DEFINER
-# the account that created a view, trigger or routine.
+# Patterns of parts that are removed from definitions: _AUTO_INCREMENT for a table's counter, and
+# _DEFINER for the account that created a view, trigger or routine.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
@@ -60,7 +60,8 @@ _LIST = (
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
 # Kinds of objects that SHOW TABLES does not list: triggers, functions and procedures.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
-# The order in which to create objects, by kind: tables may refer to functions, and views to both.
+# The order in which to create objects, by kind. Tables may refer to functions. Views may refer to
+# tables and functions.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 
@@ -94,11 +95,13 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Return a copy of ``known``, the definitions of a schema, with current definitions of ``tables``.
-    One packet.
+    """Return the present definitions of ``tables``, and ``known`` for the other objects of the
+    schema. All statements are sent in one packet.
 
-    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped tables and
-    views are left out. Everything else is copied from ``known``.
+    A new table or view that is not in ``tables`` gets the definition "". Dropped tables and views
+    are left out.
+
+    :param known: earlier definitions of the schema.
     """
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
@@ -132,7 +135,7 @@ def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
     """Create in ``schema`` the tables, views, triggers, … that ``snapshot`` defines.
 
     Existing views of the same names are replaced; other existing objects stay as they are. Costs
-    three packets.
+    three round trips.
     """
     statements = [_repeatable(definition) for definition in _in_order(snapshot)]
     if not statements:
@@ -200,14 +203,14 @@ def _run(pool: NodePool, *statements: str) -> None:
 def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]:
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
-    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does not
-    exist. One query reads 500 schemas. The query fails if one of them does not exist or lacks the
-    table. In that case, two more queries list the schemas of the node and those with the table, and all
-    schemas with the table are read again.
+    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
+    not exist. One query reads 500 schemas. It fails if one of them does not exist or lacks the
+    table. In that case, one more query lists the schemas of the node, and another one those with
+    the table. Then all schemas with the table are read again.
     """
     try:
-        # Do not check first which schemas exist, because that would list all schemas of the node, and
-        # most often all the requested schemas exist.
+        # Do not check first which schemas exist. That would list all schemas of the node, and
+        # usually all the requested schemas exist.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
@@ -271,10 +274,10 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # The views seem to depend on each other in a cycle. The cycle may not be real: a definition
-        # that contains the name of a view counts as dependent on the view, even if the definition
-        # uses the name for a column. So keep the order of the snapshot. If a view cannot be
-        # created, the server raises an error.
+        # The views seem to depend on each other in a cycle, so keep the order of the snapshot. If a
+        # view cannot be created, the server raises an error. But the cycle may not be real: a
+        # definition that contains the name of a view counts as dependent on the view, even if the
+        # name is that of a column.
         return list(views.values())
 
 

@@ -66,7 +66,7 @@ class ServerTransaction:
 
     @property
     def is_as_autocommit(self) -> bool:
-        """Whether the reads of this transaction return what they would return in autocommit, if the
+        """Whether a read in this transaction returns the same as a read in autocommit, if the
         isolation level is READ COMMITTED.
 
         True if the transaction has only read, and if no error or implicit commit has made its state
@@ -92,9 +92,9 @@ class ServerTransaction:
                 " block with two_phase=True. Run it outside of the block."
             )
         if self.branch:
-            # Never use SET autocommit=0 here: an XA branch (a part of a two-phase commit) cannot end
-            # unnoticed, because after an error that rolls it back, the server refuses every statement
-            # except XA END and XA ROLLBACK.
+            # SET autocommit=0 is not needed, because an XA branch (a part of a two-phase commit)
+            # cannot end unnoticed. If an error rolls the branch back, the server refuses every
+            # statement except XA END and XA ROLLBACK.
             return self.pending[:] if self.is_open else [self.begin, *self.pending]
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
@@ -103,7 +103,7 @@ class ServerTransaction:
     def record(self, executed: Sequence[bytes]) -> None:
         """Record that the server has executed the statements ``executed``.
 
-        :param executed: all or the first of the statements that :meth:`prefix` returned.
+        :param executed: the statements that :meth:`prefix` returned, or only the first of them.
         """
         begins = 0
         if executed and executed[0] in (self.begin, AUTOCOMMIT_OFF):

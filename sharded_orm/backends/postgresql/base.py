@@ -36,12 +36,20 @@ from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.postgresql.schema_move import PostgreSQLSchemaMove
 from sharded_orm.backends.postgresql.search_path import search_path_option
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
+from sharded_orm.backends.postgresql.session import unknown_parameters
 from sharded_orm.backends.postgresql.sql_quotes import quoted
-from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
+from sharded_orm.backends.postgresql.statement_kind import (
+    PostgreSQLKind,
+    classify,
+    is_repeatable,
+    is_several,
+    makes_table,
+)
 from sharded_orm.backends.server_connection import ServerConnectionMixin
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.backends.sqlstate import QUERY_CANCELED, sqlstate_of
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.two_phase.branch import Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
@@ -124,11 +132,18 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         params: dict[str, Any] = super().get_connection_params()
         return params
 
+    def check_parameters(self, params: dict[str, Any]) -> None:
+        if unknown := unknown_parameters(params):
+            raise ImproperlyConfigured(
+                f"OPTIONS has {', '.join(map(repr, unknown))}, and the driver knows no such option."
+            )
+
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> PostgreSQLConnection:
         """Return a virtual connection, after a check that the node answers.
 
-        The check does not show whether the schema exists.
+        A virtual connection leases a session of the server when there is work. The check does not
+        show whether the schema exists.
         """
         self.isolation_level = IsolationLevel.READ_COMMITTED
         level = self.settings_dict["OPTIONS"].get("isolation_level")
@@ -160,8 +175,9 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         assert connection is not None
         cursor: PostgreSQLCursor | PostgreSQLServerCursor
         holds = connection.autocommitted
-        # Let a named cursor fetch all rows at once if a pooler might use its session for other clients
-        # between two fetches. Django's setting DISABLE_SERVER_SIDE_CURSORS has the same effect.
+        # Let a named cursor fetch all rows at once if a pooler might give its session to other
+        # clients between two fetches. Django's setting DISABLE_SERVER_SIDE_CURSORS has the same
+        # effect.
         if name and not (holds and connection.has_pooler):
             cursor = connection.cursor(name, scrollable=False, withhold=holds)
         else:
@@ -196,8 +212,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def close_pool(self) -> None:
         """Close this process's sessions with the alias's database.
 
-        Idle sessions are closed now, the others when they are released. Django calls this method before
-        it drops or copies a test database, because the server refuses both while a session is open.
+        Idle sessions are closed now, the others when they are released. Django calls this method
+        before it drops or copies a test database. The server refuses both while a session is open.
         """
         close_sessions(self.get_connection_params())
 
@@ -213,7 +229,15 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
             yield cursor
 
     def holds_session(self) -> bool:
-        return self.connection is not None and self.connection.has_state
+        connection = self.connection
+        # A session that one_session() keeps counts like a session with state, because the caller
+        # relies on it.
+        return connection is not None and (connection.has_state or connection.in_batch)
+
+    def is_statement_limit(self, error: BaseException) -> bool:
+        # An administrator who cancels the statement causes the same error. In this case, the
+        # statement is sent a second time.
+        return sqlstate_of(error) == QUERY_CANCELED
 
     @cached_property
     def pg_version(self) -> int:
@@ -348,8 +372,20 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         if kind is PostgreSQLKind.READ or PostgreSQLKind.SAVEPOINT <= kind <= PostgreSQLKind.BARE:
             return Effect.NOTHING
         words = sql.split(None, 1)
-        is_rows = bool(words) and words[0].upper() in _ROW_WORDS
+        is_rows = bool(words) and words[0].upper() in _ROW_WORDS and not makes_table(sql)
         return Effect.ROWS if is_rows else Effect.SCHEMA
+
+    def may_change_schema(self, sql: str) -> bool:
+        # On PostgreSQL, a function may run any statement, and a text may have several statements.
+        # So also return True for a text that calls an unknown function, or has several statements.
+        return super().may_change_schema(sql) or is_several(sql) or not is_repeatable(sql)
+
+    def statements_sent(self) -> int | None:
+        if self.connection is None:
+            return 0
+        # Statements on the driver's own connection are not counted. So return None if the project
+        # may have this connection.
+        return None if self.connection.has_own_path else self.connection.statements
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:
         return PostgreSQLChangeCapture(self._stock_wrapper(account or {}))
@@ -399,8 +435,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            # In a two-phase commit, a transaction that is not open on the server has sent no statement
-            # yet, so it has written nothing.
+            # A shared connection is part of a two-phase commit. If its transaction is not open on the
+            # server, it has sent no statement yet, so it has written nothing.
             and (
                 self.connection.only_reads
                 or (self.connection.is_shared and not self.connection.is_open)

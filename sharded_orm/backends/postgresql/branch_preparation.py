@@ -13,14 +13,15 @@ from sharded_orm.exceptions import TwoPhaseMisused
 
 
 class BranchPreparation(SessionLease):
-    """Base class of an alias's virtual connection: prepares a transaction for a two-phase commit, and
-    ends the prepared transaction or leaves it on the server.
+    """Base class of an alias's virtual connection, for its part in a two-phase commit.
 
-    A branch is the part of a two-phase commit on one shard. A prepared transaction belongs to no
-    session. So any session of the node can commit or roll it back, even behind a connection pooler.
+    A branch is the part of a two-phase commit on one shard. The methods prepare the branch, end it,
+    or leave it prepared on the server. A prepared transaction belongs to no session. So any session
+    of the node can commit or roll it back, even behind a connection pooler.
     """
 
-    #: The name of the transaction as a branch, a part of a two-phase commit; "" if it is no branch.
+    #: The name of the transaction if it is a branch (one shard's part of a two-phase commit);
+    #: otherwise "".
     branch = ""
     #: Whether the branch (this shard's part of the two-phase commit) is prepared. Only its commit or
     #: rollback can follow then.
@@ -30,7 +31,7 @@ class BranchPreparation(SessionLease):
     is_shared = False
 
     def begin_branch(self, name: str = "") -> None:
-        """Put the next transaction under the rules of a two-phase commit. Sends nothing.
+        """Make the next transaction follow the rules of a two-phase commit. Sends nothing.
 
         :param name: the name of the branch (the part of the two-phase commit on this shard) that
             the next transaction becomes. Empty for the transaction that stores the decision to
@@ -54,7 +55,7 @@ class BranchPreparation(SessionLease):
         return super().pin(reason, own_path=own_path)
 
     def refuse_control(self, sql: str) -> None:
-        """Refuse a statement that would end the transaction, if it is part of a two-phase commit.
+        """Refuse a statement that would end the transaction of a two-phase commit.
 
         :param sql: the statement.
         :raises TwoPhaseMisused: the transaction is part of a two-phase commit.
@@ -106,8 +107,8 @@ class BranchPreparation(SessionLease):
         try:
             branches.end_on(session, self.branch, commit=how == "commit")
         except BaseException as exc:
-            # Close the session. If the rollback has failed, a recovery ends the prepared transaction
-            # later.
+            # The statement has failed. The prepared transaction stays on the server, until the
+            # library's recovery ends it. So only close the session.
             self._lose(exc)
             raise
         self._forget_transaction()

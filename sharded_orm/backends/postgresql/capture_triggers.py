@@ -1,9 +1,9 @@
 """SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
-While a key moves to another shard, the triggers write changed rows to a journal. If the fence of the
-key is closed, they refuse changes. The trigger functions belong to the account that moves keys, and run
-with its privileges. So the application's account needs no privileges on the tables of fences and
-journal.
+While a key moves to another shard, the triggers write changed rows to a journal. Near the end of
+the move, the *fence* (a row that says which key moves) is closed, and the triggers refuse changes
+of the key's rows. The trigger functions belong to the account that moves keys, and run with its
+privileges. So the application's account needs no privileges on the tables of fences and journal.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: The event of the trigger that refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"
 
-# Settings on which the text of some types depends, as setting -> the value that the triggers use, and
-# the types. The text of other types depends on no setting.
+# Settings that change the text of values: setting -> the value that the triggers use, and the types
+# whose text depends on the setting.
 _SETTINGS: Final = {
     "DateStyle": ("'ISO, YMD'", {"date", "timestamp", "timestamptz"}),
     "TimeZone": ("'UTC'", {"timestamptz"}),
@@ -95,9 +95,9 @@ def trigger_statements(
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
         # In READ COMMITTED, each statement sees the present state of the fence, the row that says
-        # whether to refuse writes. In a stricter transaction, a statement may see an old state. So the
-        # trigger locks the row FOR SHARE, which fails (serialization failure) if the row has
-        # changed since the transaction's snapshot.
+        # whether to refuse writes. In a stricter transaction, a statement may see an old state. So
+        # the trigger locks the row FOR SHARE. This fails with a serialization failure if the row
+        # has changed since the transaction's snapshot.
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"
@@ -127,12 +127,11 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
-    """Return SQL that records a changed row for every open fence, if the row's shard key cannot be
-    found.
+    """Return SQL that handles changed rows whose shard key cannot be found.
 
-    The key is in another row, to which a foreign key of the changed row refers. That other row is
-    missing if the same transaction has deleted it (perhaps with a cascade) or will insert it later. The
-    trigger on that other row checks the fence of the key.
+    Such a row gets its key from another row, to which its foreign key refers. The other row is
+    missing if the same transaction has deleted it or will insert it later. So the SQL does not know
+    which moving key the changed row belongs to, and records the row for each moving key.
     """
     if not table.links:
         return ""

@@ -23,7 +23,7 @@ class CatalogCursor(Protocol):
 
 
 class CatalogRow(NamedTuple):
-    """One piece of a definition.
+    """One piece of the definition of an object in a schema, as a row of a query.
 
     :param section: what the row describes; ``table``, ``column``, ``index``, …
     :param name: name of the object, or of the table to which the piece belongs.
@@ -254,8 +254,8 @@ SELECT 'policy', p.polname, concat(
 ), relation.name
 FROM relation JOIN pg_policy p ON p.polrelid = relation.oid"""
 
-# Pairs: letters, and a query that is sent only if the schema has an object with one of these letters.
-# The letters stand for kinds and properties of tables, views and sequences.
+# Pairs of letters and a query. A letter stands for a kind or property of a table, view or sequence.
+# The query is sent only if the schema has an object with one of the letters.
 _RELATIONS = (
     ("rp", _TABLES),
     ("f", _FOREIGN_TABLES),
@@ -335,8 +335,8 @@ UNION ALL
 SELECT 'other', 'type', b.typname, NULL
 FROM pg_type b WHERE b.oid = ANY (%(pg_type)s::oid[]) AND b.typtype = 'b'"""
 
-# The query for collations. It reads each row as JSON, because the column with the name of the locale
-# has another name in each version of the server.
+# The query for collations. It reads each row as JSON, because the name of the column with the
+# locale depends on the server's version.
 _COLLATIONS = f"""\
 SELECT 'type', c.collname, concat(
   'CREATE COLLATION ', {_quoted("c.collname")}, ' (PROVIDER = ',

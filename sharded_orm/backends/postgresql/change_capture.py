@@ -1,5 +1,5 @@
 """Change capture of a shard on PostgreSQL: triggers that record changed rows of a moving key in a
-journal, and fences that refuse writes to the key.
+journal, and fences: rows that make the triggers refuse writes to the key.
 """
 
 from __future__ import annotations
@@ -18,16 +18,8 @@ from sharded_orm.backends.change_capture import (
     ChangeCapture,
     trigger_name,
 )
+from sharded_orm.backends.move_locks import TABLES, of_copier, of_fence
 from sharded_orm.backends.postgresql import open_sessions
-from sharded_orm.backends.postgresql.capture_lock import (
-    TABLES,
-    advisory_key,
-    creation,
-    end_holders,
-    of_copier,
-    of_fence,
-    tables_lock,
-)
 from sharded_orm.backends.postgresql.capture_triggers import (
     EPOCH,
     TRUNCATE,
@@ -35,6 +27,12 @@ from sharded_orm.backends.postgresql.capture_triggers import (
     truncate_statements,
 )
 from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits
+from sharded_orm.backends.postgresql.move_locks import (
+    advisory_key,
+    creation,
+    end_holders,
+    tables_lock,
+)
 from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
@@ -128,9 +126,10 @@ class PostgreSQLChangeCapture(ChangeCapture):
         epoch = self._quote(EPOCH)
         with self._locks.transaction():
             super().watch(number, value, closed=closed)
-            # A transaction whose snapshot is older than this transaction cannot see the new fence. The
-            # triggers detect such a transaction by the number that is stored here, because every
-            # transaction sees the present number of a sequence.
+            # A transaction whose snapshot is older than this transaction cannot see the new fence
+            # (the row that tells the triggers which key to watch). So this transaction stores its
+            # number in a sequence, because every transaction sees the present number of a sequence.
+            # The triggers compare this number with a transaction's snapshot.
             self._rows(
                 f"SELECT pg_catalog.setval('{epoch}', greatest(last_value,"
                 f" pg_catalog.pg_current_xact_id()::text::bigint)) FROM {epoch}"

@@ -75,8 +75,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     #: one user at a time.
     lock = nullcontext()
 
-    #: The driver's function that makes a Python object from each row. May be set, as on a connection of
-    #: the driver.
+    #: The driver's function that makes a Python object from each row. A caller may replace it, as
+    #: on a connection of the driver.
     row_factory: Any = staticmethod(psycopg.rows.tuple_row)
 
     def __init__(
@@ -104,10 +104,12 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
-        #: The statements to send before each statement in autocommit, in the same packet.
-        #: autocommit_packet has their text.
+        #: The statements to send in front of each statement in autocommit: as a list, and (below)
+        #: as the bytes of a packet.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
         self.autocommit_packet = packet_of(self.autocommit_prefix)
+        #: A statement that limits the time of the write after it, in the same packet.
+        self.limit: bytes | None = None
         #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []
         #: Whether all statements of the transaction so far were plain reads.
@@ -158,7 +160,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
 
     @property
     def info(self) -> psycopg.ConnectionInfo:
-        """Facts about the held session or, if none is held, about any session of the pool."""
+        """The driver's facts about the held session, or about any session of the pool."""
         return psycopg.ConnectionInfo(self.pgconn)
 
     @property
@@ -214,8 +216,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Check that the held session can run a statement or, if none is held, that a session can be
-        leased.
+        """Check that the session of this connection can run a statement.
+
+        If the connection holds no session, check that a session can be leased.
 
         :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled back,
             or no session can be leased.
@@ -270,6 +273,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
+        self.statements += 1
         session = self.session
         if session is None:
             session = self.session = self.lease_session()
@@ -277,7 +281,10 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             bare = (
                 kind in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION) or self.has_own_path
             )
-            return session, [] if bare else self.autocommit_prefix
+            prefix = [] if bare else self.autocommit_prefix
+            if self.limit is not None and kind in (PostgreSQLKind.WRITE, PostgreSQLKind.INSERT):
+                prefix = [*prefix, self.limit]
+            return session, prefix
         sets_transaction = kind is PostgreSQLKind.SET_TRANSACTION
         if session.in_transaction:
             if self.is_unguarded and not sets_transaction and self.set_path is not None:
@@ -285,8 +292,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
-            # The server accepts SET TRANSACTION only before the first query. So leave out the query
-            # that checks whether the schema exists. It is sent with the next statement.
+            # Before SET TRANSACTION, leave out the query that checks whether the schema exists,
+            # because the server accepts SET TRANSACTION only before the first query. The check is
+            # sent with the next statement.
             self.is_unguarded = sets_transaction
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]
@@ -303,6 +311,18 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             elif pending and statement == pending[0]:
                 del pending[0]
 
+    def limit_writes(self, seconds: float | None) -> None:
+        # The setting ends with the transaction that the server opens for the packet. The value 0
+        # stands for no limit.
+        self.limit = (
+            None
+            if seconds is None
+            else b"SELECT pg_catalog.set_config('statement_timeout', CASE WHEN"
+            b" pg_catalog.current_setting('statement_timeout')::interval BETWEEN '1us' AND '%(limit)dms'"
+            b" THEN pg_catalog.current_setting('statement_timeout') ELSE '%(limit)dms' END, true)"
+            % {b"limit": max(1, round(seconds * 1000))}
+        )
+
     # --- Internal helpers -------------------------------------------------------------
 
     def _end(self, how: str) -> None:
@@ -315,8 +335,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             self._end_prepared(how)
             return
         if session is not None and not session.is_usable:
-            # The session was lost earlier without an error of this method, for example when a cursor
-            # fetched rows.
+            # The session was lost earlier, but no method has recorded the loss. This happens, for
+            # example, when a cursor fetches rows.
             exc = self._lose(psycopg.OperationalError("the connection was lost"))
             if how == "commit" or self.has_lost_state:
                 raise exc
@@ -326,8 +346,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             try:
                 session.end_transaction(how)
             except BaseException as exc:
-                # Keep the session if it is idle. If the server refuses COMMIT, for example because of
-                # a deferred constraint, the transaction has ended and the session is idle.
+                # If the server has refused COMMIT, for example because of a deferred constraint,
+                # the transaction has ended and the session is idle. Keep it then.
                 if not session.is_idle:
                     self._lose(exc)
                 raise
@@ -378,8 +398,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     def fail_transaction(self, prefix: list[bytes]) -> None:
         """Begin the transaction on the server, and make it fail.
 
-        Called after an error that the server has found while it parsed a packet, before it executed any
-        statement. With Django's own backend, the same error leaves a failed transaction.
+        Called if the server has refused a packet while parsing it, before it executed any
+        statement. With Django's own backend, the transaction has failed after such an error. So
+        this backend must not go on as if nothing had happened.
 
         :param prefix: the statements that were sent in the packet before the failed statement.
         """

@@ -173,7 +173,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         """Run a statement on the session that the connection holds, or on a newly leased one.
 
-        :param more: statements to send in the same packet, before this one.
+        :param more: statements to send in the same packet, before ``query``.
         """
         if kind and not _SAVEPOINT <= kind <= _RELEASE:
             self._record_write(kind)
@@ -217,8 +217,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
             connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
-            # Behind a pooler, a statement that is sent alone is refused. So send it with others, which
-            # mostly works: few procedures end transactions, and few tables are partitioned.
+            # Send the statement alone. Behind a pooler, this is impossible. But send MAYBE_ALONE in
+            # a packet there, because the server seldom refuses such a statement in a packet.
             can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
@@ -241,9 +241,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind is PostgreSQLKind.EXTENSION:
             connection.pool.type_oids.clear()
         elif kind is PostgreSQLKind.PATH and resets_path(text):
-            # The statement has set the search path to DEFAULT, which is the server's default path
-            # here. With Django's own backend, it is the path in the connection's options. So set
-            # the path of the schema again.
+            # The statement has set the search path to DEFAULT. In a session of the pool, that is
+            # the server's default path. With Django's own backend, it would be the path of the
+            # schema, so set that.
             connection.restore_path()
 
     def _record_write(self, kind: PostgreSQLKind) -> None:
@@ -288,8 +288,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._prefix = []
             self._conn = self._owner
         if len(self._results) > 1:
-            # The driver creates converters of later results only when the results are read. The session
-            # may be closed by then, so use converters without a session.
+            # There are several results. The driver creates converters of the later ones only when
+            # they are read. The session may be closed by then, so use converters without a session.
             self._tx = Transformer(self)
             self._select_current_result(0)
 
@@ -449,11 +449,12 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         return text
 
     def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
-        """Return a statement that runs once per database, and the statements to send before it.
+        """Return a statement that creates the extension in the schema of extensions, and the
+        statements to send before it.
 
-        The statement creates an extension, which all schemas of the database share.
+        All shards of the database share this schema. The statements create it if it is missing.
 
-        :param text: the statement that the caller has sent.
+        :param text: the CREATE EXTENSION that the caller has sent, without a schema.
         """
         alone = without_comments(text)
         match = _EXTENSION.match(alone)
@@ -464,8 +465,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             )
         name = match[1]
         name = name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
-        # If two sessions create the same extension at the same time, the second one fails. So take a
-        # lock.
+        # Take a lock: if two sessions create the same extension at the same time, one of them fails.
         prepare = (
             "DO $sharded_orm$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE"
             f" extname OPERATOR(pg_catalog.=) {literal(name)})"
@@ -481,7 +481,7 @@ class PostgreSQLCursor(SessionLeaseMixin, StockCursor):
 
 
 def shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
-    """Make the position of the error in ``exc`` count from the user's statement, not from the packet."""
+    """Make the error position in ``exc`` count from the start of the statement, not of the packet."""
     if not prefix:
         return
     if exc.args and isinstance(exc.args[0], str):
@@ -493,8 +493,8 @@ def shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
     result, position = exc.pgresult, exc.diag.statement_position
     shift = sum(len(part.decode()) + 2 for part in prefix)
     if result is not None and position and int(position) > shift:
-        # Replace the unchangeable result in the error by a dict of its fields, as the driver does when
-        # an error is pickled.
+        # The result in the error cannot be changed. So replace it by a dict of its fields, as the
+        # driver does when an error is pickled.
         info: Any = {field: result.error_field(field) for field in DiagnosticField}
         info[DiagnosticField.STATEMENT_POSITION] = b"%d" % (int(position) - shift)
         exc._info = info

@@ -22,7 +22,7 @@ END = ";\n"
 USES_TABLES = "/* uses tables */"
 #: Marks an index that is not valid, because CREATE INDEX CONCURRENTLY has failed.
 INVALID = " /* not valid */"
-#: Stands, in the definition of a sequence, before the column to which the sequence belongs.
+#: In the definition of a sequence, the column to which the sequence belongs follows this text.
 OWNED_BY = "\nOWNED BY "
 
 # Matches a quoted name or a literal. A literal with backslashes has the prefix E.
@@ -34,8 +34,8 @@ _QUOTED_TEXT = re.compile(
 _ID_FUNCTION = "sharded_orm_next_id_"
 _SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
 
-# For catalog rows that are pieces of a table: the section of the row -> the attribute of _Table
-# that collects these pieces.
+# Some catalog rows are pieces of a table's definition. This dict maps the section of such a row to
+# the attribute of _Table that collects the pieces.
 _PIECES = {
     "table": "options",
     "column": "columns",
@@ -65,13 +65,14 @@ class _Table:
 def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
     """Return the snapshot of the schema whose catalog ``rows`` were read.
 
-    Schemas with equal objects have equal snapshots. So the number of the shard in the function that
-    generates timestamped ids is replaced by NULL, and the name of the schema in functions by a
-    placeholder.
+    Schemas with equal objects have equal snapshots. So the snapshot has a placeholder for the name
+    of the schema in each function. In the function that generates timestamped ids, it has NULL for
+    the number of the shard.
     """
     tables: dict[str, _Table] = {}
     definitions: dict[str, str] = {}
     counters: dict[str, int] = {}
+    shard_numbers: dict[str, int] = {}
     for section, name, text, detail in rows:
         if section in _PIECES:
             table = tables.setdefault(name, _Table())
@@ -81,8 +82,12 @@ def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
         else:
             key, definition = _object(section, name, text, detail or "")
             definitions[key] = definition
+            if name.startswith(_ID_FUNCTION) and (match := _SHARD_NUMBER.search(text)):
+                shard_numbers[name.partition("(")[0]] = int(match[0])
     definitions |= {name: table.definition(name) for name, table in tables.items()}
-    return SchemaSnapshot(dict(sorted(definitions.items())), counters=counters)
+    return SchemaSnapshot(
+        dict(sorted(definitions.items())), counters=counters, shard_numbers=shard_numbers
+    )
 
 
 def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
@@ -155,7 +160,7 @@ def _without_schema(text: str, name: str, schema: str) -> str:
 
 
 def in_schema(definition: str, schema: str) -> str:
-    """Return the definition of a function with ``schema`` in place of the placeholder."""
+    """Return a function's definition with ``schema`` in place of the placeholder :data:`SCHEMA`."""
     definition = definition.replace(quoted(SCHEMA), quoted(schema))
     return definition.replace(literal(SCHEMA), literal(schema))
 

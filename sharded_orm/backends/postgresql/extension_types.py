@@ -1,10 +1,10 @@
 """Share the types of extensions between the shards, for ``django.contrib.postgres``.
 
-That app queries the numbers of the types hstore and citext for each alias: when the alias connects, and
-when the app is loaded while the alias is in use. All schemas of a database have the same types. So this
-module queries them once per pool, instead of once for each of thousands of shards. The alias of a whole
-shard group refuses SQL, so it gets no numbers. It needs none, because values pass through the sessions
-of its shards. For any other alias, the app queries the numbers as with Django's backend.
+``django.contrib.postgres`` queries the numbers of the types hstore and citext for each alias that
+connects. All schemas of a database have the same types. So this module queries the numbers once per
+pool, instead of once for each of thousands of shards. The alias of a whole shard group gets no
+numbers, because it refuses SQL. It needs none, because values pass through the sessions of its
+shards. For any other alias, the numbers are queried as with Django's backend.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from django.db import connections
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
 
-#: The numbers (oids) by which the server knows the types with one name, and those of their array
-#: types.
+#: The type numbers (oids) of all types with one name, and those of their array types. Several
+#: schemas can have a type of the same name.
 Oids = tuple[tuple[int, ...], tuple[int, ...]]
 
 _stock_type_oids = signals.get_type_oids
@@ -43,8 +43,8 @@ def share_types() -> None:
 
     Further calls do nothing.
     """
-    # django.contrib.postgres has no hook for this, so replace get_type_oids(), which its functions for
-    # hstore and citext call. To replace its receiver of connection_created would not be enough:
-    # whenever INSTALLED_APPS is overridden, ready() also calls the receiver for each alias in use, even
-    # for groups.
+    # django.contrib.postgres has no hook for this, so replace get_type_oids(), which its functions
+    # for hstore and citext call. It is not enough to replace its receiver of connection_created,
+    # because the app's ready() calls it, too: for each alias in use, even for groups, whenever
+    # INSTALLED_APPS is overridden.
     signals.get_type_oids = _type_oids

@@ -8,4 +8,4 @@ from sharded_orm.backends.features import PostgreSQLFeatures
 
 
 class DatabaseFeatures(PostgreSQLFeatures, features.DatabaseFeatures):
-    """Django's flags and those of :class:`~sharded_orm.backends.features.ShardFeatures`."""
+    """Django's feature flags, and those of :class:`~sharded_orm.backends.features.ShardFeatures`."""

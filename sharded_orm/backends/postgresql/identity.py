@@ -32,8 +32,8 @@ _NUMBER = "((extract(epoch FROM backend_start) * 1000)::bigint << 20) + (pid & 1
 _OWN = (
     f"(SELECT {_NUMBER} FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid())"
 )
-# SQL condition: whether the account has the privilege to see when sessions of other accounts began.
-# The role that the session has taken (SET ROLE) counts, so with a role the session may not even see
+# SQL condition: whether the account may see when sessions of other accounts began. If the session
+# has taken a role (SET ROLE), the privileges of the role count. So the session may not even see
 # itself.
 _SEES_ALL = "pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
@@ -41,8 +41,9 @@ _SEES_ALL = "pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionID:
     """Return the identity of ``session``. The first call queries the server, even inside a transaction.
 
-    The identity is empty if clients reach the server through a connection pooler, because it may give
-    each transaction another session. It is also empty if the session may not see itself.
+    The identity is empty if clients reach the server through a connection pooler, because a pooler
+    may give each transaction another session. The identity is also empty if the account may not see
+    its own session in ``pg_stat_activity``.
 
     :raises psycopg.Error: the server does not answer.
     """
@@ -73,7 +74,8 @@ def judges(pool: PostgreSQLPool, writer: SessionIdentity) -> bool:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # Query the server's identity again, because another server may have the node's address by now.
+        # The last answer came from another server than the writer's. The node's address may lead to
+        # the writer's server now, so query the identity of the server again.
         try:
             _, answer = _query_sessions(pool)
         except (psycopg.Error, PoolTimeout):
@@ -107,8 +109,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # Record the account whose sessions this session can see. If it does not even see itself, it sees
-    # no session of its account, so record no account ("").
+    # Record the account whose sessions this session can see. If this session cannot see even
+    # itself, it sees no session of its account, so record no account ("").
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

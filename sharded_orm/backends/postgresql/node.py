@@ -72,11 +72,11 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         #: How many transactions the server can keep prepared at the same time; None before the first
         #: query.
         self.max_prepared: int | None = None
-        #: The session that was opened last. It serves to quote values for SQL.
+        #: The session that was opened last. It is used to quote values for SQL.
         self.last_session: PostgreSQLNodeSession | None = None
-        #: The last answer about the existing sessions: the identity of the server, the identity of this
-        #: pool's account, and whether this account sees the sessions of all accounts. None before the
-        #: first answer.
+        #: The answer to the last query for the server's sessions: the identity of the server, the
+        #: identity of this pool's account, and whether this account sees the sessions of all
+        #: accounts. None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
         #: The numbers (oids) of extension types that ``django.contrib.postgres`` has queried, by type
         #: name.
@@ -94,7 +94,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
     def lease_for(self, schemas: Set[str], tables: Set[tuple[str, str]]) -> PostgreSQLNodeSession:
         """Lease a session for a query over many schemas.
 
-        If an idle session would use too many schemas by this query, lease a new session.
+        If the query would make an idle session exceed ``max_schemas``, lease a new session instead.
 
         :param schemas: schemas whose tables the query uses without naming them.
         :param tables: pairs of schema and table, for the tables that the query names.

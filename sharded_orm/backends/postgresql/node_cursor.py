@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from sharded_orm.backends.postgresql.connection import PostgreSQLConnection
@@ -18,10 +19,10 @@ from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
 from sharded_orm.exceptions import SessionStateRefused
 
-# The search path of a node's cursor: that of a shard, without the shard's schema. It contains the
-# operators and functions of extensions; without those of citext, for example, values of citext would
-# be compared as ordinary texts. "jit" off keeps the server from compiling expressions to machine code.
-# In a test with hundreds of tables, compiling took 48 s, and reading the tables 0.13 s.
+# The search path of a node's cursor. It has the schema of extensions, but not the schema of any
+# shard. Without the operators of citext, for example, values of citext would be compared as
+# ordinary texts. "jit" off keeps the server from compiling expressions to machine code. In a test
+# with hundreds of tables, compiling took 48 s, and reading the tables 0.13 s.
 _PATH = (
     f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true),"
     " pg_catalog.set_config('jit', 'off', true)"
@@ -33,8 +34,14 @@ _PATH = (
 _TABLE = re.compile(r'"([^"]+)"\."?(\w+)')
 
 
+@lru_cache(maxsize=8)
+def _tables_in(text: str) -> frozenset[tuple[str, str]]:
+    """Return the pairs of schema and table that a statement names. The last few results are cached."""
+    return frozenset(_TABLE.findall(text))
+
+
 class _QualifiedNamesMixin(SessionLeaseMixin):
-    """Base class of a node's cursors. A table name without a schema is an error.
+    """Base class of a node's cursors. Statements must name the schema of each table.
 
     :param node: name of the node in the topology, the map of shards to nodes; None if ``DATABASES``
         names the server.
@@ -57,7 +64,7 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         text = self._text(query)
         connection = self._owner
-        connection.tables = set(_TABLE.findall(text))
+        connection.tables = _tables_in(text)
         if connection.session is not None:
             connection.session.tables |= connection.tables
         return super().execute(query, params, **options)
@@ -84,5 +91,6 @@ class PostgreSQLNodeStream(_QualifiedNamesMixin, PostgreSQLServerCursor):
 
     def __init__(self, pool: PostgreSQLPool, node: str | None) -> None:
         super().__init__(pool, node, name="sharded_orm_stream", scrollable=False, withhold=False)
-        # Use a transaction, because the unread rows exist only until it ends.
+        # Open a transaction. At its end, the server drops the rows that are still unread, so it
+        # must stay open until they are fetched.
         self._owner.autocommit = False

@@ -1,6 +1,4 @@
-"""Find out which sessions of a database may still send or run a statement that a client has made
-before some moment.
-"""
+"""Find out which sessions of a database may still run a statement from before a given moment."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _PREPARED: Final = (
 
 
 def marker(run: Run) -> dict[str, Any]:
-    """Return the open sessions and the prepared transactions of this moment, as JSON values.
+    """Return a marker of this moment: the open sessions and prepared transactions, as JSON values.
 
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.
     """
@@ -40,13 +38,12 @@ def marker(run: Run) -> dict[str, Any]:
 
 
 def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return for each marker how many of its sessions and prepared transactions may still change rows
-    by a statement from before the marker was made.
+    """Return for each marker how many of its sessions and prepared transactions may still change
+    rows by a statement that began before the marker was made.
 
-    A session does not count if it has ended. It also does not count if it has run another statement
-    since, and the transaction that was open at the marker's time has ended. A statement is
-    recognized by its start time. Start times are compared only for equality, and only with times of
-    the same server.
+    A session of the marker does not count if it has ended. It does not count either if it has run
+    another statement since, and its transaction of that time has ended. Statements are recognized
+    by their start times. Only start times of the same server are compared, and only for equality.
 
     :param markers: results of :func:`marker`.
     :raises django.db.OperationalError: the account may not see the sessions of other accounts.
@@ -69,8 +66,8 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # Count a session whose statement is still running: a client may have made the statement before the
-    # marker, the list of the sessions of that moment.
+    # If the session still runs a statement, return True. A client may have sent that statement before
+    # the marker (the list of the sessions at that moment) was made.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from django.db import DatabaseError
@@ -18,9 +18,10 @@ _COUNTERS = """
     AND a.attnum > 0 AND NOT a.attisdropped
     AND pg_catalog.pg_get_serial_sequence(%s, a.attname) IS NOT NULL
 """
-# DatabaseOperations.returning_columns() casts this text, followed by an id, to a number if the id must
-# be refused. The text is no number, so the cast fails, and the server's message, in any language,
-# contains the text.
+# DatabaseOperations.returning_columns() makes an INSERT fail if its id must be refused: it casts
+# this text, followed by the id, to a number. The cast fails, and the server's error message
+# contains the text in any language. The id is cast to text first, because || of a text and another
+# type is an SQL function, which the server would have to parse for each INSERT.
 _REFUSED = "sharded_orm refuses id "
 _REFUSED_ID = re.compile(rf'"{_REFUSED}(-?\d+)"')
 
@@ -47,7 +48,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             if ids is not None:
                 column = (
                     f"CASE WHEN {column} BETWEEN {ids.start} AND {ids.stop - 1} THEN {column}"
-                    f" ELSE CAST('{_REFUSED}' || {column} AS bigint) END"
+                    f" ELSE CAST('{_REFUSED}' || CAST({column} AS text) AS bigint) END"
                 )
             columns.append(column)
         return f"RETURNING {', '.join(columns)}", ()
@@ -69,14 +70,24 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             f"SELECT setval(pg_get_serial_sequence({name}, {literal(column)}), {following}, false)"
         )
 
+    def tables_among(self, cursor: Any, tables: Collection[str]) -> list[str]:
+        # Overrides the base class's method, whose query reads the catalog's rows of all schemas.
+        cursor.execute(
+            "SELECT t FROM pg_catalog.unnest(%s::text[]) t"
+            " WHERE pg_catalog.to_regclass(pg_catalog.quote_ident(t)) IS NOT NULL",
+            [list(tables)],
+        )
+        return [name for (name,) in cursor.fetchall()]
+
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():
             name = '"{}"'.format(table.replace('"', '""'))
             cursor.execute(_COUNTERS, [name, name, name])
             for (sequence,) in cursor.fetchall():
-                # Call setval(…, true). Otherwise, the sequence counts as unused, and the snapshot of
-                # the schema, which has the next value of each sequence, cannot show its value.
+                # Call setval(first - 1, true), not setval(first, false). With false, the sequence
+                # would count as unused, and the schema's snapshot could not show its next value.
+                # If first is 1, only false is possible, because the sequence cannot be set to 0.
                 cursor.execute(
                     f"SELECT pg_catalog.setval(%s, %s, %s) FROM {sequence}"
                     " WHERE CASE WHEN is_called THEN last_value + 1 ELSE last_value END < %s",

@@ -27,19 +27,18 @@ from sharded_orm.backends.replication import (
     ReplicationStatus,
     Task,
 )
-from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
+from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate_of
 from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.aliases import complete
 
-#: The database in which an operator's session works. When the server is fenced, the shards'
-#: databases are closed, but not this one.
+#: The database in which an operator's session works. When the server is fenced (closed for
+#: applications), the shards' databases are closed, but this one is not.
 MAINTENANCE: Final = "postgres"
 
 _CONNECT_TIMEOUT = 5  # seconds
 
 # Seconds between two queries while sessions end or a replica catches up.
 _INTERVAL = 0.005
-_QUERY_CANCELED = "57014"
 # Options in a node's settings that concern only the application's sessions.
 _NOT_FOR_OPERATORS = ("pool", "server_side_binding", "isolation_level", "assume_role")
 
@@ -90,8 +89,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._fence: dict[str, str] = {}
         own = {**complete(settings), "TIME_ZONE": None}
         if databases:
-            # Set no name, because Django then connects to the database "postgres", which stays open
-            # when the server is fenced.
+            # When the server is fenced (closed for applications), these databases are closed. So
+            # set no name: Django then connects to the database "postgres", which stays open.
             own["NAME"] = None
         own["OPTIONS"] = {
             **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
@@ -158,8 +157,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             return None
         timeline = source._timeline()
         for row in self._receivers():
-            # If the replica does not receive now, its timeline is unknown. Return the link, which shows
-            # that it does not receive.
+            # None means that the replica does not receive now, so its timeline is unknown. Return
+            # the link, which shows this.
             if row["timeline"] in (None, timeline):
                 return _link(row)
         return None
@@ -301,9 +300,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 )
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
-        # Commit once more. That writes to disk what the ended sessions have left in memory
-        # (synchronous_commit = off). So the position in the log that is read afterwards is higher
-        # than that of any commit.
+        # Commit again. Commits of the ended sessions may not be on disk yet (synchronous_commit =
+        # off). This commit writes them to disk. So the position in the log that is read afterwards
+        # is higher than that of any commit.
         self._allow_connections(False)
         self._fence = self._versions()
 
@@ -311,8 +310,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._allow_connections(True)
 
     def _allow_connections(self, allowed: bool) -> None:
-        # Do not let the commit wait for a synchronous replica. A promoted server has no replica yet,
-        # and for the old primary's replica, the caller waits itself.
+        # Commit the next statements without waiting for a synchronous replica. A newly promoted
+        # server has no replica yet. On the old primary, the caller itself waits for the replica.
         self._rows("SET synchronous_commit = local")
         # Send the statements in one packet, so that they are one transaction.
         self._rows(
@@ -333,16 +332,17 @@ class PostgreSQLReplicationServer(ReplicationServer):
         }
 
     def written_since(self, position: str) -> str:
-        # Do not compare positions in the log, because the server itself goes on logging, for example
-        # checkpoints.
+        # Do not compare positions in the log: the log grows even if no client writes, for example
+        # by checkpoints.
         if self._versions() != self._fence:
             return "its databases were opened"
         sessions = self._sessions()
         return f"{len(sessions)} sessions are open" if sessions else ""
 
     def copy_problems(self, source: Self) -> Iterator[str]:
-        # A server that is no copy of the source may have reached the same position. So compare the row
-        # versions of the closed databases, which are equal only in a copy.
+        # Compare the versions of the catalog's rows for the closed databases: they are equal only
+        # in a copy of the source. The position in the log is not enough, because a server that is
+        # no copy may have reached it, too.
         if self._versions() != source._fence:
             yield f"{self.name!r} is at the position of {source.name!r} and has not closed its databases"
 
@@ -392,7 +392,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
     @staticmethod
     def is_kept_off(exc: Error) -> bool:
         state = sqlstate_of(exc)
-        return isinstance(exc, FenceTimeout) or state in (LOCK_NOT_AVAILABLE, _QUERY_CANCELED)
+        return isinstance(exc, FenceTimeout) or state in (LOCK_NOT_AVAILABLE, QUERY_CANCELED)
 
     @staticmethod
     def why_no_session(node: str, account: str, exc: Error) -> str:
@@ -407,8 +407,8 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     executed = str(row["executed"] or "")
     received = str(row["received"] or "")
     if not missing(received, executed):
-        # Set the received position to the executed position, which may be further: after a restart, a
-        # replica first replays its stored log, and has received nothing yet.
+        # Let the received position be at least the executed position. After a restart, a replica
+        # replays its stored log before it receives anything.
         received = executed
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"

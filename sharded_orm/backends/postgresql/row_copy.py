@@ -9,22 +9,18 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
-from sharded_orm.backends.postgresql.capture_lock import (
-    capture_lock,
-    creation,
-    of_copier,
-    of_fence,
-    take_for_good,
-)
+from sharded_orm.backends.move_locks import of_copier, of_fence
 from sharded_orm.backends.postgresql.capture_triggers import PASSES
+from sharded_orm.backends.postgresql.move_locks import capture_lock, creation, take_for_good
 from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
 # Seconds that a session waits for another session that works on the same copy of a key's rows.
 _PATIENCE: Final = 50
-# If a sequence must advance by at most this many numbers, nextval() takes them one by one. If it must
-# advance further, setval() sets it, because other sessions take fewer numbers than this meanwhile.
+# A sequence that must advance by at most this many numbers is advanced by nextval(), one number at
+# a time. If it must advance further, setval() is used. That is safe, because other sessions take
+# fewer numbers than this at the same time.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
@@ -66,8 +62,8 @@ class PostgreSQLRowCopy(RowCopy):
             if not self._rows(fence, number):
                 raise self._not_closed(number)
             # This setting makes the triggers let this transaction's changes pass. Writers of the
-            # key do not wait for the transaction: because the fence of the key is closed, triggers
-            # refuse the writes at once.
+            # key do not wait for the transaction. The fence of the key (the row that the triggers
+            # read) is closed, so the triggers refuse these writes at once.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 
@@ -122,9 +118,10 @@ class PostgreSQLRowCopy(RowCopy):
         return set()
 
     def may_publish_early(self, table: CapturedTable) -> bool:
-        # Return False if a foreign key would interfere. A row that changes during the copy is deleted
-        # and inserted again. If a foreign key has an action such as CASCADE, the deletion would change
-        # other rows. If a foreign key is not deferrable, it would refuse the deletion.
+        # Return False if a foreign key forbids inserting rows into the real table before the copy
+        # is complete. A row that changes during the copy is deleted and inserted again. If a
+        # foreign key has an action such as CASCADE, the deletion would change other rows. If a
+        # foreign key is not deferrable, it would refuse the deletion.
         ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
@@ -150,7 +147,8 @@ class PostgreSQLRowCopy(RowCopy):
         for name, sequence in self._counted_columns(table):
             if table.fresh_ids and name in table.pks:
                 continue
-            # Ignore numbers above the maximum of the sequence, which it can never return.
+            # Ignore numbers above the maximum of the sequence, because the sequence can never
+            # return them.
             ((largest,),) = self._rows(
                 f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
                 f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"
@@ -195,10 +193,10 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # Other sessions may take numbers from the sequence at the same time. If they take more than
-        # ``missing`` numbers, setval() sets the sequence back, so that it returns numbers twice. So use
-        # setval() only if ``missing`` is more than other sessions can take meanwhile. Otherwise take
-        # the missing numbers one by one.
+        # Use setval() only if the sequence must advance by more numbers than other sessions can
+        # take meanwhile. If they took more than ``missing`` numbers, setval() would set the
+        # sequence back, and it would return numbers twice. Otherwise take the missing numbers one
+        # by one.
         if missing > _TAKEN:
             last += missing * increment
             self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)

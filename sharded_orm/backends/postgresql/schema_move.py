@@ -15,8 +15,8 @@ from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.postgresql import schema_objects, snapshot
-from sharded_orm.backends.postgresql.capture_lock import tables_lock
 from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
+from sharded_orm.backends.postgresql.move_locks import tables_lock
 from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
 from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot
@@ -28,8 +28,8 @@ _PATIENCE: Final = 30.0
 # Seconds to wait until the server has ended an automatic vacuum of a table. The server does so after
 # deadlock_timeout, usually one second.
 _VACUUM_PATIENCE: Final = 5.0
-#: The table that lists what new tables get only when they are shown (renamed to their real names):
-#: foreign keys and automatic vacuum.
+#: A table of what new tables lack until they are shown (renamed to their real names). It lists
+#: their foreign keys, and the tables whose automatic vacuum is switched off.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 
@@ -138,9 +138,9 @@ class PostgreSQLSchemaMove(SchemaMove):
     def _lock(self, names: Sequence[str], patience: float) -> float:
         """Lock tables in this transaction so that no other session can use them.
 
-        Other sessions never have to wait for this method: an attempt to lock the tables fails at once
-        if one of them is in use. An automatic vacuum would not stop for such attempts, so it is made to
-        end first, by waiting for a weaker lock.
+        Other sessions never have to wait for this method. If a table is in use, an attempt to lock
+        the tables fails at once, and is repeated later. An automatic vacuum does not stop for such
+        attempts. So this method first waits for a weaker lock, which makes the vacuum end.
 
         :param patience: seconds for which attempts are repeated.
         :return: when the successful attempt began, as ``time.monotonic()``.
@@ -245,9 +245,9 @@ class PostgreSQLSchemaMove(SchemaMove):
             yield
 
     def _visible_relations(self) -> list[tuple[str, str]]:
-        """Return pairs of name and kind of all tables and sequences that have their real names.
+        """Return the tables and sequences that are not hidden under other names.
 
-        The kind is a letter of ``pg_class.relkind``.
+        :returns: pairs of the name and the kind, a letter of ``pg_class.relkind``.
         """
         return [
             (name, kind)
@@ -271,11 +271,11 @@ class PostgreSQLSchemaMove(SchemaMove):
     # ##### Foreign keys and vacuum of new tables #####
 
     def _put_additions_off(self) -> None:
-        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown (renamed
-        to their real names).
+        """Postpone foreign keys and automatic vacuum of new tables until the tables are shown
+        (renamed to their real names).
 
-        The foreign keys are dropped, so that rows can be copied in any order, and are recorded in a
-        table, so that they can be added later. Vacuum is switched off because it could hold a lock on a
+        The foreign keys are dropped, so that rows can be copied in any order. A table records them,
+        so that they can be added later. Vacuum is switched off because it could hold a lock on a
         table at the moment when the table is to be shown.
         """
         table = self._quote(_ADDITIONS)
@@ -315,7 +315,8 @@ class PostgreSQLSchemaMove(SchemaMove):
                 return
             for table, key, definition in self._put_off():
                 if key and not definition.endswith(" NOT VALID"):
-                    # Check the existing rows now. Other sessions can read and write meanwhile.
+                    # Check the foreign key for the existing rows. Other sessions can read and write
+                    # meanwhile.
                     self._rows(
                         f"ALTER TABLE {self._quote(table)} VALIDATE CONSTRAINT {self._quote(key)}"
                     )

@@ -17,8 +17,8 @@ Run = Callable[..., list[tuple[Any, ...]]]
 
 _NAMESPACE: Final = "(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
 # Types that a primary key may have in a schema that moves, because a trigger can write their values
-# exactly to the journal of changed rows. The letters are whole categories: boolean, enumerated,
-# network, numeric, text and time. Other types are listed by name.
+# exactly to the journal of changed rows. Each letter stands for a category of types: boolean,
+# enumerated, network, numeric, text and time. Other types are listed by name.
 _CATEGORIES: Final = "BEINSTD"
 _RECORDABLE: Final = ("uuid", "bytea", "macaddr", "macaddr8")
 # The beginning of the names of functions that generate ids. Such a function contains the number of
@@ -69,7 +69,7 @@ def foreign_keys(run: Run, schema: str) -> list[tuple[str, str, str]]:
 
 
 def with_default_vacuum(run: Run, schema: str) -> list[str]:
-    """Return the tables without a setting of their own for automatic vacuum."""
+    """Return the tables that do not set the storage parameter ``autovacuum_enabled``."""
     rows = run(
         "SELECT relname FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
         f" {_NAMESPACE} AND NOT EXISTS (SELECT FROM pg_catalog.unnest(reloptions) o"
@@ -82,8 +82,9 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield what the snapshot of a schema leaves out, as pairs: the snapshot's key of an object, and an
-    SQL statement.
+    """Yield SQL statements that create what the snapshot of a schema leaves out.
+
+    Each item is a pair: the key of an object in the snapshot, and a statement about this object.
 
     The statements grant privileges on tables and sequences to other roles. They also create the
     functions that generate ids, which contain the number of the shard.
@@ -217,10 +218,10 @@ def require_no_users(run: Run, schema: str) -> None:
 
 
 def become_owner(run: Run, schema: str, alias: str) -> None:
-    """Act as the owner of the schema in this transaction. The owner then owns what the transaction
-    creates.
+    """Act as the owner of the schema in this transaction, so that the schema's owner also owns the
+    objects which the transaction creates.
 
-    So applications may use the new objects.
+    Otherwise applications could not use these objects.
 
     :raises MoveFailed: this account may not act for the owner.
     """
@@ -263,6 +264,6 @@ def empty(run: Run, schema: str) -> None:
             run("SAVEPOINT dropping")
             run(f"DROP {str(kind).upper()} IF EXISTS {identity} CASCADE")
         except ProgrammingError:
-            # Keep the object, because there is no DROP statement for its kind. The later comparison
-            # with the source reports it.
+            # There is no DROP statement for this kind of object, so keep the object. The later
+            # comparison with the source reports it.
             run("ROLLBACK TO SAVEPOINT dropping")

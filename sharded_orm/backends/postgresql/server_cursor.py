@@ -32,7 +32,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     # Whether the session was leased for this cursor only.
     _is_leased = False
 
-    # Whether the cursor was declared in a transaction. The end of the transaction closes it then.
+    # Whether the cursor was declared in a transaction, whose end closes the cursor.
     _ends_with_transaction = False
 
     @property
@@ -128,6 +128,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def __del__(self) -> None:
+        if not hasattr(self, "_closed"):
+            return  # No session could be opened for the cursor, so the driver's __init__ did not run.
         # End the lease of the session here, because nothing else does so if close() was not called.
         session = getattr(self, "_session", None)
         if session is not None and not self._closed:
@@ -145,8 +147,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 is_done = True
             finally:
                 self._close()
-                # If the server could not be told to close the cursor, it may still be open there. So
-                # discard the session.
+                # If CLOSE has failed, the cursor may still be open on the server. So discard the
+                # session.
                 self._leave(discard=not is_done)
         elif not self._closed:
             self._close()

@@ -1,7 +1,7 @@
 """Find out whether a PostgreSQL server answers at the address of a node.
 
-libpq has no error code that shows whether a server refused a connection or no server answered, and the
-language of its messages varies.
+libpq has no error code for this. Its messages show whether a server refused a connection or no
+server answered, but their language varies.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from django.db import OperationalError
 
 _PATIENCE: Final = 5.0  # seconds for each address
 
-# The request to use TLS. A server answers it with one byte before it checks the account, even while the
-# server starts or shuts down.
+# A request to use TLS, sent to find out whether a server answers. It needs no account: the server
+# replies with one byte before any login, even while it starts or shuts down.
 _SSL_REQUEST: Final = struct.pack("!II", 8, 80877103)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
+from inspect import Parameter, signature
 from typing import Any
 
 import psycopg
-from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.pq import Conninfo, ConnStatus, TransactionStatus
 
 from sharded_orm.backends.write_hooks.session_id import SessionID
 from sharded_orm.forks import send_nowhere
@@ -48,8 +49,8 @@ class PostgreSQLNodeSession:
         #: The schemas that the session has used. The server's process keeps what it knows of their
         #: tables in memory until the session ends.
         self.schemas: set[str] = set()
-        #: Pairs of schema and table, for the tables that the session has read in queries over many
-        #: schemas.
+        #: The tables that the session has read in queries over many schemas, each as a pair of
+        #: schema and table.
         self.tables: set[tuple[str, str]] = set()
         self.poll = _poller(raw.fileno())
 
@@ -103,9 +104,9 @@ class PostgreSQLNodeSession:
         except psycopg.InternalError as exc:
             if self.is_idle:
                 raise
-            # Report the loss of the session. If a session behind a pooler ends, both the server and
-            # the pooler may report that. The driver expects one answer, and raises another error for
-            # two.
+            # Raise the usual error for a lost session. The driver raises InternalError if it
+            # receives two answers where it expects one. That happens if both the server and a
+            # pooler report that the session has ended.
             raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:
@@ -142,6 +143,17 @@ def connect(params: Mapping[str, Any]) -> PostgreSQLNodeSession:
     # no lock is needed.
     raw.lock = nullcontext()
     return PostgreSQLNodeSession(raw)
+
+
+def unknown_parameters(params: Iterable[str]) -> list[str]:
+    """Return those of ``params`` that are no arguments of ``psycopg.connect``. Asks no server."""
+    of_library = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    of_driver = {
+        parameter.name
+        for parameter in signature(psycopg.Connection.connect).parameters.values()
+        if parameter.kind is not Parameter.VAR_KEYWORD
+    }
+    return sorted({*params} - of_library - of_driver)
 
 
 def _poller(descriptor: int) -> Callable[[int], Any]:

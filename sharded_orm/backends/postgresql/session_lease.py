@@ -37,13 +37,16 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         self.schema = schema
         #: Pairs of schema and table, for the tables that the next statement names. Only for a node's
         #: cursors, which read many shards.
-        self.tables: set[tuple[str, str]] = set()
+        self.tables: frozenset[tuple[str, str]] = frozenset()
         #: Schemas whose tables the statements use without naming them. Only for a node's cursors,
         #: which read many shards.
         self.schemas: frozenset[str] = frozenset()
         #: Whether the pinned session (kept until close()) has a search path of its own, so none is
         #: sent with statements.
         self.has_own_path = False
+        #: The number of statements that cursors have sent through this connection. A caller
+        #: compares two readings to find out whether a statement was sent in between.
+        self.statements = 0
         #: Whether a statement may have taken a number of a sequence on this session for this
         #: connection. Otherwise ``lastval()`` is refused, because it could return another alias's
         #: number.
@@ -71,7 +74,10 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return session
 
     def record_error(self, exc: BaseException) -> None:
-        """Record that a statement on the held session failed. If the session is unusable, close it."""
+        """Record that a statement has failed in the session of this connection.
+
+        If the session is unusable, close it.
+        """
         session = self.session
         if session is None or session.is_usable:
             self.settle()
@@ -79,7 +85,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             self._lose(exc)
 
     def refuse_if_busy(self) -> None:
-        """Raise an error if a COPY or stream() of this connection is still running in the held session.
+        """Raise an error if a COPY or stream() is still running in the session of this connection.
 
         The driver would raise the same error. The transaction stays open.
 
@@ -120,11 +126,11 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         return None
 
     def pin(self, reason: str, *, own_path: bool = False) -> PostgreSQLNodeSession:
-        """Keep one session until close(), as Django's own backend does. Return the session.
+        """Return the session, and keep it until close(), as a stock Django connection does.
 
         :param reason: what leaves state in the session, for logs and errors.
-        :param own_path: if True, no search path is sent with statements any more. The session gets the
-            schema's search path for good, and the project may change it.
+        :param own_path: if True, the schema's search path is set once for the session, instead of
+            with each statement. From then on, the project may change the search path.
         :raises SessionStateRefused: a connection pooler would pass the state to other clients, or the
             search path would be lost with the open transaction.
         """
@@ -203,6 +209,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
+        self.statements += 1
         if self.has_own_path or self.schema is None:
             session, is_leased = self.session, self.session is None
             if session is None:
@@ -247,7 +254,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:
         """Context manager that yields a plain cursor of the driver, on the session that hold() keeps.
 
-        The cursor has the server's default search path. Must not be used in a transaction.
+        The cursor uses the server's default search path. Do not call this method in a transaction.
         """
         self.hold()
         assert self.session is not None
@@ -259,7 +266,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             raise
 
     def hold(self) -> None:
-        """Hold a session as the base class does, if no connection pooler is in between.
+        """Keep one session for this connection, as the base class does, but not behind a pooler.
 
         :raises SessionStateRefused: a connection pooler would pass the session's state to other
             clients.
@@ -269,7 +276,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         super().hold()
 
     def session_id(self) -> SessionID:
-        """Return the identity of the held session on its server; empty if no session is held."""
+        """Return the identity of this connection's session on its server; empty if there is none."""
         if self.session is None:
             return SessionID()
         try:
@@ -283,9 +290,11 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             return
         if not self.autocommitted:
             self.mode = SessionMode.TRANSACTION
+        elif self.is_held or self.in_batch:
+            self.mode = SessionMode.HELD
         else:
-            self.mode = SessionMode.HELD if self.is_held else SessionMode.FREE
-        if self.is_held or self.held_after_commit or self.is_open:
+            self.mode = SessionMode.FREE
+        if self.is_held or self.in_batch or self.held_after_commit or self.is_open:
             return
         session, self.session = self.session, None
         if session is not None:

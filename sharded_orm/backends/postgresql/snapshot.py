@@ -72,7 +72,7 @@ def build(cursor: CatalogCursor, snapshot: SchemaSnapshot) -> None:
 def create_schema(cursor: CatalogCursor, schema: str) -> None:
     """Create an empty schema. If the schema exists and has no rows, it is dropped first.
 
-    Up to four statements.
+    Costs up to four statements.
 
     :raises RehearsalFailed: the existing schema of that name has rows.
     """
@@ -110,8 +110,8 @@ def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
     try:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     except psycopg.errors.InsufficientPrivilege as exc:
-        # Ignore the error if the schema exists. The server checks the privilege first, so it raises
-        # the error even then.
+        # The account may not create schemas. Ignore the error if the schema exists: the server
+        # checks the privilege before it looks for the schema.
         if schema in names(cursor):
             return
         raise psycopg.errors.InsufficientPrivilege(

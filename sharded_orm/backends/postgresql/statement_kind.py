@@ -60,10 +60,12 @@ _SAVEPOINTS = {
     SavepointStatement.RELEASE: PostgreSQLKind.RELEASE,
 }
 
-# Statements of at most this many characters are cached with their kinds. Longer statements, such as
-# bulk inserts, are seldom repeated and would fill the cache.
+# Statements of at most this many characters are cached with their kinds. Of longer statements, such as
+# queries over many shards and bulk inserts, only a few are cached, because they would fill the memory.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
+_LONG_LENGTH = 300_000
+_LONG_CACHE_SIZE = 8
 
 _READS = frozenset(["SELECT", "SHOW", "EXPLAIN", "VALUES", "TABLE"])
 _WRITES = frozenset([
@@ -80,7 +82,7 @@ _CONTROL = frozenset(
 
 # Matches quoted text. The alternatives are in the order in which the server's scanner tries them. A
 # backslash escapes in E'…' only. Only the beginning of a comment /* … */ is matched here, because such
-# comments nest. A quote that is not closed matches last.
+# comments nest. The last alternative matches an opening quote that is never closed.
 _QUOTED = re.compile(
     r"(?P<literal>\b[Ee]'(?:[^'\\]|\\.|'')*'|'[^']*'"
     r"|(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$"
@@ -109,12 +111,14 @@ _STATEFUL_FUNCTION = re.compile(
     r"|DBLINK_(?:CONNECT|DISCONNECT|OPEN|CLOSE|SEND_QUERY)\w*|PG_REPLICATION_ORIGIN_SESSION_\w+)\s*\("
 )
 _LOCAL_CONFIG = re.compile(r"\bSET_CONFIG\s*\([^()]*,\s*(?:IS_LOCAL\s*(?:=>|:=)\s*)?TRUE\s*\)")
-# Matches set_config() with a first argument that is no literal, so it might set any parameter.
+# Matches a call of set_config() whose first argument, the name of a parameter, is an expression.
+# Such a call might set any parameter. Literals have been replaced by question marks before.
 _ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
     r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
-    # Match a quoted name of a parameter, too. It appears as ? here, so it might be search_path.
+    # A parameter whose name is quoted matches as well: here, the quoted name was replaced by ?,
+    # and it could be search_path.
     r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
     re.DOTALL,
 )
@@ -122,6 +126,9 @@ _DEFAULT_PATH = re.compile(
     r"\bRESET\s+(?:ALL|SEARCH_PATH)\b|\bDISCARD\s+ALL\b|\bSEARCH_PATH\s*(?:TO|=)\s*DEFAULT\b"
 )
 _LOCKING_READ = re.compile(r"\bFOR\s+(?:UPDATE|SHARE|NO\s+KEY|KEY)\b|\bINTO\b")
+# Matches INTO, together with INSERT or MERGE if one of these words is before it. INTO without such
+# a word names a table that the statement creates.
+_NEW_ROWS = re.compile(r"\b(?:(?:INSERT|MERGE)\s+)?INTO\b")
 _NUMBERS = re.compile(r"\bNEXTVAL\b|\bSETVAL\b")
 _TEMPORARY = re.compile(
     r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b"
@@ -178,13 +185,19 @@ _HARMLESS_WORDS = """
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
 # Matches a function call. A function with a schema other than pg_catalog is not one of the server's
-# own.
-_CALL = re.compile(r"((?<!PG_CATALOG)\.\s*)?(\w+|\?)\s*\(")
+# own. After AS, INTO and WITH, a parenthesis begins names of columns, as in "AS u (a, b)".
+_CALL = re.compile(r"((?<!PG_CATALOG)\.\s*)?(?<!\bAS )(?<!\bINTO )(?<!\bWITH )((?<!\w)\w+|\?)\s*\(")
 
 
 def classify(sql: str) -> PostgreSQLKind:
-    """Return the kind of the statement ``sql``. Results for short statements are cached."""
-    return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
+    """Return the kind of the statement ``sql``.
+
+    The results are cached. For long statements, only the last few results are kept.
+    """
+    length = len(sql)
+    if length <= _CACHED_LENGTH:
+        return _cached(sql)
+    return _cached_long(sql) if length <= _LONG_LENGTH else _classify(sql)
 
 
 def reason(sql: str) -> str:
@@ -240,17 +253,24 @@ def resets_path(sql: str) -> bool:
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether the read ``sql`` calls no function that might write, so that it may be sent again.
+    """Whether the statement ``sql`` may be sent again if it is a read whose result was lost.
 
-    If the result of a statement never arrived, the server may have run the statement all the same.
+    True if ``sql`` calls no function that might write. The server may have run the statement
+    although its result never arrived. So such a function might write twice.
 
-    :param sql: a statement of the kind READ.
+    :param sql: a statement that reads or writes rows.
     """
     bare = _strip(sql)
     return bare is not None and all(
         not schema and (word in _HARMLESS or word.isdigit())
         for schema, word in _CALL.findall(bare.upper())
     )
+
+
+def makes_table(sql: str) -> bool:
+    """Whether a statement that begins with WITH makes a table: ``WITH … SELECT … INTO table``."""
+    bare = (_strip(sql) or "").upper()
+    return bare.startswith("WITH") and "INTO" in _NEW_ROWS.findall(bare)
 
 
 def without_comments(sql: str) -> str:
@@ -386,7 +406,8 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if _EXTENSION.match(upper):
         return PostgreSQLKind.EXTENSION
     if word == "EXPLAIN":
-        # Treat EXPLAIN ANALYZE as a write. It runs the statement that it explains, which may write.
+        # EXPLAIN ANALYZE runs the statement that it explains, which may write. So treat EXPLAIN as
+        # a write.
         return PostgreSQLKind.WRITE
     if word in _INSERTS or ((is_read or word == "UPDATE") and _takes_numbers(upper)):
         return PostgreSQLKind.INSERT
@@ -406,8 +427,9 @@ def _of_body(raw: str) -> PostgreSQLKind:
     """
     sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
     if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
-        # A search path that is sent with the statement ends with the transaction. So if the body may
-        # end transactions, return PATH: the session then gets the search path for good.
+        # Choose between PATH and STATE. A search path that is sent with the statement ends with the
+        # transaction. So if the body may end transactions, return PATH: the session then gets the
+        # search path for good.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
     return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT
@@ -436,3 +458,4 @@ def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
 
 
 _cached = lru_cache(maxsize=_CACHE_SIZE)(_classify)
+_cached_long = lru_cache(maxsize=_LONG_CACHE_SIZE)(_classify)

@@ -60,5 +60,6 @@ def begin_session(connection: Any) -> str:
 def _begins_with(path: str, schema: str) -> bool:
     quoted = '"' + schema.replace('"', '""') + '"'
     first = path.lstrip()
-    # Accept the default path, which begins with "$user", because a schema of that name need not exist.
+    # The default path begins with "$user". Accept it, because no schema with the account's name
+    # need exist.
     return first.startswith(('"$user"', quoted)) or first.partition(",")[0].strip() == schema

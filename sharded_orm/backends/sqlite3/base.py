@@ -15,6 +15,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3 import base
 from django.db.transaction import Atomic
@@ -87,6 +88,12 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             params["database"] = Path(params["database"]).absolute().as_uri() + _EXISTING_ONLY
         return params
 
+    def check_parameters(self, params: dict[str, Any]) -> None:
+        try:
+            sqlite3.connect(**{**params, "database": ":memory:"}).close()
+        except (TypeError, ValueError) as exc:
+            raise ImproperlyConfigured(f"The driver refuses OPTIONS: {exc}.") from exc
+
     def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
         made: list[sqlite3.Connection] = []
         factory = conn_params.get("factory", sqlite3.Connection)
@@ -104,9 +111,11 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 # need not survive a power cut.
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute("PRAGMA journal_mode = MEMORY")
-            # Empty the list, because the references to the connection are counted below, and those of
-            # the list must not count.
+            # Empty the list, because its reference to the connection must not be counted below.
             made.clear()
+        except TypeError:
+            self.check_parameters(conn_params)
+            raise
         except sqlite3.DatabaseError as exc:
             # Close the connection: the file was opened, and then a statement failed, for example
             # because the file is no database.
@@ -183,6 +192,9 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     def effect_of(self, sql: str) -> Effect:
         return snapshot.effect_of(sql)
 
+    def statements_sent(self) -> int | None:
+        return None
+
     @contextmanager
     def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
         settings = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
@@ -212,10 +224,9 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return base.DatabaseWrapper(deepcopy(settings), self.alias)
 
     def is_idle(self) -> bool:
-        # Each cursor with unread rows holds a reference to the driver's connection object. So the
-        # connection is idle if it has no more references than _references, their number without
-        # cursors. One reference of that number came from a local variable; now self.connection
-        # takes its place, so the numbers can be compared.
+        # Each cursor with unread rows holds a reference to the driver's connection object.
+        # ``_references`` is the number of references to that object before any cursor was opened. If
+        # there are no more now, no cursor has unread rows, and the connection is idle.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:

@@ -30,8 +30,8 @@ class SQLiteChangeCapture(ChangeCapture):
     whose changes the triggers refuse), and the journal of changed rows.
 
     SQLite allows one writer in the file at a time. So a write to the table of fences waits for all
-    other writers. If ``REPLACE`` removes a row because of a unique value, a trigger sees that only with
-    ``recursive_triggers`` on.
+    other writers. ``REPLACE`` may delete a row that has the same unique value. Triggers see this
+    deletion only with ``recursive_triggers`` on.
     """
 
     _all_triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
@@ -89,8 +89,8 @@ class SQLiteChangeCapture(ChangeCapture):
         self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
 
     def _table_statements(self) -> Iterator[str]:
-        # Declare no type for the column ``value``. When SQLite compares it with the shard key, the
-        # type of the shard key's column then decides how.
+        # Declare no type for the column ``value``. So when SQLite compares a value with the shard
+        # key, it follows the rules for the type of the shard key's column.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._quote(FENCES)}"
             " (id INTEGER PRIMARY KEY, value NOT NULL, state TEXT NOT NULL)"

@@ -1,5 +1,5 @@
-"""Copy the rows of a shard key between SQLite files, with digests of each value and its type to compare
-the copies.
+"""Copy the rows of a shard key between SQLite files, and compare the copies by hashes of the values
+and of their types.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
-# The number of arguments in one call of an SQL function. SQLite allows at least a hundred.
+# The largest number of arguments that this module passes to an SQL function. SQLite allows at least 100.
 _ARGUMENTS = 50
 
 
@@ -52,8 +52,8 @@ class SQLiteRowCopy(RowCopy):
         return self._count_changed(f"DELETE FROM {side} WHERE rowid IN ({rows})", number)
 
     def _side_statements(self, table: CapturedTable) -> Iterator[str]:
-        # Use CREATE TABLE … AS SELECT: the new columns then get the type affinities of the selected
-        # columns, so copied values keep their types.
+        # With CREATE TABLE … AS SELECT, the new columns get the type affinities of the selected
+        # columns. So copied values keep their types.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._side(table)} AS SELECT CAST(0 AS INTEGER)"
             f" {self._quote(COPY)}, {self._names(self.columns(table))} FROM {self._quote(table.name)} WHERE 0"

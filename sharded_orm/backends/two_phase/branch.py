@@ -57,12 +57,12 @@ class Fate(Enum):
 
 
 class Completion(Enum):
-    """The result of an attempt to end a prepared branch, one shard's part of a transaction."""
+    """The result of an attempt to end a prepared branch (one shard's part of a two-phase commit)."""
 
     DONE = auto()
     """This call has ended the branch."""
     GONE = auto()
-    """It had ended before: somebody else was faster, or it has changed no row."""
+    """The branch had ended before: somebody else was faster, or it has changed no row."""
     HELD = auto()
     """The session that prepared the branch is still connected, and nobody else may end the branch."""
 

@@ -24,8 +24,8 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.topology.model import Shard
 
-#: The most shards of one transaction. Each shard costs a session, and a prepared transaction that
-#: its server must keep.
+#: The largest number of shards in one two-phase transaction. For each shard, a server must keep a
+#: session and a prepared transaction.
 MAX_SHARDS: Final = 64
 
 
@@ -107,10 +107,13 @@ class Coordinator:
     def commit(self, members: Sequence[Participant]) -> None:
         """Commit the transaction on all of ``members``, or on none.
 
-        If several shards were written to, the commit costs two round trips for each shard. On the
-        decider (the shard that stores the decision to commit), these are the insertion of the decision
-        and the commit; on any other shard, the preparation and the commit. If only one shard was
-        written to, all shards commit as usual.
+        If several shards were written to, the commit costs two round trips for each shard:
+
+        - on the decider, the shard that stores the decision to commit: the insertion of the
+          decision, and the commit;
+        - on any other shard: the preparation, and the commit.
+
+        If only one shard was written to, all shards commit as usual.
 
         :param members: the connection objects of the shards, in the order of their first use.
         :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A
@@ -138,8 +141,9 @@ class Coordinator:
                     " still open. Nothing is committed: end the inner block first."
                 )
         branches = [member for member in writers if member is not decider]
-        # Now commit the shards from which the transaction has only read. They prepare no branch, so
-        # an error of their commit must come before the decision to commit is stored.
+        # First commit the shards from which the transaction has only read. If one of these commits
+        # fails, the whole transaction can still be rolled back, because the decision to commit is
+        # not stored yet.
         for member in members:
             if member not in writers and member is not decider:
                 member.leave_group_levels(0, commit=True)
@@ -211,10 +215,11 @@ class Coordinator:
 def _has_refused(decider: Participant, exc: BaseException) -> bool:
     """Whether it is certain that the failed COMMIT of ``decider`` has not committed.
 
+    :param decider: the shard that stores the decision to commit.
     :param exc: the error that the COMMIT has raised.
     """
-    # An error of another class does not come from the COMMIT: it has interrupted the rollback after a
-    # refused COMMIT.
+    # Any error of another class, such as KeyboardInterrupt, was not raised by the COMMIT itself. It
+    # may have interrupted the rollback after a refused COMMIT, so nothing is certain.
     is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
     return is_of_commit and decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
 

@@ -28,8 +28,8 @@ class TwoPhaseMixin(CommitHookMixin):
     two_phase_refusal: ClassVar[str] = "its backend has no statements for a commit in two phases"
     #: The outcome of this object's last failed COMMIT; None before the first failure.
     failed_commit: CommitOutcome | None = None
-    #: Whether this shard's part of the transaction is prepared, and the deciding shard was told to
-    #: commit. From then on, only a recovery may roll the part back.
+    #: Whether this shard's part of the transaction is prepared, and the decision to commit may be
+    #: stored. From then on, only a recovery may roll the part back.
     is_bound = False
     #: Whether the last transaction was left prepared on the server, for a recovery to end it.
     left_branch = False
@@ -99,12 +99,12 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def fate_of(self, transaction: str, seconds: float) -> Fate:
-        """Return whether ``transaction``, whose decision to commit belongs on this shard, has
-        committed.
+        """Return whether ``transaction`` has committed. This shard must be the one that stores its
+        decision to commit.
 
-        Tries to insert the decision in a new session, which fails if the decision is already stored,
-        and rolls the insertion back. If an open transaction has inserted the same decision, waits for
-        the end of that transaction.
+        Tries to insert the decision in a new session, and rolls that back. The insertion fails if
+        the decision is already stored. If an open transaction has inserted the same decision, the
+        insertion waits until that transaction ends.
 
         :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.
@@ -146,9 +146,9 @@ class TwoPhaseMixin(CommitHookMixin):
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. After the decision is stored, no error of this
-        # shard can undo it: the branch (this shard's part of the transaction) stays prepared, and a
-        # recovery commits it. So Django must not roll back.
+        # Overrides BaseDatabaseWrapper._commit. After the decision to commit is stored, an error of
+        # this shard changes nothing: its branch (its part of the transaction) stays prepared, and a
+        # recovery commits it later. So Django must not roll back.
         if not self.is_bound:
             self._is_confirmed = False
             try:

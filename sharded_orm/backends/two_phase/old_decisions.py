@@ -1,8 +1,9 @@
-"""Collect the decisions of two-phase commits that are not needed any more, because all branches (the
-parts on the shards) have committed.
+"""Collect the decisions of two-phase commits that are not needed any more, because all branches
+(the parts on the shards) have committed.
 
-When this process stores the next decision on the same shard, it deletes the rows of these decisions.
-If the process ends before, ``manage.py transactions recover`` deletes the rows that are left.
+When this process stores the next decision on the same shard, it deletes the rows of these
+decisions. If the process ends before, ``manage.py transactions recover`` deletes the rows that are
+left.
 """
 
 from __future__ import annotations

@@ -68,13 +68,18 @@ class CommitHookMixin(_Wrapper):
     the methods about sessions.
     """
 
-    #: The listener of the open transaction; None if it has not written to cached models.
+    #: The listener of the open transaction; None if the transaction has not written to cached
+    #: models.
     transaction_writes: observer.TransactionListener | None = None
     #: Objects that watch the open transaction. Their methods are called before COMMIT and at the
     #: end of the transaction.
     commit_watchers: tuple[CommitWatcher, ...] = ()
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
+
+    #: Whether the server can limit the time of a single write. :meth:`limited_session` needs
+    #: this.
+    limits_statements = False
 
     # ##### Methods about the session, for backends to override #####
 
@@ -95,6 +100,28 @@ class CommitHookMixin(_Wrapper):
         """
         return None
 
+    @contextmanager
+    def limited_session(self, seconds: float) -> Iterator[bool]:
+        """Keep one session in autocommit within a ``with`` block, and limit its writes to
+        ``seconds``.
+
+        If True is yielded, :meth:`session_id` is known before a statement is sent, and the server
+        breaks off each UPDATE, INSERT and DELETE that takes longer than ``seconds``. Waits for
+        locks count, but the commit after the statement does not. A shorter limit of the server or
+        the session stays in force. If the shard moves to another node meanwhile, a statement is
+        refused, as in a transaction.
+
+        If False is yielded, nothing was changed: the backend cannot do this, the session has no
+        identity, or it may have an open transaction.
+        """
+        yield False
+
+    def is_statement_limit(self, error: BaseException) -> bool:
+        """Whether ``error`` means that the server has broken off a statement that ran for too long.
+        In autocommit, the statement has then changed nothing.
+        """
+        return False
+
     def judges(self, writer: SessionIdentity) -> bool:
         """Whether :meth:`sessions_gone` can find out if the session ``writer`` still exists.
 
@@ -112,7 +139,7 @@ class CommitHookMixin(_Wrapper):
         return set()
 
     def reads_as_autocommit(self) -> bool:
-        """Whether the reads of the open transaction return what they would return in autocommit, if the
+        """Whether a read in the open transaction returns the same as a read in autocommit, if the
         isolation level is READ COMMITTED.
 
         False if the transaction may have written anything, even by SQL of the project, or if its
@@ -130,7 +157,7 @@ class CommitHookMixin(_Wrapper):
     def may_lack_statements(self) -> bool:
         """Whether an error, such as a deadlock, may have undone statements of the open transaction.
 
-        A program may go on after such an error, and commit the rest.
+        A program may go on after such an error, and commit the statements that are left.
         """
         return False
 

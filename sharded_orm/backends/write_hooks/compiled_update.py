@@ -1,7 +1,8 @@
-"""UPDATEs whose SQL was compiled earlier, so that no compiler reports them.
+"""Send UPDATEs whose SQL was compiled earlier.
 
-The functions do what the compiler does for an UPDATE that nobody observes
-(:mod:`sharded_orm.backends.write_hooks.compilers`). An UPDATE that somebody observes must be compiled.
+Only a compiler reports writes to the cache and to the other parts of the library that follow a model
+(:mod:`sharded_orm.backends.write_hooks.compilers`). So these functions are only for rows that are not
+cached and not followed. They make the same checks as a compiler.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ def is_observed(connection: Any, model: Any) -> bool:
 
 
 def check_write(connection: Any, table: str) -> None:
-    """Check a write before its statement is compiled and sent.
+    """Check the shard keys of a write, before its statement is compiled and sent.
 
     :param table: the table that is written.
-    :raises InexactShardKey: the database does not compare the shard keys of the table as exactly as the
-        router does.
-    :raises KeyMoved: the shards are files, and a key of the write has moved to another shard.
+    :raises InexactShardKey: the database does not compare the shard keys of the table as exactly as
+        the router does.
+    :raises KeyMoved: a key of the write has moved to another shard. Only on SQLite: other databases
+        notice this later, when they send the statement.
     """
     shard = getattr(connection, "shard", None)
     if shard is None:
@@ -43,7 +45,10 @@ def check_write(connection: Any, table: str) -> None:
 
 
 def send(connection: Any, sql: str, parameters: tuple[Any, ...]) -> int:
-    """Send an UPDATE that nobody observes, and return the number of rows that matched."""
+    """Send an UPDATE, and return the number of rows that matched.
+
+    Only for rows that are not cached and whose writes no other part of the library follows.
+    """
     try:
         with connection.cursor() as cursor:
             cursor.execute(sql, parameters)

@@ -57,11 +57,13 @@ class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
     It reports each write to the cache's observer, to the followers of the model (objects that act on
-    each write) and to the connection. In autocommit, a transaction is opened for a single write to a
-    cached or followed model, except if the model is not cached and its only follower needs none.
+    each write) and to the connection. In autocommit, it opens a transaction for a single write to a
+    cached or followed model. But if the model is not cached and has only one follower, the follower
+    decides whether a transaction is needed.
     """
 
-    #: Whether the current statement of this compiler has already been reported.
+    #: Whether the current statement of this compiler has already been reported, so that execute_sql()
+    #: must not report it again.
     _is_reported = False
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,8 +124,8 @@ class WriteMixin(ReadMixin):
     def _session(self, followers: Sequence[WriteFollower]) -> AbstractContextManager[None]:
         """Return a context manager that opens a transaction for the statement.
 
-        If there is only one of ``followers``, and it needs no transaction, the context manager only
-        leases a session.
+        If ``followers`` has one element, and this follower needs no transaction, the context
+        manager only leases a session.
         """
         connection: Any = self.connection
         session: AbstractContextManager[None] | None = None

@@ -36,8 +36,8 @@ class WriteFollower(Protocol):
 
 @runtime_checkable
 class StatementFollower(WriteFollower, Protocol):
-    """A follower that can also follow statements in autocommit, if the id of the session is known
-    before the statement is sent.
+    """A follower that may be called without a transaction, if the id of the session is known before
+    the statement is sent.
     """
 
     def needs_transaction(self, compiler: Any) -> bool:

@@ -1,8 +1,8 @@
 """The check that the rows of a write still belong on its shard, just before the write is sent.
 
-While a key moves to another shard, its fence (triggers on the former shard) stops writes of all
-sessions that were open at the switch. A session that is opened later may meet no fence. So each write
-leases its session first, and then checks whether its keys are still on this shard. The check belongs to
+While a key moves, its fence (triggers on the shard that it leaves) stops writes of all sessions
+that were open at the switch. A session that is opened later may meet no fence. So each write leases
+its session first, and then checks whether its keys are still on this shard. The check belongs to
 another layer, so the app provides it.
 """
 
@@ -22,7 +22,7 @@ def provide_check(check: Callable[[], None]) -> None:
 def check_route() -> None:
     """Raise an error if a key of the write that is about to be sent has moved to another shard.
 
-    :raises KeyMoved: a key of the running operation has moved. Nothing was sent.
+    :raises KeyMoved: a key of the write has moved. Nothing was sent.
     """
     if _check is not None:
         _check()

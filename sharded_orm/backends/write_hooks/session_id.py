@@ -26,7 +26,7 @@ class SessionID(NamedTuple):
 
 
 class OpenSessions(NamedTuple):
-    """How many sessions a database server has."""
+    """The numbers of open sessions on a server: those of this process, and those of all clients."""
 
     #: Number of sessions that this process has open, in use or idle.
     process: int

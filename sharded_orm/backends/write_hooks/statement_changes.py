@@ -49,9 +49,7 @@ class StatementWatcher(Generic[C]):
         return own
 
     def incomplete(self) -> list[C]:
-        """Return the changes that would be committed, but for which the object that follows the
-        model's writes has not completed its work.
-        """
+        """Return the changes that would be committed although their work is not complete."""
         return [
             change for change in self._changes if not change.is_complete and not change.is_undone
         ]

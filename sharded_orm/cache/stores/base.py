@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 #: A server's permission to store an entry. It becomes void when the entry is deleted.
@@ -29,8 +29,8 @@ class FoundEntry(NamedTuple):
     """An entry of a cache server, as a reader found it.
 
     A missing object is leased to one reader, which stores it; meanwhile other readers query the
-    database and store nothing. If the reader with the lease dies, the lease ends after
-    :data:`LEASE_SECONDS`. The lease also allows the reader to replace an entry that exists but is
+    database and store nothing. A reader that stores nothing gives the lease back
+    (:meth:`CacheServer.release`). If the reader dies, the lease ends after :data:`LEASE_SECONDS`. The lease also allows the reader to replace an entry that exists but is
     no longer valid.
 
     :param value: the bytes of the entry; None if the entry is missing or leased to another reader.
@@ -106,6 +106,17 @@ class CacheServer(ABC):
         """
 
     @abstractmethod
+    def release(self, objects: Mapping[str, FoundEntry]) -> None:
+        """Give leases back that were not used to store an object, so that other readers can take them.
+
+        A lease that is void by now is left alone. If that fails, the lease ends after
+        :data:`LEASE_SECONDS`. This method may return before the server has answered.
+
+        :param objects: what :meth:`read` returned for an object, with the lease of :meth:`lease`, by
+            the object's name.
+        """
+
+    @abstractmethod
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
@@ -133,7 +144,12 @@ class CacheServer(ABC):
         """
 
     @abstractmethod
-    def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
+    def finish(
+        self,
+        objects: Sequence[str],
+        records: Sequence[tuple[str, bytes]],
+        lost: Callable[[], object] | None = None,
+    ) -> None:
         """Delete objects (cached rows), then append a line to each of several guards.
 
         A *guard* is an entry that says whether other entries are valid. The deletion of an object
@@ -142,6 +158,11 @@ class CacheServer(ABC):
         :param objects: the names of the objects.
         :param records: names of guards, each with the line to append. A guard that is missing is
             not created.
+        :param lost: if given, this method may return before the server has answered. The answer is
+            then read before the next packet of the same connection. If the server has not confirmed
+            the whole call, ``lost`` is called, perhaps in another thread. It must not raise errors.
+            If this method itself raises an error, ``lost`` is not called. Default: wait for the
+            answer.
         """
 
     @abstractmethod
@@ -164,7 +185,7 @@ class CacheServer(ABC):
         :param seen: the value that the entry must still have.
         :param new: the new value.
         :param ttl: seconds that the new value lives.
-        :returns: True if the value was replaced; False if the entry has another value or is
+        :returns: True if the value was replaced; False if the entry has a different value or is
             missing.
         """
 

@@ -122,7 +122,7 @@ def name_prefix(*aliases: str) -> str:
 def _kind(entry: Mapping[str, Any]) -> str | None:
     """Return the backend in :data:`BACKENDS` that an alias uses directly or through a subclass.
 
-    Return None if the alias uses another backend.
+    Return None if the alias uses none of these backends.
 
     :param entry: the settings of the alias in ``CACHES``.
     """

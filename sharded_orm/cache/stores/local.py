@@ -113,6 +113,17 @@ class LocalServer(CacheServer):
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         return [entry.lease for entry in entries]
 
+    def release(self, objects: Mapping[str, FoundEntry]) -> None:
+        # The lease of an entry with a value is only the version of the entry: it keeps nobody away.
+        leases = {name: lease for name, (value, lease) in objects.items() if value is None}
+        if not leases:
+            return
+        with self._locked():
+            for name, lease in leases.items():
+                item = self._find(name)
+                if item is not None and item.version == lease:
+                    del self._items[name]
+
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
@@ -139,7 +150,12 @@ class LocalServer(CacheServer):
                 sizes.append(len(raw))
         return sizes
 
-    def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
+    def finish(
+        self,
+        objects: Sequence[str],
+        records: Sequence[tuple[str, bytes]],
+        lost: Callable[[], object] | None = None,
+    ) -> None:
         with self._locked():
             for name in objects:
                 self._items.pop(name, None)

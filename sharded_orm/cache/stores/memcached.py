@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pymemcache.client.base import Client, normalize_server_spec
@@ -31,10 +32,13 @@ from sharded_orm.cache.stores.base import (
 from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
+#: The answers after which a deletion, or an append to an entry, need not be sent again: the command
+#: was executed, or the entry is missing.
+_DONE = frozenset({b"HD", b"NF", b"NS"})
 #: The longest life of an entry in seconds. memcached takes a larger number for a Unix time.
 _MAX_TTL = 30 * 24 * 3600
 #: The most bytes in one packet of reading commands. If a packet were larger than the network
-#: buffers, client and server could wait for each other: each sends, and neither receives.
+#: buffers, client and server could block each other: each would send, and neither would receive.
 _MAX_READ = 64 * 1024
 #: The most bytes of a packet under TLS, so that the packet fits into one TLS record. If a long
 #: value ended inside a record, the server would lose the commands in the rest of that record. A
@@ -122,7 +126,7 @@ class MemcachedServer(RemoteServer):
 
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
-        # The server answers SERVER_ERROR to a read if it lacks memory for the answer, or for the
+        # If the server answers SERVER_ERROR to a read, it lacks memory: for the answer, or for the
         # empty entry that it creates for a lease (a reader's permission to store the entry). The
         # entry then counts as missing.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
@@ -172,7 +176,7 @@ class MemcachedServer(RemoteServer):
             return self._reply(self._run(commands, self._max_read), middle, last)
 
         def parse(raw: bytes) -> _Reply | None:
-            # Usually all entries are found, so the fast parser for that case is tried first.
+            # Try the fast parser first. It works only if all entries were found, which is usual.
             reply = _hits(raw, middle, last, count)
             if reply is None and (answers := _parse(raw, count)) is not None:
                 return self._reply(answers, middle, last)
@@ -180,8 +184,9 @@ class MemcachedServer(RemoteServer):
 
         if count <= _AT_ONCE:
             return self._exchange(packet, parse)
-        # The server answers so many commands in several parts. The answer to a last command that
-        # does nothing says that the answer is complete, so the parts are not parsed in vain.
+        # The server sends the answers to this many commands in several parts. Add the command
+        # ``mn``, which does nothing: its answer shows that all parts have arrived. So incomplete
+        # answers are not parsed in vain.
         return self._exchange(
             packet + b"mn\r\n", lambda raw: parse(raw.removesuffix(_NOTHING)), end=_NOTHING
         )
@@ -195,6 +200,25 @@ class MemcachedServer(RemoteServer):
 
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         return [_version(lease) if lease else None for _, lease in entries]
+
+    def release(self, objects: Mapping[str, FoundEntry]) -> None:
+        # The lease of an entry with a value is only the version of the entry: it keeps nobody away.
+        parts = [
+            b"md %b C%b\r\n" % (name.encode("ascii"), _version(lease))
+            for name, (value, lease) in objects.items()
+            if value is None and lease is not None
+        ]
+        if not parts:
+            return
+        count, packet = len(parts), b"".join(parts)
+
+        def is_read(raw: bytes) -> bool | None:
+            return None if _parse(raw, count) is None else True
+
+        # A lease that is perhaps not given back needs no care: it ends soon.
+        if len(packet) > self._max_write or not self._post(packet, is_read, lambda: None):
+            for answer in self._run(parts):
+                self._expect(answer, b"HD", b"EX", b"NF")
 
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
@@ -253,13 +277,30 @@ class MemcachedServer(RemoteServer):
             sizes.append(int(size[0][4:]))
         return sizes
 
-    def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
+    def finish(
+        self,
+        objects: Sequence[str],
+        records: Sequence[tuple[str, bytes]],
+        lost: Callable[[], object] | None = None,
+    ) -> None:
         parts = [b"md %b\r\n" % name.encode("ascii") for name in objects]
         parts += [
             b"ms %b %d MA\r\n%b\r\n" % (name.encode("ascii"), len(record), record)
             for name, record in records
         ]
         if not parts:
+            return
+        count, packet = len(parts), b"".join(parts)
+
+        def is_confirmed(raw: bytes) -> bool | None:
+            answers = _parse(raw, count)
+            return None if answers is None else _DONE.issuperset([line for line, _ in answers])
+
+        if (
+            lost is not None
+            and len(packet) <= self._max_write
+            and self._post(packet, is_confirmed, lost)
+        ):
             return
         answers = self._run(parts)
         for answer in answers[: len(objects)]:
@@ -342,9 +383,9 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
 
     Also return None if a value is empty or contains a line end: the answers are split at line ends,
-    so only the slower :func:`_parse` can parse such a value. The lease of an object is the whole
-    first line of the answer. Few leases are used, so the version number is not cut out of each
-    line; :func:`_version` does this when a lease is used.
+    so only the slower :func:`_parse` can parse such a value. As the lease (permission to store) of
+    an object, return the whole first line of its answer. :func:`_version` cuts the version number
+    out of this line when the lease is used. This saves time, because few leases are used.
 
     :param count: the number of answers. The answers about objects are next to each other.
     :param middle: the position of the first answer about an object.
@@ -357,16 +398,22 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     lines, values = parts[:-1:2], parts[1::2]
     if not all(values):
         return None
-    expected = list(map(b"VA %d".__mod__, map(len, values)))
-    if lines[:middle] != expected[:middle] or lines[last:] != expected[last:]:
+    before, found, after = values[:middle], values[middle:last], values[last:]
+    if lines[:middle] + lines[last:] != list(map(_value_line, map(len, before + after))):
         return None
-    found, leases = values[middle:last], lines[middle:last]
-    if not all(map(bytes.startswith, leases, map(b"VA %d c".__mod__, map(len, found)))):
+    leases = lines[middle:last]
+    if not all(map(bytes.startswith, leases, map(_leased_line, map(len, found)))):
         return None
-    # This gives the same tuples as FoundEntry(value, line), but in half the time.
+    # Make the tuples without calling FoundEntry(value, line), which takes twice the time.
     new = tuple.__new__
     objects = [new(FoundEntry, pair) for pair in zip(found, leases, strict=True)]
-    return [*values[:middle]], objects, [*values[last:]]
+    return [*before], objects, [*after]
+
+
+# The first line of an answer, by the size of the value. The lines are cached, because most values
+# have one of a few sizes.
+_value_line = lru_cache(maxsize=4096)(b"VA %d".__mod__)
+_leased_line = lru_cache(maxsize=4096)(b"VA %d c".__mod__)
 
 
 def _version(lease: bytes) -> bytes:

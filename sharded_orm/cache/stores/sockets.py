@@ -1,6 +1,8 @@
 """Sockets to cache servers: pooled, with a time limit for each call.
 
 After an error a socket is closed, so that a late answer is not taken for the next call's answer.
+
+The answer to a packet may be left for later: it is *owed* until the next use of the connection reads it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import ssl
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sharded_orm import forks
 from sharded_orm.cache.stores.base import MAX_VALUE, CacheServer, ServerDown
@@ -19,13 +21,16 @@ from sharded_orm.circuit_breaker import CircuitBreaker
 _CHUNK = 1 << 16
 #: The largest number of idle connections that a process keeps to one server.
 _MAX_IDLE = 64
+#: The largest size in bytes of a packet whose answer need not be read at once. The answer to such a
+#: packet fits into the network buffers, so the server can send it although nobody reads it yet.
+_MAX_POSTED = 16_000
 _LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 Answer = TypeVar("Answer")
 #: A function that parses the bytes of an answer. It returns None while the answer is incomplete,
 #: and raises :exc:`ProtocolError` if the answer is malformed.
 Parser = Callable[[bytes], Answer | None]
-#: The bytes to send, or a function that returns them for the connection that will be used.
+#: The bytes to send, or a function that makes them for the connection that will send them.
 Packet = bytes | Callable[["Connection"], bytes]
 
 
@@ -41,10 +46,27 @@ class Outdated(ConnectionError):
     """
 
 
+class OwedAnswer(NamedTuple):
+    """The answer to a packet that was posted on a connection, and was not read yet.
+
+    :param end: the bytes with which the answer ends.
+    :param is_confirmed: parses the answer, and returns whether the server has executed the commands
+        of the packet; None while the answer is incomplete.
+    :param lost: the function to call if the server has not confirmed that it has executed the
+        commands.
+    :param packet_size: the size of the packet in bytes.
+    """
+
+    end: bytes
+    is_confirmed: Parser[bool]
+    lost: Callable[[], object]
+    packet_size: int
+
+
 class Connection:
     """One connection to a cache server. Used by one thread at a time."""
 
-    __slots__ = ("_socket", "_timeout", "incarnation")
+    __slots__ = ("_owed", "_socket", "_timeout", "incarnation")
 
     def __init__(self, connected: socket.socket, timeout: float, incarnation: bytes = b"") -> None:
         """
@@ -57,6 +79,7 @@ class Connection:
         self.incarnation = incarnation
         self._socket = connected
         self._timeout = timeout
+        self._owed: OwedAnswer | None = None
         connected.settimeout(timeout)
 
     def ask(self, packet: bytes, end: bytes, parse: Parser[Answer], deadline: float) -> Answer:
@@ -64,12 +87,15 @@ class Connection:
 
         After an error the caller must close the connection.
 
-        :param end: the bytes with which every answer ends.
+        :param end: the bytes with which every answer ends. ``parse`` is called only if the received
+            bytes end with them.
         :param deadline: the time on the monotonic clock by which the answer must have arrived. It
             must not be later than now plus the connection's timeout.
         :raises OSError: the connection is lost, or the deadline has passed.
         :raises ProtocolError: the answer is malformed, or longer than any answer to the packet.
         """
+        if self._owed is not None:
+            self._settle(deadline)
         # Most exchanges need only one send() and one recv(). For these two calls the timeout that
         # the socket has already is enough. A short packet needs only one send(), because the send
         # buffer of the socket is empty now.
@@ -87,6 +113,37 @@ class Connection:
                     return parsed
         return self._receive(answer, end, parse, deadline, len(packet))
 
+    def post(self, packet: bytes, owed: OwedAnswer, deadline: float) -> None:
+        """Send ``packet``, and leave its answer for the next use of the connection.
+
+        After an error the caller must close the connection.
+
+        :raises OSError, ProtocolError: as in :meth:`ask`. ``owed.lost`` is not called then.
+        """
+        if self._owed is not None:
+            self._settle(deadline)
+        self._send(memoryview(packet), deadline)
+        self.limit()
+        self._owed = owed
+
+    def _settle(self, deadline: float) -> None:
+        """Read the answer to the packet that was posted last. Call ``lost`` if the answer does not
+        confirm that the commands were executed.
+
+        ``lost`` is the function that :meth:`post` was given with the packet. This method does not
+        wait if the answer has already arrived.
+        """
+        owed, self._owed = self._owed, None
+        assert owed is not None
+        is_confirmed: bool = False
+        try:
+            is_confirmed = self._receive(
+                b"", owed.end, owed.is_confirmed, deadline, owed.packet_size
+            )
+        finally:
+            if not is_confirmed:
+                owed.lost()
+
     def _send(self, rest: memoryview, deadline: float) -> None:
         while rest:
             self.limit(deadline)
@@ -96,8 +153,8 @@ class Connection:
         self, start: bytes, end: bytes, parse: Parser[Answer], deadline: float, packet_size: int
     ) -> Answer:
         answer = bytearray(start)
-        # The largest size of a valid answer: each name takes at least 8 bytes of the packet, and
-        # the answer has at most one value for each name.
+        # The largest size of a valid answer: the packet that was sent has at least 8 bytes for each
+        # name, and the answer has at most one value for each name.
         limit = (packet_size // 8 + 1) * (MAX_VALUE + 1000)
         while True:
             self.limit(deadline)
@@ -129,7 +186,21 @@ class Connection:
         self._socket.settimeout(left)
 
     def close(self) -> None:
-        """Close the socket without sending anything to the server."""
+        """Close the socket without sending anything to the server.
+
+        A packet whose answer was not read yet counts as lost.
+        """
+        owed, self._owed = self._owed, None
+        self._socket.close()
+        if owed is not None:
+            owed.lost()
+
+    def abandon(self) -> None:
+        """Close this process's copy of a socket that belongs to the parent process.
+
+        If the answer to a posted packet was not read yet, the parent process reads it.
+        """
+        self._owed = None
         self._socket.close()
 
 
@@ -180,8 +251,8 @@ class RemoteServer(CacheServer):
     ) -> Answer:
         """Send a packet and return the parsed answer, in one round trip.
 
-        :param end: the bytes with which a complete answer ends; default: those with which each
-            answer of the server ends.
+        :param end: the bytes with which a complete answer to this packet ends; None for the bytes
+            with which the answers of this kind of server usually end.
         :raises ServerDown: there was no valid answer in time, or the server is not called because
             of an earlier failure.
         """
@@ -236,6 +307,39 @@ class RemoteServer(CacheServer):
                     connection.close()
                 return answer
 
+    def _post(self, packet: Packet, is_confirmed: Parser[bool], lost: Callable[[], object]) -> bool:
+        """Send a packet without waiting for the answer. The next use of the connection reads the
+        answer.
+
+        Return False if the packet must be sent by :meth:`_exchange`. A part of the packet may then
+        have been sent.
+
+        :param is_confirmed: parses the answer, and returns whether the server has executed the
+            commands of the packet.
+        :param lost: is called if the server has not confirmed that it has executed the commands.
+        """
+        if forks.identity() != self._process or not self._breaker.is_closed:
+            return False
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return False
+        try:
+            question = packet if isinstance(packet, bytes) else packet(connection)
+            if is_posted := len(question) <= _MAX_POSTED:
+                owed = OwedAnswer(self._end, is_confirmed, lost, len(question))
+                connection.post(question, owed, time.monotonic() + self.timeout)
+        except (OSError, ProtocolError):
+            # Return False instead of raising: the caller then sends the packet again by
+            # _exchange(), which raises the errors.
+            connection.close()
+            return False
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return is_posted
+
     def _failed(self, reason: object) -> ServerDown:
         """Open the circuit breaker, so that the server is not called for a while.
 
@@ -254,7 +358,8 @@ class RemoteServer(CacheServer):
     def _after_fork(self) -> None:
         # The idle connections belong to the parent process. The child closes only its copies of
         # the file descriptors, so the parent can go on using them.
-        self.close()
+        while self._idle:
+            self._idle.pop().abandon()
         self._breaker.after_fork()
         self._process = forks.identity()
 

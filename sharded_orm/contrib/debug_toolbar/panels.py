@@ -30,7 +30,8 @@ class ShardSQLPanel(SQLPanel):
     shards of a node. The panel shows such a statement once, with the group and the node.
     """
 
-    #: The toolbar's views look up the recorded statements by this name.
+    #: The same id as the toolbar's own SQL panel, because the toolbar's views look up recorded
+    #: statements by it.
     panel_id = SQLPanel.panel_id
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +72,8 @@ class ShardSQLPanel(SQLPanel):
     def content(self) -> str:
         """The HTML of the panel.
 
-        The toolbar's template prints the alias of a statement; this method adds the node.
+        The toolbar's template prints the alias of the shard of each statement. This method adds the
+        name of the shard's node.
         """
         stats = self.get_stats()
         labels: dict[str, str] = {}
@@ -86,7 +88,7 @@ class ShardSQLPanel(SQLPanel):
 
 
 class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the two bases declare callproc() with different types, and the panel calls neither
-    """The toolbar's cursor, of which only the method that measures and describes a statement is used.
+    """The toolbar's cursor. Only its method that measures and describes a statement is used.
 
     :param context: the context that Django passes to an ``execute_wrapper``.
     """
@@ -95,7 +97,8 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         cursor, connection = context["cursor"].cursor, context["connection"]
         if connection.shard is None:
             connection = _NodeConnection(connection, cursor)
-        # The cursor describes the statement to its "logger", which is this object itself.
+        # The third argument is the "logger": the object to which the toolbar's cursor describes
+        # statements.
         super().__init__(cursor, connection, self)
         self._panel = panel
 
@@ -118,8 +121,9 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         else:
             node = self.cursor.node
             statement["alias"] = statement["label"] = f"{self.db.alias} on {node}"
-            # The statement reads many shards. Its parameters are left out: with them, the toolbar
-            # would offer to run it again on the group's alias, which is no single database.
+            # The statement reads many shards. Leave out its parameters: with parameters, the
+            # toolbar would offer to run it again on the alias of the group, which is no single
+            # database.
             statement["params"] = None
         self._panel.record(node=node, **statement)
 
@@ -130,10 +134,12 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
 
 
 class _NodeConnection:
-    """Stands in for the connection object of a group while a statement for many shards is described.
+    """Stands in for the connection object of a group while a statement for many shards is
+    described.
 
     On PostgreSQL, the toolbar reads the state of the transaction from the driver's connection. A
-    group has no driver connection, so this object has that of the cursor on the node.
+    group has no driver connection, so this object has the driver's connection of the cursor on the
+    node.
     """
 
     shard = None

@@ -26,6 +26,7 @@ from sharded_orm.contrib.entities import index_states, late_rows
 from sharded_orm.contrib.entities.clean_report import CleanReport
 from sharded_orm.contrib.entities.index import Index, follows
 from sharded_orm.contrib.entities.index_rows import FOLLOW_TIME, IndexRow
+from sharded_orm.contrib.entities.pending_rows import ends_with
 from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
@@ -57,9 +58,10 @@ def clean_marked(
 ) -> None:
     """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all stores.
 
-    Shards that do not answer are left out, and those where another cleaner works off many marked
-    entities. Costs a query of each node (a database server) for each store, one of each shard with
-    marked entities, and for all these shards together a few statements per shard of an index.
+    Leaves out shards that do not answer, and shards on which another cleaner repairs many entities.
+
+    Cost for each store: one query per node (a database server), one query per shard with marked
+    entities, and a few statements per index shard on which rows are repaired.
 
     :param only: the only store to clean; None for all stores.
     :param min_age: entities that were marked less than this number of seconds ago are skipped:
@@ -153,7 +155,9 @@ def clean_batch(
 
 
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> list[UUID]:
-    """Remove the marks of ``entities``, unless they have changed meanwhile. Return the ids of those.
+    """Remove the marks of ``entities``, unless others have changed them, or marked them for a late row.
+
+    Return the ids of those others.
 
     A deleted entity has no index rows any more, so its row in the table of entities is deleted too.
     Costs one statement, and one more if there are deleted or changed entities or many version numbers.
@@ -161,13 +165,19 @@ def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity
     changed: list[UUID] = []
     for is_deleted in (False, True):
         pks: dict[int, list[int]] = defaultdict(list)
+        ends: set[str] = set()
         for entity in entities:
             if entity.is_deleted == is_deleted:
                 pks[entity.version].append(entity.pk)
+                if entity.pending.end:
+                    ends.add(entity.pending.end)
+        # A mark for a late row gives the text an end that no text has had before.
+        same_text = Q(pending=None) | Q(ends_with(ends)) if ends else Q(pending=None)
         for versions in batched(pks, VERSIONS):
-            unchanged = Q()
+            of_versions = Q()
             for version in versions:
-                unchanged |= Q(pk__in=pks[version], version=version)
+                of_versions |= Q(pk__in=pks[version], version=version)
+            unchanged = of_versions & same_text
             with unbound():
                 rows = rows_of(store, alias)
                 if is_deleted:
@@ -191,7 +201,7 @@ def clean_once(report: CleanReport, stopping: Callable[[], bool]) -> None:
 
 
 def _marked_shards(store: DataStore, min_age: float, report: CleanReport) -> list[str]:
-    """Return the aliases of shards that may have marked entities, the newest first.
+    """Return the aliases of shards that may have marked entities; shards with the newest marks first.
 
     One query of each node (a database server).
     """

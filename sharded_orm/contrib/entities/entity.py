@@ -7,14 +7,23 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from sharded_orm.contrib.entities.exceptions import InvalidEntityId
+
 
 def as_uuid(id: uuid.UUID | str) -> uuid.UUID:
     """Return an id as a UUID.
 
     :param id: a UUID, or its text.
-    :raises ValueError: the text is no UUID.
+    :raises InvalidEntityId: it is neither.
     """
-    return id if isinstance(id, uuid.UUID) else uuid.UUID(id)
+    if isinstance(id, uuid.UUID):
+        return id
+    try:
+        return uuid.UUID(id)
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise InvalidEntityId(
+            f"{id!r} is no id of an entity. Pass a UUID, or its text of 32 hexadecimal digits."
+        ) from exc
 
 
 class Entity(dict[str, Any]):
@@ -25,14 +34,15 @@ class Entity(dict[str, Any]):
         entity = Entity(user_id=7, title="A page")
         entity["title"] = "Another title"
 
-    :param properties: names and values; further ones may be given as keyword arguments.
-    :param id: the id; by default a new random one. Never give one that another entity has had.
+    :param properties: names and values. Keyword arguments are properties, too.
+    :param id: the id of the entity; a new random id by default. Never pass an id that another
+        entity has had.
 
     Values have the types of JSON. In properties that the store declares, they have the types of the
     fields, such as a datetime. Only one thread at a time may use an instance. Needs no query.
     """
 
-    __slots__ = ("_pending", "_stored", "added_id", "id", "updated", "version")
+    __slots__ = ("_stored", "added_id", "id", "updated", "version")
 
     def __init__(
         self,
@@ -54,8 +64,6 @@ class Entity(dict[str, Any]):
         self.added_id: int | None = None
         # The values of the properties that the store declares, as they are stored.
         self._stored: Mapping[str, Any] = {}
-        # The column ``pending`` of the entity: index rows of former versions that may still exist.
-        self._pending: str | None = None
 
     def __repr__(self) -> str:
         return f"Entity({dict.__repr__(self)}, id={self.id!r}, version={self.version})"

@@ -24,7 +24,11 @@ class InvalidStore(EntityError, ImproperlyConfigured):
 
 
 class InvalidProperty(EntityError, ValueError):
-    """A property of an entity cannot be stored as it is. Nothing was written."""
+    """A property of an entity has a value that cannot be stored unchanged. Nothing was written."""
+
+
+class InvalidEntityId(EntityError, ValueError):
+    """A value is not the id of an entity: neither a UUID nor the text of one."""
 
 
 class EntityTooLarge(EntityError, DataError):
@@ -41,6 +45,13 @@ class EntityExists(EntityError, IntegrityError):
 
 class EntityChanged(EntityError, OperationalError):
     """An entity was changed or deleted by others after it was read. Nothing was written."""
+
+
+class FormerRowsFull(EntityError, OperationalError):
+    """The cleaner has not removed an entity's index rows of former versions, and no more can be noted.
+
+    Nothing was written.
+    """
 
 
 class EntityDamaged(EntityError, DataError):
@@ -62,7 +73,7 @@ class InvalidIndexQuery(EntityError, RuntimeError):
 
 
 class InvalidIndexCursor(EntityError, ValueError):
-    """A text is not a cursor of this index, or it comes from a query by other properties."""
+    """A text is not a cursor of this index, or it is a cursor of a query by different properties."""
 
 
 class UniqueValueTaken(EntityError, IntegrityError):
@@ -74,7 +85,7 @@ class UniqueValueTaken(EntityError, IntegrityError):
 
 
 class ReservationRefused(EntityError, RuntimeError):
-    """The row of a unique index and its entity would not be committed together. Nothing was written."""
+    """The row of a unique index would not be committed together with its entity. Nothing was written."""
 
 
 class StoreNotFound(OperationError, LookupError):

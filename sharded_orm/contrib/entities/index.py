@@ -67,9 +67,12 @@ class Index:
     An entity is in the index if it has all of ``properties``, with values other than None.
 
     :param store: the store, which declares fields for all of ``properties``.
-    :param name: the name of the table, after the label of the app. Unique among the stores of the app.
-    :param properties: the names; "-" in front of a name sorts by it in descending order.
-    :param shard_on: the property whose values decide on which shard a row is. Each query names it.
+    :param name: the name of the table, after the label of the app. Unique among the stores of the
+        app.
+    :param properties: the names of the properties, in the order by which the index sorts. "-"
+        before a name sorts in descending order.
+    :param shard_on: the property whose value decides on which shard a row is. Each query must name
+        this property.
     :param unique: whether no two entities have equal values in all ``properties``.
     :param group: the group of the shards with the table; by default that of the store.
     :raises InvalidStore: the declaration cannot work.
@@ -146,9 +149,10 @@ class Index:
                 yield f"store {store.name!r} of the app {app!r} has an index of this name, and its table"
 
     def values_of(self, properties: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return the values that an entity's index row has; None if the index has no row for the entity.
+        """Return the values that an entity's index row has; None if the index has no row for the
+        entity.
 
-        :param properties: the properties in the form in which the store has them.
+        :param properties: the entity's properties, as the store holds them.
         """
         values = tuple(properties.get(name) for name in self.names)
         return None if None in values else values
@@ -162,7 +166,8 @@ class Index:
     def get_all(
         self, *, limit: int = 50, after: str | None = None, **properties: Any
     ) -> EntityPage:
-        """Return a page of entities with these properties, in the order of the index (FriendFeed, FF5).
+        """Return a page of entities with these properties, in the order of the index (FriendFeed,
+        FF5).
 
         Properties and order are those that the entities have when they are read. An entity may be
         missing for a moment after it was written, until its index row is written. No entity is in a
@@ -171,17 +176,18 @@ class Index:
         :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index
             has no more.
         :param after: the cursor of the previous page.
-        :param properties: values of the first properties of the index, including the one of
+        :param properties: values of the first properties of the index, including the property
             ``shard_on``.
         :raises InvalidIndexQuery: the index cannot answer for these properties.
         :raises InvalidProperty: a value does not fit its field.
-        :raises InvalidIndexCursor: ``after`` is not a cursor of such a query.
+        :raises InvalidIndexCursor: ``after`` is not a cursor of a query with these properties.
         :raises IndexNotServed: the index is not built.
         :raises django.db.OperationalError: a shard does not answer. No part of a page is returned.
 
-        Costs a query of the index, and a round trip to each node (a database server) that has
-        entities of the page. If index rows are stale, both are repeated. Every few seconds, one
-        query of the global database is added.
+        Cost: one query of the index, and one round trip to each node (a database server) that has
+        entities of the page. With ``after``, there may be one more query of the index for each
+        property without a given value. If index rows are stale, all this is repeated. Every few
+        seconds, there is one query of the global database.
         """
         equal = self._equal(properties)
         if not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
@@ -190,8 +196,8 @@ class Index:
         index_states.require_served(self)
         entities: list[Entity] = []
         damaged: list[EntityDamaged] = []
-        # An entity that is changed between two queries of the index may have rows in both results, and
-        # each row matches it at its time.
+        # The ids of the entities in the page so far. An entity that is changed between two queries
+        # of the index may have a matching row in the results of both.
         ids: set[Any] = set()
         for row, state in self._states(equal, position, limit):
             if len(entities) == limit:
@@ -229,7 +235,8 @@ class Index:
     ) -> Iterator[tuple[tuple[Any, ...], Entity | EntityDamaged | None]]:
         """Yield the rows of the index after ``position``, each with its entity.
 
-        The entity is None if the row is stale: the entity is deleted, or has other properties.
+        The entity is None if the row is stale: the entity was deleted, or its properties have
+        changed.
         """
         size = limit + 1
         while True:
@@ -254,12 +261,22 @@ class Index:
         names = (*self.names, "entity_id")
         descending = (*self.descending, self.descending[-1])
         order = [f"-{n}" if d else n for n, d in zip(names, descending, strict=True)]
-        with unbound():
-            rows: Any = self.model._default_manager.filter(**equal).order_by(*order[rest:])
-            if position is not None:
-                rows = rows.filter(follows(names[rest:], descending[rest:], position[rest:]))
-            found = list(rows.values_list(*names, self.store.key_name_in_indexes)[:size])
-        return [(row[:-1], row[-1]) for row in found]
+        key_name = self.store.key_name_in_indexes
+        # Do not select the key column twice: a query that names a column twice is compiled each
+        # time (see docs/explanation/read-plans.md).
+        columns = names if key_name in names else (*names, key_name)
+        at = columns.index(key_name)
+        found: list[tuple[Any, ...]] = []
+        for condition in _ranges_behind(
+            names[rest:], descending[rest:], position and position[rest:]
+        ):
+            with unbound():
+                rows: Any = self.model._default_manager.filter(**equal, **condition)
+                rows = rows.order_by(*order[rest:]).values_list(*columns)
+                found += rows[: size - len(found)]
+            if len(found) == size:
+                break
+        return [(row[: len(names)], row[at]) for row in found]
 
     # ##### Cursors #####
 
@@ -283,13 +300,34 @@ class Index:
             ) from exc
 
 
+def _ranges_behind(
+    names: Sequence[str], descending: Sequence[bool], position: Sequence[Any] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield conditions for the rows that come after ``position`` in the order of ``names``.
+
+    All rows of a condition come before the rows of the next condition. There is one condition for
+    each name. Queries with these conditions have a plan: they are compiled only once. A single
+    condition with OR has no plan, and compiling it each time would take longer than the few
+    additional queries.
+
+    :param position: the values of ``names`` in the last row that was read; None for all rows.
+    """
+    if position is None:
+        yield {}
+        return
+    for last in reversed(range(len(names))):
+        equal = dict(zip(names[:last], position, strict=False))
+        yield equal | {f"{names[last]}__{'lt' if descending[last] else 'gt'}": position[last]}
+
+
 def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
     """Return a condition for the rows that come after ``position`` in the order of ``names``.
 
     :param position: the values of ``names`` in the last row that was read.
     """
-    # The conditions below are complete. This further bound only lets databases start at the first
-    # row in their index; without it, some databases would also read all rows before that row.
+    # The condition that is built below is complete. ``bound`` only lets databases start at the
+    # first wanted row of their index. Without it, some databases would also read all rows before
+    # that row.
     bound = Q(**{f"{names[0]}__{'lte' if descending[0] else 'gte'}": position[0]})
     condition, same = Q(), Q()
     for name, descends, value in zip(names, descending, position, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sharded_orm import runtime, unbound
@@ -24,11 +25,15 @@ from sharded_orm.routing.directory import is_digest
 
 #: Seconds after which every process has read the new state of an index.
 LEARNED_AFTER = REMEMBERED + 1
-#: The number of verifications after which a build gives up. The first verification finds no missing
-#: rows, unless a process that does not know the index has stored an entity.
+#: A build checks the index until no rows are missing, and gives up after this number of checks. The
+#: first check finds missing rows only if a process that does not know the index has stored an
+#: entity.
 MAX_PASSES = 5
 #: The largest number of shard keys in one query.
 KEYS = 100
+#: The default share of the time in which a build works. In the remaining time the build waits, so
+#: that writers find the processors and disks free.
+SHARE = 0.2
 
 
 @dataclass
@@ -86,10 +91,11 @@ def build(
     index: Index,
     *,
     rate: float | None = None,
+    share: float = SHARE,
     stopping: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[BuildReport]:
-    """Write the rows of all entities that ``index`` does not have, then let reads use the index.
+    """Write the rows that ``index`` lacks for existing entities, then let reads use the index.
 
     Each process that stores entities must know the index before the call, so that it writes the
     rows of new entities. The build writes the rows of old entities. Then it compares all entities
@@ -97,18 +103,21 @@ def build(
     interruption. Yields after each batch.
 
     :param rate: the most entities or index rows per second; by default there is no limit.
-    :param stopping: returns True if the build is to stop after its batch.
-    :param pause: waits for a number of seconds. It is called if the index was dropped before, to wait
-        until all processes write the index again, and after a batch that was faster than ``rate``.
+    :param share: the largest share of the time in which the build works, from 0 (not included) to
+        1. Busy servers make its batches slower, so it then waits longer, too.
+    :param stopping: returns True if the build is to stop after the current batch.
+    :param pause: waits for the number of seconds that it gets. It is called after each batch. If
+        the index was dropped, it is first called to wait until all processes write the index again.
     """
     report, found = BuildReport(), CleanReport()
+    paced = partial(_paced, found=found, rate=rate, share=share, pause=pause)
     if index_states.read_state(index) == DROPPED:
         index_states.set_state(index, WRITTEN)
         report.phase = "waiting for writers"
         yield report
         pause(LEARNED_AFTER)
     report.phase = "writing"
-    for _ in _paced(_write(index, report, found), found, rate, pause):
+    for _ in paced(_write(index, report, found)):
         yield report
         if stopping():
             return
@@ -117,7 +126,7 @@ def build(
     while not found.problems and not report.is_served and passes < MAX_PASSES:
         passes += 1
         report.phase, lacking = "verifying", 0
-        for marked in _paced(_verify(index, report, found), found, rate, pause):
+        for marked in paced(_verify(index, report, found)):
             lacking += marked
             yield report
             if stopping():
@@ -136,15 +145,23 @@ def build(
 
 
 def _paced(
-    batches: Iterator[int], found: CleanReport, rate: float | None, pause: Callable[[float], None]
+    batches: Iterator[int],
+    *,
+    found: CleanReport,
+    rate: float | None,
+    share: float,
+    pause: Callable[[float], None],
 ) -> Iterator[int]:
-    """Yield the items of ``batches``. Wait after a batch that was faster than ``rate`` allows."""
+    """Yield the items of ``batches``. Wait after each batch as long as ``share`` and ``rate`` demand."""
     began, compared = time.monotonic(), found.compared
     for batch in batches:
+        worked = time.monotonic() - began
         yield batch
+        wait = worked / share - worked
         if rate is not None:
-            pause(max((found.compared - compared) / rate - (time.monotonic() - began), 0))
-            began, compared = time.monotonic(), found.compared
+            wait = max(wait, (found.compared - compared) / rate - worked)
+        pause(max(wait, 0))
+        began, compared = time.monotonic(), found.compared
 
 
 def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
@@ -168,8 +185,8 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):
             yield from mark_lacking(store, [index], rows_of(store, shard.alias), found)
-    # An entity whose key has moved may have been on no shard when that shard was compared. So the
-    # entities of such keys are compared again.
+    # Compare the entities of all moved keys again: an entity that moved meanwhile may have been on
+    # neither of its two shards when that shard was compared.
     entries = moving.entries()
     if any(map(is_digest, entries)):
         found.add_problem(

@@ -1,8 +1,9 @@
 """Reads and writes rows of indexes.
 
-Only the version of a row changes: each write of the entity that needs the row sets it to the
-entity's version. A process that removes a row names the highest version that the row may have. So a
-cleaner that has read an old state of the entity cannot remove a row that a later version needs.
+Only the version of a stored row ever changes: each write of the entity that needs the row sets the
+row's version to the entity's version. A process that removes a row names the highest version that
+the row may have. So a cleaner that has read an old state of the entity cannot remove a row that a
+later version needs.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import IntegrityError, router
+from django.db import IntegrityError, connections, router
 from django.db.models import Q
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
 
 from sharded_orm import runtime, unbound
+from sharded_orm.backends.write_hooks import compiled_update
 from sharded_orm.contrib.entities import late_rows
+from sharded_orm.models.moves.repetition import repeated
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.options import required_options
 from sharded_orm.operations.relations import batched
 
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sharded_orm.entities")
 
-#: The number of seconds that a writer has to write index rows. So long, cleaners leave them to it.
+#: For this number of seconds, cleaners leave index rows of an entity to the writer of the entity.
 FOLLOW_TIME = 0.2
 #: The largest number of rows that one statement changes or removes.
 ROWS = 100
@@ -51,13 +59,14 @@ class IndexRow:
 def follow(rows: Sequence[tuple[Index, IndexRow]], marked_at: float) -> None:
     """Write the index rows of an entity that was committed.
 
-    If a row cannot be written, the cleaner writes it later, because the entity is marked. This may
-    also be called although the entity's write was rolled back, to a savepoint that was made by hand.
-    The rows are then stale. This does no harm: reads skip stale rows, and the cleaner removes them.
+    If a row cannot be written, the cleaner writes it later, because the entity is marked. If the
+    entity's write was rolled back to a savepoint that the program made by hand, this is called all
+    the same. The written rows are then stale, which does no harm: reads skip stale rows, and the
+    cleaner removes them.
 
     :param rows: pairs of an index and the entity's row in it, at least one.
-    :param marked_at: the time when the entity was marked, by ``time.monotonic()``. If this is more than
-        :data:`FOLLOW_TIME` seconds ago, the entity is marked again, because a cleaner may have
+    :param marked_at: the time when the entity was marked, by ``time.monotonic()``. If this is more
+        than :data:`FOLLOW_TIME` seconds ago, the entity is marked again, because a cleaner may have
         repaired its index rows meanwhile.
     """
     for index, row in rows:
@@ -85,10 +94,10 @@ def follow(rows: Sequence[tuple[Index, IndexRow]], marked_at: float) -> None:
 
 
 def insert(index: Index, row: IndexRow) -> None:
-    """Insert ``row``, or raise its version if it is there. One or two statements."""
+    """Insert ``row``, or raise its version if it is stored already. One or two statements."""
     with unbound():
-        # If an earlier version of the entity had the same row, the row may still exist. Its version
-        # is raised, so that a cleaner does not remove it as a row of the earlier version.
+        # An earlier version of the entity may have had the same row, and the row may still be
+        # stored. Then raise the row's version, because a cleaner removes rows of earlier versions.
         if row.version > 1 and raise_version(index, row):
             return
         try:
@@ -98,8 +107,48 @@ def insert(index: Index, row: IndexRow) -> None:
             raise_version(index, row)
 
 
+def insert_missing(index: Index, rows: Sequence[IndexRow]) -> None:
+    """Insert those of ``rows`` that their shards lack. Costs one statement for each shard.
+
+    :raises django.db.Error: a shard does not answer, or a key has no shard. Some rows may be inserted.
+    """
+    # If a key moves meanwhile, _insert_missing() is called again. It leaves rows alone that are
+    # there already.
+    repeated(index.group, partial(_insert_missing, index, rows))
+
+
+def _insert_missing(index: Index, rows: Sequence[IndexRow]) -> None:
+    model, at = index.model, index.names.index(index.shard_on)
+    rows_by_key: dict[Any, list[IndexRow]] = defaultdict(list)
+    for row in rows:
+        rows_by_key[row.values[at]].append(row)
+    aliases, unplaced = aliases_of(index, rows_by_key)
+    for exc in unplaced.values():
+        raise exc
+    rows_by_alias: dict[str, list[IndexRow]] = defaultdict(list)
+    for key, of_key in rows_by_key.items():
+        rows_by_alias[aliases[key]] += of_key
+    fields = model._meta.concrete_fields
+    for alias, of_shard in rows_by_alias.items():
+        with unbound():
+            if compiled_update.is_observed(connections[alias], model):
+                objects = [instance_of(index, row) for row in of_shard]
+                model._default_manager.bulk_create(objects, ignore_conflicts=True)
+                continue
+            # Use plain objects and not instances of the model: Django's compiler only reads the
+            # values, and making the instances would take most of the time.
+            values = [SimpleNamespace(**columns_of(index, row)) for row in of_shard]
+            size = connections[alias].ops.bulk_batch_size(fields, values)
+            for batch in batched(values, size):
+                query: Any = InsertQuery(model, on_conflict=OnConflict.IGNORE)
+                query.insert_values(fields, batch, raw=True)
+                query.get_compiler(using=alias).execute_sql(())
+
+
 def raise_version(index: Index, row: IndexRow) -> bool:
-    """Raise the version of ``row`` to that of its entity. Return whether it was lower."""
+    """Raise the stored version of ``row`` to that of its entity. Return whether the stored version
+    was lower.
+    """
     same = same_rows(index, row.values, row.entity_id)
     return bool(same.filter(version__lt=row.version).update(version=row.version))
 
@@ -126,7 +175,8 @@ def remove_rows(index: Index, rows: Iterable[IndexRow]) -> int:
 
 
 def raise_versions(index: Index, rows: Sequence[IndexRow]) -> bool:
-    """Raise the versions of ``rows`` to those of their entities. Return whether all were lower.
+    """Raise the version of each of ``rows`` to that of its entity. Return whether all rows had lower
+    versions.
 
     Costs one statement for 100 rows of the same version.
 
@@ -145,7 +195,10 @@ def raise_versions(index: Index, rows: Sequence[IndexRow]) -> bool:
 
 
 def _any_of(index: Index, rows: Iterable[IndexRow], *, has_version: bool = False) -> Any:
-    """Return a query of ``rows``; if ``has_version``, only of those with no higher version."""
+    """Return a queryset of the stored rows that equal one of ``rows``.
+
+    :param has_version: whether to leave out stored rows with a higher version than in ``rows``.
+    """
     condition = Q()
     for row in rows:
         columns: dict[str, Any] = dict(zip(index.names, row.values, strict=True))
@@ -156,7 +209,11 @@ def _any_of(index: Index, rows: Iterable[IndexRow], *, has_version: bool = False
 
 
 def same_rows(index: Index, values: tuple[Any, ...], entity_id: UUID | None = None) -> Any:
-    """Return a query of the index's rows with these values; only one entity's row if its id is given."""
+    """Return a queryset of the index's rows with ``values``.
+
+    :param entity_id: the id of the only entity whose row is wanted; None (the default) for all
+        entities.
+    """
     condition: dict[str, Any] = dict(zip(index.names, values, strict=True))
     if entity_id is not None:
         condition["entity_id"] = entity_id
@@ -164,30 +221,35 @@ def same_rows(index: Index, values: tuple[Any, ...], entity_id: UUID | None = No
 
 
 def instance_of(index: Index, row: IndexRow) -> Any:
-    store = index.store
+    return index.model(**columns_of(index, row))
+
+
+def columns_of(index: Index, row: IndexRow) -> dict[str, Any]:
     columns = dict(zip(index.names, row.values, strict=True))
-    if store.shard_on is not None:
-        columns[store.shard_on] = row.key
-    return index.model(**columns, entity_id=row.entity_id, version=row.version)
+    if index.store.shard_on is not None:
+        columns[index.store.shard_on] = row.key
+    columns.update(entity_id=row.entity_id, version=row.version)
+    return columns
 
 
 def alias_of(index: Index, value: Any) -> str:
     """Return the alias of the shard whose rows have ``value`` in the property ``shard_on``.
 
-    If the value has no shard yet, it is assigned to one, as by a write.
+    If the value has no shard yet, it is assigned to a shard, as a write would do.
     """
     return router.db_for_write(index.model, instance=index.model(**{index.shard_on: value}))
 
 
 def aliases_of(index: Index, keys: Collection[Any]) -> tuple[dict[Any, str], dict[Any, Exception]]:
-    """Return the aliases of the shards of ``keys``, and the errors of keys for which no shard was found.
+    """Return the aliases of the shards of ``keys``, and the errors of keys for which no shard was
+    found.
 
-    If a key has no shard yet, it is assigned to one, as by a write.
+    If a key has no shard yet, it is assigned to a shard, as a write would do.
     """
     options, field = required_options(index.model), index.store.fields[index.shard_on]
     try:
         prepared = {key: field.get_prep_value(key) for key in keys}
-        numbers = options.place_keys(dict.fromkeys(prepared.values()))
+        numbers = row_placement.place_keys(options, dict.fromkeys(prepared.values()))
     except Exception as exc:  # One of the keys is the cause: try each key alone.
         if len(keys) < 2:
             return {}, dict.fromkeys(keys, exc)
@@ -214,15 +276,17 @@ def rows_on(
     at = index.names.index(index.shard_on)
     with unbound():
         rows = rows_from(index, manager.using(alias).filter(entity_id__in=entity_ids).order_by())
-    # The keys are no condition of the query: MariaDB would consider every pair of a key and an id.
+    # Query by ids only, and filter by keys in Python: with both conditions, MariaDB would consider
+    # every pair of a key and an id.
     return [row for row in rows if row.values[at] in keys]
 
 
 def rows_from(index: Index, rows: Any) -> list[IndexRow]:
-    """Return the index rows that a query of ``index`` selects. One query."""
+    """Return the rows that the queryset ``rows`` selects, as :class:`IndexRow` objects. One query."""
     names = (*index.names, "version", "entity_id")
     if index.store.shard_on is None:
-        # The id is the shard key of the entity. It is read once, because converting it takes long.
+        # The entity's id is its shard key. Select the column only once, because converting the
+        # values takes long.
         return [IndexRow(row[:-2], row[-1], row[-1], row[-2]) for row in rows.values_list(*names)]
     names = (*names, index.store.shard_on)
     return [IndexRow(row[:-3], row[-2], row[-1], row[-3]) for row in rows.values_list(*names)]

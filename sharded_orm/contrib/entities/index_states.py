@@ -37,7 +37,9 @@ _connections = AutonomousConnections()
 
 
 def state_of(index: Index) -> str:
-    """Return the state of ``index``. Costs one query of the global database every few seconds at most."""
+    """Return the state of ``index``. A process usually queries the global database for it at most
+    once in :data:`REMEMBERED` seconds.
+    """
     known = _remembered.get(index.label)
     if known is not None and time.monotonic() - known[1] < REMEMBERED:
         return known[0]
@@ -54,7 +56,8 @@ def read_state(index: Index) -> str:
     states = IndexState.objects.filter(index=index.label).values_list("state", "declaration")
     rows = list(states.query.get_compiler(connection=connection).results_iter())
     state, declaration = rows[0] if rows else (WRITTEN, "")
-    # The stored declaration is empty if a former version of this library has built the index.
+    # The stored declaration is empty if the index was built by a version of this library that did
+    # not store declarations yet.
     if state == SERVED and declaration not in ("", index.declaration):
         # The index has changed since it was built. Its rows may be missing or on other shards, so
         # reads may not use it, but writers write it.
@@ -67,8 +70,8 @@ def read_state(index: Index) -> str:
 def is_written(index: Index) -> bool:
     """Whether writers write rows of ``index``.
 
-    If the global database does not answer, the last known state counts. If none is known, writers
-    write the rows.
+    If the global database does not answer, use the state that this process has read last. If it has
+    read none, return True.
     """
     try:
         return state_of(index) != DROPPED
@@ -92,7 +95,8 @@ def require_served(index: Index) -> None:
 
 def set_state(index: Index, state: str) -> None:
     """Store the state of ``index``. Other processes learn of it within :data:`REMEMBERED` seconds."""
-    # update_or_create() reads first. On SQLite, its write then fails if another connection writes.
+    # Do not use update_or_create(), which reads before it writes: on SQLite, the write then fails
+    # if another connection writes.
     IndexState(
         index=index.label, state=state, since=timezone.now(), declaration=index.declaration
     ).save(using=DEFAULT_DB_ALIAS)
@@ -100,9 +104,10 @@ def set_state(index: Index, state: str) -> None:
 
 
 def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> None:
-    """Stop reads of indexes whose tables this migration creates: they are empty, and old entities exist.
+    """Withdraw indexes whose tables this migration creates: the rows of stored entities are
+    missing.
 
-    A receiver of ``pre_migrate``.
+    Reads then do not use these indexes. A receiver of ``pre_migrate``.
     """
     from sharded_orm.contrib.entities.store import stores
 
@@ -113,12 +118,12 @@ def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwar
         if isinstance(operation, CreateModel) and not is_backwards
     }
     for store in stores.values():
-        # Reads go on if the table of entities is created as well, as on a new shard: without
-        # entities, no index row is missing.
+        # If this migration also creates the table of entities, as on a new shard, reads may still
+        # use the indexes: the table has no entities whose index rows could be missing.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
-                # The plan of each database has all migrations. Only on a database that the router
-                # allows does the migration create the table.
+                # The migration plan of each database contains all migrations. But a migration
+                # creates the table only on the databases that the router allows.
                 if index.model._meta.label_lower in created and router.allow_migrate_model(
                     using, index.model
                 ):

@@ -1,10 +1,21 @@
-"""The index rows of former versions of an entity, which may still exist."""
+"""Index rows of an entity's earlier versions. These rows may still be stored.
+
+The entity lists them in a text, one line for each row, until the cleaner has removed the rows.
+Writers only append lines to the text, or move a line to its end. So nobody has to read the text
+before a write, and no writer loses a line of another writer.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from django.db.models import F, TextField, Value
+from django.db.models.functions import Coalesce, Concat, Length, Replace, Right
+from django.db.models.lookups import In, LessThan
 
 from sharded_orm.contrib.entities.properties import values_from_json, values_to_json
 
@@ -12,35 +23,82 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
 
 
+#: The length of the last line of a text with late rows. This line is random, so no other text ends
+#: with it.
+_END = 26
+#: Writers add nothing to a text that has this many characters. MariaDB would replace a text that is
+#: larger than ``max_allowed_packet`` by NULL, and the rows in it would be forgotten.
+MOST = 500_000
+
+
 class PendingRows:
-    """The values of index rows of former versions, by index.
+    """Index rows of an entity's earlier versions. These rows may still be stored.
 
-    An entity stores them until the cleaner has removed the rows.
-
-    :param text: the JSON text that the entity stores; None if there are no such rows.
+    :param text: the text that the entity stores; None if there are no such rows.
+    :raises ValueError: the text is damaged.
     """
 
     def __init__(self, text: str | None = None) -> None:
-        self._values: dict[str, list[list[Any]]] = json.loads(text) if text else {}
-
-    @property
-    def text(self) -> str | None:
-        return json.dumps(self._values, separators=(",", ":")) if self._values else None
-
-    def add(self, index: Index, values: tuple[Any, ...] | None) -> None:
-        """Add the index row with these values. None means that there was no row."""
-        if values is None:
-            return
-        known = self._values.setdefault(index.name, [])
-        if (plain := values_to_json(values)) not in known:
-            known.append(plain)
+        #: The end of the text. Texts for late rows have a random end, which no other text has.
+        self.end = text[-_END:] if text else ""
+        self._rows = [(name, plain) for name, plain in _lines(text)] if text else []
 
     def of(self, index: Index) -> set[tuple[Any, ...]]:
-        """Return the values of those rows that belong to ``index``."""
+        """Return the values of the rows that belong to ``index``."""
         rows = set()
-        for plain in self._values.get(index.name, ()):
-            # If the index had other properties at that time, it had another table, so the row is
-            # ignored.
-            with suppress(ValueError):
-                rows.add(values_from_json(index.fields, plain))
+        for name, plain in self._rows:
+            if name == index.name:
+                # Ignore a row that does not fit the properties of the index. The index had other
+                # properties, and a different table, when the row was stored.
+                with suppress(ValueError):
+                    rows.add(values_from_json(index.fields, plain))
         return rows
+
+
+def _lines(text: str) -> Iterator[Any]:
+    at = 0
+    if text.startswith("{"):
+        # Before version 0.1.0, the text was one JSON object: lists of values by the name of the
+        # index. Since then, writers have appended lines to this object.
+        rows, at = json.JSONDecoder().raw_decode(text)
+        for name, of_index in rows.items():
+            yield from ([name, plain] for plain in of_index)
+    yield from map(json.loads, text[at:].splitlines())
+
+
+def ends_with(ends: Iterable[str]) -> In:
+    """Return the condition that the column ``pending`` ends with one of ``ends``.
+
+    Only the ends are compared, because the whole texts may be too long for one statement.
+
+    :param ends: ends of texts, as in :attr:`PendingRows.end`.
+    """
+    return In(Right("pending", _END), [*ends])
+
+
+def has_room() -> LessThan:
+    """Return the condition that the column ``pending`` takes more rows."""
+    return LessThan(Coalesce(Length("pending"), 0), MOST)
+
+
+def with_rows(
+    rows: Iterable[tuple[Index, tuple[Any, ...] | None]], *, is_late: bool = False
+) -> Concat | F:
+    """Return the new value of the column ``pending``, to which ``rows`` are added.
+
+    :param rows: pairs of an index and the values of the entity's row in it. The values are None if
+        the entity had no row there.
+    :param is_late: whether the rows were written late. If so, the text gets a new, random end. By
+        this end, a cleaner that has read the text earlier notices that it has not checked these
+        rows.
+    """
+    lines = [[index.name, values_to_json(values)] for index, values in rows if values is not None]
+    if is_late:
+        lines.append(["", [secrets.token_hex(8)]])
+    text: Any = F("pending")
+    added = [f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines]
+    for line in added:
+        # Remove the line before it is appended below, so that no line is in the text twice. A line
+        # is never a part of a longer line, because the lists of values contain no lists.
+        text = Replace(text, Value(line), output_field=TextField())
+    return Concat(text, Value("".join(added)), output_field=TextField()) if added else text

@@ -15,6 +15,7 @@ from uuid import UUID
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import models
+from django.utils.functional import Promise
 from django.utils.timezone import is_aware
 
 from sharded_orm.contrib.entities.exceptions import InvalidProperty
@@ -44,7 +45,7 @@ def clean(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str,
 
 
 def clean_value(field: Any, name: str, value: Any) -> Any:
-    """Return ``value`` in the form in which ``field`` has it.
+    """Return ``value`` converted by ``field``.
 
     :raises InvalidProperty: the value does not fit the field.
     """
@@ -59,6 +60,9 @@ def clean_value(field: Any, name: str, value: Any) -> Any:
         raise InvalidProperty(f"The property {name}={value!r}: {'; '.join(exc.messages)}") from exc
     except (OverflowError, TypeError, ValueError) as exc:
         raise InvalidProperty(f"The property {name}={value!r}: {exc}") from exc
+    if isinstance(converted, str) and not isinstance(value, str | Promise):
+        # Django's field would make text of any object, such as "['a']" of a list.
+        raise InvalidProperty(f"The property {name}={value!r} is no text. Convert it.")
     if isinstance(value, float) and converted != value:
         raise InvalidProperty(f"The property {name}={value!r} has a fraction. Round it.")
     if isinstance(value, datetime) and not isinstance(converted, datetime):
@@ -87,7 +91,7 @@ def encode(fields: Mapping[str, Any], cleaned: Mapping[str, Any]) -> bytes:
     """Return the compressed body of an entity.
 
     :param cleaned: the result of :func:`clean`.
-    :raises InvalidProperty: a value would not be read as it was written.
+    :raises InvalidProperty: a value would be different when it is read.
     """
     plain = {name: _to_json(value) if name in fields else value for name, value in cleaned.items()}
     text = _json_text(plain)
@@ -101,7 +105,7 @@ def encode(fields: Mapping[str, Any], cleaned: Mapping[str, Any]) -> bytes:
 
 
 def _json_text(values: Mapping[Any, Any]) -> str | None:
-    """Return ``values`` as JSON; None if they would be read as other values."""
+    """Return ``values`` as JSON; None if reading the JSON would return different values."""
     try:
         text = json.dumps(values, allow_nan=False, separators=(",", ":"))
         return text if json.loads(text) == values else None
@@ -146,7 +150,7 @@ def values_to_json(values: tuple[Any, ...]) -> list[Any]:
 def values_from_json(fields: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
     """Return the values of columns that :func:`values_to_json` has turned into JSON types.
 
-    :raises ValueError: they are not values of ``fields``.
+    :raises ValueError: ``values`` do not fit the columns ``fields``.
     """
     if len(values) != len(fields):
         raise ValueError(f"{len(values)} values for {len(fields)} columns")

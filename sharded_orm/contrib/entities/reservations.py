@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The number of attempts to reserve values that others take and release at the same time. Also the
-#: number of attempts to run a transaction that ends in deadlocks.
+#: The number of attempts to reserve values, if others take and release them at the same time. Also
+#: the number of attempts to run a transaction that ends in a deadlock.
 ATTEMPTS = 5
 R = TypeVar("R")
 
@@ -82,10 +82,12 @@ def _reserve(index: Index, row: IndexRow) -> None:
 def write_reserved(
     store: DataStore, rows: Sequence[tuple[Index, IndexRow]], write: Callable[[], None]
 ) -> None:
-    """Call ``write``, which writes an entity of ``store``, after its rows of unique indexes were reserved.
+    """Reserve the rows of an entity in unique indexes, then call ``write``, which writes the
+    entity.
 
     :param rows: pairs of a unique index and the entity's row in it.
-    :param write: it is called again if the transaction was rolled back.
+    :param write: writes the entity of ``store``. It is called again if the transaction was rolled
+        back.
     :raises UniqueValueTaken: another entity has the values of one of ``rows``.
     :raises ReservationRefused: a row would be committed later than the entity, or not at all.
     """
@@ -132,14 +134,14 @@ def _confirm(index: Index, row: IndexRow) -> bool:
     """Return whether the reserved ``row`` still exists. One statement.
 
     The caller holds the lock of the entity, so until the end of its transaction nobody else can
-    begin to remove the row. A removal that began before may be uncommitted, so the row is locked as
-    well.
+    begin to remove the row. A removal that began earlier may be uncommitted. So the row is locked
+    as well, to wait for the end of such a removal.
     """
     rows = same_rows(index, row.values, row.entity_id)
     if _locks_rows(_alias_of_row(index, row)):
         return bool(rows.update(version=F("version")))
-    # On SQLite, the row is read and not locked. A lock would lock the whole shard, and two writers that
-    # each need the other's shard would wait for each other.
+    # On SQLite, only read the row. Locking it would lock the whole shard, so two writers that each
+    # need the other's shard would run into a deadlock.
     return bool(rows.exists())
 
 
@@ -160,8 +162,9 @@ def _take_away(index: Index, row: IndexRow) -> bool:
     if _commits_apart(alias_of_entity, alias):
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
-        # The row is kept. Without row locks, another writer that verifies its reservation would not
-        # wait for this uncommitted removal: it would find the row, which is then removed.
+        # Keep the row, because its removal would be committed apart from the entity's transaction.
+        # Without row locks, a writer that meanwhile verifies its reservation does not wait for the
+        # removal: it would still find the row, which then vanishes.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
@@ -173,12 +176,14 @@ def _take_away(index: Index, row: IndexRow) -> bool:
 
 
 def _repeated(group: str, work: Callable[[], R]) -> R:
-    """Return the result of ``work``. Call it again if others have caused a rollback of its transaction.
+    """Return the result of ``work``. Call it again if others have caused a rollback of its
+    transaction.
 
     The cause may be a deadlock (on MariaDB, two writers that reserve one value), or a move of a key
     or a shard. If the caller is in a transaction on ``group``, nothing is repeated.
 
-    :param work: it must be harmless to call this again after a part of it was committed.
+    :param work: the function to call. Another call must do no harm, even after a part of the work
+        was committed.
     """
     for _ in range(ATTEMPTS - 1):
         try:
@@ -207,8 +212,8 @@ def _locks_rows(alias: str) -> bool:
 def _commits_apart(alias: str, other: str) -> bool:
     """Whether the caller has a transaction open on ``alias`` that is not committed together with ``other``."""
     connection: Any = connections[alias]
-    # The attribute is read first, because reading it has an effect: the connection joins an open
-    # transaction of its shard group.
+    # Read ``atomic_blocks`` before ``get_autocommit()``: reading it makes the connection join an
+    # open transaction of its shard group.
     blocks = connection.atomic_blocks
     if not blocks and connection.get_autocommit():
         return False

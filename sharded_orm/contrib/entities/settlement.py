@@ -11,7 +11,6 @@ from uuid import UUID
 
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
-from sharded_orm import unbound
 from sharded_orm.contrib.entities import index_rows, reservations
 from sharded_orm.contrib.entities.index_rows import IndexRow
 from sharded_orm.contrib.entities.stored_entity import StoredEntity
@@ -39,10 +38,10 @@ class Settlement:
 
 
 def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
-    """Compare ``entities`` with the rows of ``index`` on all shards that may have rows of theirs.
+    """Compare ``entities`` with the rows of ``index`` on all shards that may have such rows.
 
-    The rows are read after the entities. So a row with a higher version than its entity belongs to a
-    later write, and is left alone. Costs a query of each shard that may have rows.
+    The rows are read after the entities. So a row with a higher version than its entity belongs to
+    a later write, and is left alone. Costs a query of each shard that may have rows.
     """
     settlement = Settlement()
     at = index.names.index(index.shard_on)
@@ -84,7 +83,7 @@ def settle(index: Index, settlement: Settlement) -> None:
     for rows in settlement.missing.values():
         if index.unique:
             _each(rows, settlement, partial(reservations.reserve, index))
-        elif not _succeeds(partial(_insert_all, index, rows)):
+        elif not _succeeds(partial(index_rows.insert_missing, index, rows)):
             _each(rows, settlement, partial(index_rows.insert, index))
     for rows in settlement.at_risk.values():
         if not _succeeds(partial(index_rows.raise_versions, index, rows)):
@@ -99,9 +98,9 @@ def settle(index: Index, settlement: Settlement) -> None:
 
 
 def _succeeds(work: Callable[[], Any]) -> bool:
-    """Whether ``work``, on many rows, raises no error and does not return False.
+    """Call ``work``, which changes many rows. Return False if it raises an error or returns False.
 
-    If it fails, the caller does the work row by row, which shows which row has the error.
+    The caller then does the work row by row, which shows which row has the error.
     """
     try:
         return work() is not False
@@ -109,16 +108,12 @@ def _succeeds(work: Callable[[], Any]) -> bool:
         return False
 
 
-def _insert_all(index: Index, rows: Sequence[IndexRow]) -> None:
-    """Insert those of ``rows`` that their shard lacks, in one statement. All rows are on one shard."""
-    with unbound():
-        index.model._default_manager.bulk_create(
-            [index_rows.instance_of(index, row) for row in rows], ignore_conflicts=True
-        )
-
-
 def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
-    """Call ``work`` for each row, until the shard does not answer. All rows are on one shard."""
+    """Call ``work`` for each row, and record the errors in ``settlement``. All rows are on one
+    shard.
+
+    If the shard does not answer, ``work`` is not called for the remaining rows: they fail as well.
+    """
     outage: Exception | None = None
     for row in rows:
         if outage is not None:
@@ -133,7 +128,9 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether an error is not caused by the row: a server or table is missing, or others hold locks."""
+    """Whether the cause of an error is not the row: a server or table is missing, or others hold
+    locks.
+    """
     return isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
 
 
@@ -145,9 +142,10 @@ def _present(
 ) -> dict[UUID, list[IndexRow]]:
     """Return the index rows of entities, keyed by entity id. One query for each shard.
 
-    Each shard is queried by itself, so that it gets only the ids of entities that may have rows there.
+    The query of a shard has only the ids of entities that may have rows there.
 
-    :param keys: values of the property ``shard_on``, each with the entities that may have such rows.
+    :param keys: values of the property ``shard_on``, each with the ids of the entities that may
+        have rows with this value.
     """
     present: dict[UUID, list[IndexRow]] = defaultdict(list)
     keys_by_alias: dict[str, set[Any]] = defaultdict(set)

@@ -77,9 +77,11 @@ def _store_status(store: DataStore) -> StoreStatus:
 def index_statuses(*, sample: int = 0) -> Iterator[IndexStatus]:
     """Yield the statuses of all indexes.
 
-    :param sample: number of rows of each shard, drawn at random, that are compared with their entities.
+    :param sample: number of rows of each shard, drawn at random, that are compared with their
+        entities.
 
-    Costs a query of the global database for each index, and two of each shard if ``sample`` is not 0.
+    Costs a query of the global database for each index, and two queries of each shard if ``sample``
+    is not 0.
     """
     for store in stores.values():
         for index in store.indexes:
@@ -94,7 +96,7 @@ def _take_samples(index: Index, size: int, status: IndexStatus) -> None:
     for shard in runtime.group(index.group).shards():
         try:
             with unbound():
-                # Ids are random, so the rows after any of them are a sample.
+                # Entity ids are random, so the rows that follow a random id are a random sample.
                 rows = manager.using(shard.alias).order_by("entity_id")
                 behind = rows.filter(entity_id__gte=uuid.uuid4())[:size]
                 sampled = index_rows.rows_from(index, behind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -19,18 +19,20 @@ import sharded_orm
 from sharded_orm import unbound
 from sharded_orm.contrib.entities import index_rows, index_states, reservations
 from sharded_orm.contrib.entities.entity import Entity, as_uuid
+from sharded_orm.contrib.entities.entity_rows import entity_rows
 from sharded_orm.contrib.entities.exceptions import (
     EntityChanged,
     EntityDamaged,
     EntityExists,
     EntityNotFound,
     EntityTooLarge,
+    FormerRowsFull,
     InvalidProperty,
     InvalidStore,
 )
 from sharded_orm.contrib.entities.index import Index
 from sharded_orm.contrib.entities.index_rows import IndexRow
-from sharded_orm.contrib.entities.pending_rows import PendingRows
+from sharded_orm.contrib.entities.pending_rows import has_room, with_rows
 from sharded_orm.contrib.entities.properties import FIELDS, clean, clean_value, decode, encode
 from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, calling_module, entity_model
 from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
@@ -59,17 +61,19 @@ class DataStore:
 
     :param name: the name, unique in the project. It is part of the name of the table.
     :param group: the shard group.
-    :param fields: the fields of the properties that indexes use, by name; other properties need no
-        declaration. An integer, a boolean, a date, a time, a UUID or an ``ExactCharField``.
-    :param shard_on: the property whose values decide on which shard an entity is; by default the id
-        does. Each entity must have the property, and its value must never change. Reads by id must
-        name the value.
-    :param max_body: the largest compressed body in bytes. A server has to accept a packet of twice the
-        size (``max_allowed_packet``).
-    :param module: the name of the module that declares the store; by default, the calling one.
+    :param fields: the fields of the properties that indexes use, by name. Allowed are fields for
+        integers, booleans, dates, times and UUIDs, and ``ExactCharField``. Other properties need no
+        declaration.
+    :param shard_on: the property whose value decides on which shard an entity is; by default, the
+        id decides. Each entity must have the property, and its value must never change. Reads by id
+        must also pass this value.
+    :param max_body: the largest compressed body in bytes. A server has to accept a packet of twice
+        the size (``max_allowed_packet``).
+    :param module: the name of the module that declares the store; by default, the calling module.
     :raises InvalidStore: the declaration cannot work.
 
-    Thread-safe. Methods that write may be called inside of transactions: index rows follow after the commit.
+    Thread-safe. Methods that write may be called inside of transactions: index rows follow after
+    the commit.
     """
 
     def __init__(
@@ -131,14 +135,15 @@ class DataStore:
     @cached_property
     def _names(self) -> tuple[str, ...]:
         own = () if self.shard_on is None else (self.shard_on,)
-        return ("id", "added_id", "updated", "version", "body", "pending", *own)
+        return ("id", "added_id", "updated", "version", "body", *own)
 
     # ##### Reading #####
 
     def get(self, id: UUID | str, **key: Any) -> Entity:
         """Return the entity with this id. One query.
 
-        :param key: in a store with ``shard_on``, that property and its value.
+        :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
+            store has no ``shard_on``.
         :raises EntityNotFound: the store has no such entity.
         :raises EntityDamaged: the stored body of the entity cannot be read.
         :raises ShardKeyRequired: ``key`` is missing, or names another property.
@@ -156,7 +161,8 @@ class DataStore:
 
         Costs a round trip to each node (a database server) for 500 ids.
 
-        :param key: in a store with ``shard_on``, that property and its value.
+        :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
+            store has no ``shard_on``.
         :raises EntityDamaged: the stored body of an entity cannot be read. The error's attribute
             ``others`` has the entities that can be read.
         """
@@ -169,27 +175,21 @@ class DataStore:
         return entities
 
     def load(self, keys: Mapping[UUID, Any]) -> dict[UUID, Entity | EntityDamaged]:
-        """Return the entities with these ids and shard keys, or the errors of those that cannot be read.
+        """Return the entities with these ids and shard keys, or errors if they cannot be read.
 
-        Costs a round trip to each node (a database server) for 500 ids.
+        Costs one round trip to each node (a database server) per 500 ids.
         """
         states: dict[UUID, Entity | EntityDamaged] = {}
         remaining = iter(keys.items())
         while batch := dict(islice(remaining, BATCH)):
-            condition = {"id__in": list(batch)}
-            if self.shard_on is not None:
-                condition[f"{self.shard_on}__in"] = list(dict.fromkeys(batch.values()))
-            with unbound():
-                rows: Any = self.model._default_manager.filter(**condition).order_by()
-                found = list(rows.values_list(*self._names))
-            for row in found:
+            for row in entity_rows(self, batch, self._names):
                 entity_id, body = row[0], row[4]
                 if body and (self.shard_on is None or batch[entity_id] == row[-1]):
                     states[entity_id] = self._entity(row)
         return states
 
     def _entity(self, row: tuple[Any, ...]) -> Entity | EntityDamaged:
-        entity_id, added_id, updated, version, body, pending = row[:6]
+        entity_id, added_id, updated, version, body = row[:5]
         try:
             properties = decode(self.fields, bytes(body))
         except ValueError as exc:
@@ -200,7 +200,7 @@ class DataStore:
             )
         entity = Entity(properties, id=entity_id)
         entity.added_id, entity.updated, entity.version = added_id, updated, version
-        entity._pending, entity._stored = pending, self._declared(properties)
+        entity._stored = self._declared(properties)
         return entity
 
     def declared(self, body: bytes) -> dict[str, Any]:
@@ -236,25 +236,32 @@ class DataStore:
         written after it on their own shards: at once, or after the commit if the caller is in a
         transaction. If a shard of an index does not answer, the entity is stored nevertheless, and
         the cleaner writes the row later. Only the row of a unique index is written before the
-        entity, and without it the put fails. The cleaner also removes the rows of former
-        properties; reads skip them until then.
+        entity. If that row cannot be written, the entity is not stored. Index rows of earlier
+        properties are skipped by reads, until the cleaner removes them.
 
         :raises EntityExists: the entity is new, and the store has one with its id. A transaction of
             the caller on the shard can only be rolled back then.
         :raises EntityChanged: others have changed or deleted the entity since it was read.
         :raises InvalidProperty: a property cannot be stored.
         :raises EntityTooLarge: the body is larger than ``max_body``.
+        :raises FormerRowsFull: the entity was changed so often since the cleaner came that no more of
+            its former index rows can be noted.
         :raises ShardKeyChanged: the property ``shard_on`` of a stored entity has another value.
         :raises UniqueValueTaken: another entity has the values of a unique index, or loses them in
             a transaction that is not committed yet.
         :raises ReservationRefused: a transaction of the caller is open on the shard of a row of a
             unique index, and is not committed together with the entity.
 
-        Costs one statement for the entity, and for each index whose properties have changed one
-        more, or two if the entity was stored before. A unique index costs two more. If this takes
-        longer than 0.2 seconds, two statements are added. If an error is
-        raised, nothing is written. If the caller's transaction is rolled back later, ``entity``
-        still counts as stored: read it again.
+        Costs:
+
+        - one statement for the entity
+        - for each index whose properties have changed, one statement, or two if the entity was
+          stored before
+        - two more for each unique index
+        - two more if all this takes longer than 0.2 seconds
+
+        If an error is raised, nothing is written. If the caller's transaction is rolled back later,
+        ``entity`` still counts as stored: read it again.
         """
         cleaned = clean(self.fields, entity)
         body = self._body(entity, cleaned)
@@ -262,9 +269,7 @@ class DataStore:
         self._check_key(entity, stored)
         key = stored[self.shard_on] if self.shard_on is not None else entity.id
         changed = self._changed_indexes(entity, stored)
-        pending = PendingRows(entity._pending)
-        for index in changed if entity.version else ():
-            pending.add(index, index.values_of(entity._stored))
+        former = [(index, index.values_of(entity._stored)) for index in changed]
         version = entity.version + 1
         now, marked_at = timezone.now(), time.monotonic()
         unique_rows = [
@@ -279,13 +284,13 @@ class DataStore:
             if not index.unique and (values := index.values_of(stored)) is not None
         ]
         with unbound():
-            # The shard is looked up before the entity is written. If the lookup failed later, put()
+            # Look up the shard before the entity is written. If the lookup failed later, put()
             # would raise an error although the entity was written.
             alias = self.alias_of(entity.id, key) if rows else ""
 
         def write() -> None:
             if entity.version:
-                self._update(entity, body, pending if changed else None, now)
+                self._update(entity, body, former, now)
             else:
                 self._insert(entity, stored, body, now, is_marked=bool(changed))
 
@@ -296,7 +301,7 @@ class DataStore:
                 write()
         entity.update(cleaned)
         entity.version, entity.updated = version, now
-        entity._stored, entity._pending = stored, pending.text
+        entity._stored = stored
         if rows:
             transaction.on_commit(partial(index_rows.follow, rows, marked_at), using=alias)
         return entity
@@ -323,19 +328,33 @@ class DataStore:
             ) from exc
         entity.added_id = row.added_id
 
-    def _update(self, entity: Entity, body: bytes, pending: PendingRows | None, now: Any) -> None:
+    def _update(
+        self,
+        entity: Entity,
+        body: bytes,
+        former: Sequence[tuple[Index, tuple[Any, ...] | None]],
+        now: Any,
+    ) -> None:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
-        if pending is not None:
-            changes.update(marked_at=now, pending=pending.text)
-        # The time is compared as well as the version: if the transaction of the last put was rolled
+        if former:
+            changes.update(marked_at=now, pending=with_rows(former))
+        # Compare the time as well as the version: if the transaction of the last put was rolled
         # back, another writer may have stored the same version number.
         rows = self._rows(entity.id, entity._stored)
         rows = rows.filter(version=entity.version, updated=entity.updated)
-        if not rows.update(**changes):
+        if not (rows.filter(has_room()) if former else rows).update(**changes):
+            if former and rows.exists():
+                raise self._full(entity.id)
             raise EntityChanged(
                 f"Entity {entity.id} of store {self.name!r} was changed or deleted by others since its version"
                 f" {entity.version} was read. Read it again, or use edit()."
             )
+
+    def _full(self, id: UUID) -> FormerRowsFull:
+        return FormerRowsFull(
+            f"Entity {id} of store {self.name!r} has too many index rows of former versions, which the cleaner"
+            " has not removed yet. Run 'manage.py entities clean', and write the entity again."
+        )
 
     def _row(self, id: UUID, stored: Mapping[str, Any], **columns: Any) -> Any:
         return self.model(**self._condition(id, stored), **columns)
@@ -344,7 +363,7 @@ class DataStore:
         return self.model._default_manager.filter(**self._condition(id, stored))
 
     def row_of(self, added_id: int, key: Any) -> Any:
-        """Return a query of one entity by its primary key, on the shard of its shard key."""
+        """Return a queryset of the entity with the primary key ``added_id``, on the shard of ``key``."""
         return self.model._default_manager.filter(**{self.key_name: key}, pk=added_id)
 
     def alias_of(self, id: UUID, key: Any) -> str:
@@ -386,10 +405,11 @@ class DataStore:
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The entity's row is locked meanwhile. So no update of another writer is lost, and none makes
-        this one fail. If the block raises an error, nothing is written.
+        The entity's row is locked until the end of the block. So no concurrent update is lost, and
+        none can make this update fail. If the block raises an error, nothing is written.
 
-        :param key: in a store with ``shard_on``, that property and its value.
+        :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
+            store has no ``shard_on``.
         :raises EntityNotFound: the store has no such entity.
         :raises EntityDamaged: the stored body of the entity cannot be read.
         """
@@ -405,38 +425,44 @@ class DataStore:
         Its row stays without properties until the cleaner has removed its index rows. An entity
         with a damaged body can also be deleted.
 
-        :param key: in a store with ``shard_on``, that property and its value.
+        :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
+            store has no ``shard_on``.
         :raises EntityNotFound: the store has no such entity.
+        :raises FormerRowsFull: see :meth:`put`.
         """
-        # If the key or its shard moves meanwhile, the deletion is repeated, unless the caller is in
-        # a transaction.
+        # Repeat the deletion if the key or its shard moves meanwhile, unless the caller is in a
+        # transaction.
         repeated(self.group, partial(self._delete, as_uuid(id), key))
 
     def _delete(self, id: UUID, key: Mapping[str, Any]) -> None:
         with self._locked(id, key) as (state, rows):
             stored = state._stored if isinstance(state, Entity) else {}
             with unbound():
-                version, text = rows.values_list("version", "pending").get()
-                pending = PendingRows(text)
-                for index in self.indexes:
-                    pending.add(index, index.values_of(stored))
-                rows.update(
-                    body=b"", version=version + 1, marked_at=timezone.now(), pending=pending.text
+                updated = rows.filter(has_room()).update(
+                    body=b"",
+                    version=F("version") + 1,
+                    marked_at=timezone.now(),
+                    pending=with_rows([(i, i.values_of(stored)) for i in self.indexes]),
                 )
+            if not updated:
+                raise self._full(id)
 
     @contextmanager
     def _locked(
         self, id: UUID, key: Mapping[str, Any]
     ) -> Iterator[tuple[Entity | EntityDamaged, Any]]:
-        """Return a context manager that locks an entity, and yields the entity and a query of its row."""
+        """Return a context manager that locks an entity, and yields the entity and a queryset of
+        its row.
+        """
         condition = {"id": id, self.key_name: self._key(id, key)}
         block = sharded_orm.atomic(self.model, **{self.key_name: condition[self.key_name]})
         with block:
             with unbound():
                 rows: Any = self.model._default_manager.filter(**condition)
                 if not connections[str(block.using)].features.has_select_for_update:
-                    # This write changes nothing. It is sent first because SQLite might refuse the
-                    # first write of a transaction that has begun with a read.
+                    # SQLite has no row locks. First send a write that changes nothing, because
+                    # SQLite might refuse the first write of a transaction that has begun with a
+                    # read.
                     rows.update(version=F("version"))
                 row = rows.select_for_update().values_list(*self._names).first()
             if row is None or not row[4]:
@@ -445,9 +471,10 @@ class DataStore:
 
     @contextmanager
     def locked_values(self, id: UUID, key: Any) -> Iterator[Entity | EntityDamaged | None]:
-        """Return a context manager that locks an entity, and yields the entity; None if there is none.
+        """Return a context manager that locks an entity, and yields the entity; None if there is
+        none.
 
-        During the block, no transaction that has written or inserted the entity is open.
+        During the block, no other transaction that has written or inserted the entity is open.
 
         :param key: the shard key of the entity.
         """
@@ -457,9 +484,9 @@ class DataStore:
         with transaction.atomic(using=alias):
             row = rows.first() if connections[alias].features.has_select_for_update else None
             if row is None:
-                # The lock is taken by an insert with the same id, which waits for an open
-                # transaction that has inserted the entity. A read would not: PostgreSQL does not
-                # see that entity yet, and SQLite has no row locks.
+                # Lock the entity by inserting a row with the same id: the INSERT waits for an open
+                # transaction that has inserted the entity. A SELECT would not wait, because
+                # PostgreSQL does not see that entity yet, and SQLite has no row locks.
                 placeholder = self._row(id, stored, version=0, body=b"", updated=timezone.now())
                 try:
                     with transaction.atomic(using=alias):

@@ -25,7 +25,7 @@ class StoredEntity:
 
     :param key: the shard key of the entity.
     :param stored: the declared properties of the entity; empty if it was deleted.
-    :param pending: the index rows of former versions.
+    :param pending: the index rows of the entity's earlier versions, which may still be stored.
     """
 
     pk: int
@@ -38,7 +38,7 @@ class StoredEntity:
 
 
 def rows_of(store: DataStore, alias: str) -> Any:
-    """Return a query of the entities on a shard."""
+    """Return a queryset of the store's entities on the shard ``alias``."""
     manager: Any = store.model._default_manager
     return manager.using(alias)
 
@@ -52,36 +52,50 @@ def columns_of(store: DataStore) -> tuple[str, ...]:
 def stored_entities(
     store: DataStore, rows: Sequence[tuple[Any, ...]], report: CleanReport
 ) -> list[StoredEntity]:
-    """Return the entities in ``rows``. Entities with damaged bodies are added to the report instead.
+    """Return the entities in ``rows``. Those that cannot be read are added to the report instead.
 
-    :param rows: values of the columns in :func:`columns_of`, perhaps followed by others.
+    :param rows: values of the columns in :func:`columns_of`, perhaps followed by values of further
+        columns.
     """
     entities = []
     for pk, entity_id, version, body, pending, *more in rows:
         key = entity_id if store.shard_on is None else more[0]
-        stored = {}
-        if body:
-            try:
-                stored = store.declared(bytes(body))
-            except ValueError as exc:
-                report.add_damage(
-                    f"The body of entity {entity_id} in store {store.name!r} is damaged: {exc}."
-                )
-                continue
-        entities.append(
-            StoredEntity(pk, entity_id, key, version, stored, PendingRows(pending), not body)
-        )
+        try:
+            stored = store.declared(bytes(body)) if body else {}
+        except ValueError as exc:
+            report.add_damage(f"The body {_damaged(store, entity_id)}: {exc}.")
+            continue
+        try:
+            former = PendingRows(pending)
+        except ValueError as exc:
+            report.add_damage(
+                f"The column 'pending' {_damaged(store, entity_id)}: {exc}. Set it to NULL."
+            )
+            continue
+        entities.append(StoredEntity(pk, entity_id, key, version, stored, former, not body))
     return entities
+
+
+def _damaged(store: DataStore, entity_id: UUID) -> str:
+    return f"of entity {entity_id} in store {store.name!r} is damaged"
 
 
 def entity_batches(
     store: DataStore, rows: Any, report: CleanReport
 ) -> Iterator[list[StoredEntity]]:
-    """Yield the entities of a query in batches, the oldest first."""
+    """Yield the entities of a query in batches, the oldest first.
+
+    Entities that are added after the call are left out, because their writers write the index rows.
+    If they were included, a caller that is slower than the writers would never finish.
+    """
+    with unbound():
+        newest = rows.order_by("-added_id").values_list("added_id", flat=True).first()
     last = None
-    while True:
+    while newest is not None:
         with unbound():
-            behind = rows if last is None else rows.filter(added_id__gt=last)
+            behind = rows.filter(added_id__lte=newest)
+            if last is not None:
+                behind = behind.filter(added_id__gt=last)
             found = list(behind.order_by("added_id").values_list(*columns_of(store))[:BATCH])
         if not found:
             return

@@ -18,29 +18,31 @@ if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
     from sharded_orm.contrib.entities.store import DataStore
 
-#: The columns of a table of entities, besides its shard key.
+#: The columns of a table of entities, without its shard key.
 ENTITY_COLUMNS = ("added_id", "id", "updated", "version", "body", "marked_at", "pending")
-#: The columns of a table of index rows, besides those of properties.
+#: The columns of a table of index rows, without the columns of the properties.
 INDEX_COLUMNS = ("pk", "entity_id", "version")
 
 
 def entity_model(store: DataStore) -> type[ShardedModel]:
     """Return a new model for the entities of ``store`` (FriendFeed, FF1)."""
-    # The ids are unique over all shards, so that keys with their entities can move between shards.
-    # Numbers that each shard counts by itself would repeat on other shards.
+    # The primary keys are unique over all shards, so that entities can move between shards with
+    # their keys. Numbers that each shard counts by itself would repeat on other shards.
     columns: dict[str, Any] = {
         "added_id": TimestampedIDField(primary_key=True),
         # If the store is sharded by a property, a constraint below makes the pair of property and
-        # id unique instead, and its index also serves queries by both.
+        # id unique instead. The index of the constraint also serves queries by property and id.
         "id": models.UUIDField(unique=store.shard_on is None),
         "updated": models.DateTimeField(),
         "version": models.BigIntegerField(),
-        # Empty if the entity was deleted, while its index rows may still exist.
+        # Empty after the entity was deleted. The row stays until the cleaner has removed the
+        # entity's index rows.
         "body": models.BinaryField(),
         # The time at which the entity was marked for the cleaner; NULL if it is not marked. It is marked
         # while its index rows may be missing or left over.
         "marked_at": models.DateTimeField(null=True, db_index=True),
-        # JSON: the index rows of former versions that may still exist.
+        # Index rows of the entity's earlier versions, a line of JSON each. These rows may still be
+        # stored.
         "pending": models.TextField(null=True),
     }
     if store.shard_on is not None:
@@ -64,7 +66,7 @@ def index_model(index: Index) -> type[ShardedModel]:
     columns: dict[str, Any] = {name: store.fields[name].clone() for name in index.names}
     columns["entity_id"] = models.UUIDField(db_index=True)
     columns["pk"] = models.CompositePrimaryKey(*index.names, "entity_id")
-    # The version of the entity that has written the row last.
+    # The version of the entity at the last write of this index row.
     columns["version"] = models.BigIntegerField()
     if store.shard_on is not None and store.shard_on not in columns:
         columns[store.shard_on] = store.fields[store.shard_on].clone()
@@ -132,6 +134,9 @@ def _camel_case(name: str) -> str:
 
 
 def calling_module(depth: int) -> str:
-    """Return the name of the module that calls the caller of this function, as namedtuple() does."""
+    """Return the name of the module whose code is ``depth`` frames up the call stack.
+
+    ``namedtuple()`` finds the module of its caller in the same way.
+    """
     name: str = sys._getframe(depth).f_globals["__name__"]
     return name

@@ -1,6 +1,7 @@
-"""Compares all entities with all index rows, and so also repairs those of entities without a mark.
+"""Compares all entities with all index rows, and repairs the rows, without the use of marks.
 
-Such an entity has wrong rows if a very late writer has left them, or if they were changed by SQL.
+So it also repairs rows of entities that are not marked. Such rows are wrong if a writer has changed
+them very late, or if they were changed by SQL.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from sharded_orm.contrib.entities.stored_entity import BATCH, entity_batches, ro
 
 @dataclass(frozen=True)
 class WholePart:
-    """A part of the pass over everything: the entities of a store, or the rows of an index, on one shard.
+    """A part of the cleaner's pass over all entities and index rows.
+
+    A part is the entities of a store, or the rows of an index, on one shard.
 
     :param index: the index whose rows are compared; None for the entities of the store.
     """
@@ -36,7 +39,9 @@ class WholePart:
     alias: str
 
     def clean(self, report: CleanReport) -> Iterator[int]:
-        """Repair index rows by a comparison with entities, in either direction. Yields after each batch."""
+        """Repair this part: mark entities that lack index rows, or remove stale index rows. Yields
+        after each batch.
+        """
         if self.index is None:
             written = [index for index in self.store.indexes if index_states.is_written(index)]
             return mark_lacking(self.store, written, rows_of(self.store, self.alias), report)
@@ -51,7 +56,9 @@ class WholePart:
 
 
 def whole_parts() -> list[WholePart]:
-    """Return all parts of a pass over all stores: for each store, its entities, then its index rows."""
+    """Return the parts of the cleaner's pass over all stores: for each store, its entities, then
+    the rows of its indexes.
+    """
     parts = []
     for store in stores.values():
         for index in (None, *filter(index_states.is_written, store.indexes)):
@@ -104,7 +111,9 @@ def index_row_batches(index: Index, alias: str) -> Iterator[list[IndexRow]]:
 
 
 def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
-    """Return those of ``rows`` whose entities were deleted or have other properties now."""
+    """Return those of ``rows`` that are stale: their entity was deleted, or its properties have
+    changed.
+    """
     states = index.store.load({row.entity_id: row.key for row in rows})
     stale = []
     for row in rows:
@@ -121,7 +130,7 @@ def mark_lacking(
 
     Yield the number of newly marked entities of each batch.
 
-    :param rows: a query of the entities to compare.
+    :param rows: a queryset of the entities to compare.
     :raises django.db.OperationalError: at the end, if a shard of an index did not answer.
     """
     outage: Exception | None = None
@@ -139,8 +148,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # Entities that have changed since (their version is higher) are left out: their
-                    # writers have marked them.
+                    # Leave out entities that have changed since they were read: their version is
+                    # higher, and their writers have marked them.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked
@@ -149,7 +158,7 @@ def mark_lacking(
 
 
 def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]:
-    """Remove rows of an index on a shard that do not match their entities.
+    """Remove those rows of an index on a shard that do not match their entities.
 
     Yield the number of removed rows of each batch.
     """
@@ -159,8 +168,8 @@ def remove_stale(index: Index, alias: str, report: CleanReport) -> Iterator[int]
         if index.unique:
             removed = sum(reservations.take_away(index, row) for row in stale)
         else:
-            # A row is kept if a later version of the entity has written it again, because its version
-            # is then higher.
+            # remove_rows() keeps a row that a later version of the entity needs: the write of that
+            # version has raised the row's version.
             removed = index_rows.remove_rows(index, stale)
         report.removed += removed
         yield removed

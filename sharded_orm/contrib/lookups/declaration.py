@@ -26,7 +26,7 @@ from sharded_orm.routing.modulo import ModuloStrategy
 MAX_VALUE, MAX_KEY = 255, 100
 
 # Methods of a field that change the stored value. If a project's field class overrides one of them,
-# the column may hold another value than the lookup.
+# the lookup may store a different value than the column.
 _CONVERSIONS = (
     "pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value",
     "get_placeholder",
@@ -106,7 +106,7 @@ class ModelLookup:
         """Return the text that the lookup stores for ``value``.
 
         :param value: a value of the field, prepared for the database.
-        :raises LookupRefused: the row itself might get another value than the lookup.
+        :raises LookupRefused: the row might store a different value than the lookup.
         """
         return _text(self.field, value, f"{self.model.__name__}.{self.field.name}", MAX_VALUE)
 
@@ -114,12 +114,15 @@ class ModelLookup:
         return _text(self.key, key, f"{self.model.__name__}.{self.key.name}", MAX_KEY)
 
     def key_of_text(self, text: str) -> Any:
-        """Return the shard key that an entry stores as ``text``, in the form in which its column stores it."""
+        """Return the shard key that an entry stores as ``text``, in the form in which the column of
+        the shard key stores it.
+        """
         field = target_field(self.key)
         return field.get_prep_value(field.to_python(text))
 
     def slot(self, pk: Any, key_text: str) -> str:
-        """Return a text that distinguishes the row's entry in the lookup from others with the same value.
+        """Return a text that distinguishes the row's entry in the lookup from other rows' entries
+        with the same value.
 
         The text is empty if the lookup is unique, because there is only one entry for each value.
         """

@@ -1,12 +1,12 @@
 """Reads and writes entries, the rows of lookups that name the shard key of a value.
 
-Each statement is committed at once by a connection of its own. A rollback of the caller's
+Each statement is committed at once, on a separate connection. So a rollback of the caller's
 transaction does not undo it. A read sees all committed entries, even those that others have written
 since the caller's transaction began. Inside Django's ``TestCase``, the statements are a part of the
 test's transaction.
 
-The entries of a lookup are in one table of the global database, or in a table of the project. A table
-of the project is on all shards of a group, and the value determines the shard of its entries.
+The entries of a lookup are in one table of the global database, or in a table of the project. A
+table of the project is on all shards of a group, and the value determines the shard of its entries.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupEntry
 
-#: The largest number of entries that one statement writes, and the largest number of values in the
-#: condition of one query. Old versions of SQLite accept 999 parameters.
+#: The most entries that one statement writes, and the most values in the condition of a query. The
+#: numbers are low because old versions of SQLite accept only 999 parameters.
 BATCH, MAX_VALUES = 100, 500
-#: If a value has fewer entries than this number, this process removes equal shard keys from the
-#: result itself, because DISTINCT would take the database a fifth of the query's time.
+#: For a value with fewer entries than this, queries do without DISTINCT, which would take a fifth
+#: of their time. This process then removes repeated shard keys from the result.
 FEW_ENTRIES = 20
 _connections = AutonomousConnections()
 R = TypeVar("R")
@@ -57,7 +57,10 @@ GLOBAL_TABLE: Final = EntryTable(DEFAULT_DB_ALIAS, LookupEntry._meta.db_table)
 
 
 class Place(NamedTuple):
-    """The columns that identify an entry of a lookup, described in :class:`.tables.EntryColumns`."""
+    """The columns that identify an entry in the table of a lookup (``ShardMeta.lookups``).
+
+    :class:`.tables.EntryColumns` describes them.
+    """
 
     lookup: str
     value: str
@@ -85,7 +88,7 @@ def writer_text(session: Any) -> str:
 
 
 def writer_session(text: str) -> SessionID:
-    """Return the database session that :func:`writer_text` has turned into ``text``."""
+    """Return the database session that ``text`` names; :func:`writer_text` has made the text."""
     if not text:
         return SessionID()
     server, account, number = text.split(" ")
@@ -140,7 +143,8 @@ def is_committed_at_once() -> bool:
 
 
 def refuse_own_lock(table: EntryTable) -> None:
-    """Refuse to write entries if the statement would wait for a transaction of this very thread.
+    """Refuse to write entries if the statement would wait for a transaction of this thread, and so
+    forever.
 
     That happens on a database with one writer at a time, such as an SQLite file. Sends no query.
 
@@ -158,10 +162,11 @@ def refuse_own_lock(table: EntryTable) -> None:
 def blocking_transaction(alias: str) -> Any:
     """Return this thread's connection object if its open transaction could block other connections.
 
-    That is so on databases with one writer at a time, such as SQLite. Returns None in other cases.
+    A transaction blocks other connections on databases with one writer at a time, such as SQLite.
+    Returns None for other databases.
 
-    A transaction that has not written yet has no lock, but is returned as well. Otherwise an error
-    would depend on whether the program has written something before.
+    A transaction that has not written yet has no lock, but its connection is returned, too.
+    Otherwise an error would depend on whether the program has written something before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None
@@ -192,7 +197,7 @@ def add(
     :param writer: the database session of the change.
     :param is_open: whether the transaction of the change may still be open.
     :returns: the positions in ``places`` of the entries that exist already. These are not changed.
-        One more query is sent if there are any.
+        One more query is sent if there are such entries.
     """
     taken: list[int] = []
     now = time.time()
@@ -220,13 +225,13 @@ def take(
 ) -> bool:
     """Assign an existing entry to the change ``token``, and return whether the entry was there.
 
-    A change is one statement that writes rows with lookups. Afterwards the entry has the token of the
-    change, the shard key of the row, and the session that writes it.
+    A change is one statement that writes rows with lookups. Afterwards the entry has the token of
+    the change, the shard key of the row, and the session that writes it.
 
     :param key: the new shard key of the entry.
     :param writer: the database session of the change.
-    :param former: the entry as it was read; it is left alone if it has changed since. If None, the
-        entry is assigned whatever it contains.
+    :param former: the entry as it was read. If the stored entry has changed since, it is not
+        assigned. None: the entry is assigned in any case.
     """
     table = table_of(place.lookup, place.value)
     params = [key, token, is_open, writer, time.time(), *place]
@@ -252,7 +257,7 @@ def mark(places: Iterable[Place], token: str, writer: str) -> None:
 
 
 def remove(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Remove the entries that the changes (row-writing statements) named by ``tokens`` have written.
+    """Remove the entries that were last written by the changes (statements) with these ``tokens``.
 
     One statement per :data:`BATCH` tokens.
     """
@@ -261,9 +266,12 @@ def remove(table: EntryTable, tokens: Sequence[str]) -> None:
 
 
 def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> None:
-    """Remove the entries of ``table`` with these identities, if they were last written with ``token``.
+    """Remove the entries at ``places`` that were last written by the change with ``token``.
 
-    One statement per lookup and :data:`BATCH` entries.
+    Sends one statement per lookup and :data:`BATCH` entries.
+
+    :param token: the token of the change, a statement that writes rows with lookups.
+    :param places: the identities of the entries.
     """
     by_lookup: defaultdict[str, list[str]] = defaultdict(list)
     for place in places:
@@ -274,9 +282,10 @@ def remove_places(table: EntryTable, places: Sequence[Place], token: str) -> Non
 
 
 def close(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of some changes that their transactions have ended.
+    """Record in the entries of some statements that their transactions have ended.
 
-    :param tokens: the names of the changes, the statements that have written the entries.
+    :param tokens: the tokens of the statements. Each entry holds the token of the statement that
+        has written it.
     """
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).close(len(some)), (False, *some))
@@ -288,19 +297,27 @@ def entry_at(place: Place) -> StoredEntry | None:
 
 
 def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]:
-    """Yield the entries that were last written for one of the changes (statements) ``tokens``."""
+    """Yield the entries whose last writer is one of the given changes.
+
+    :param tokens: the tokens of the changes. A change is a statement, and each of its entries holds
+        its token.
+    """
     for some in _batches(tokens, BATCH):
         yield from _read(table, _statements(table).of_tokens(len(some)), some)
 
 
 def renew(table: EntryTable, tokens: Sequence[str]) -> None:
-    """Record in the entries of the changes ``tokens`` that their transactions are still open now."""
+    """Record in the entries of some statements that their transactions are still open.
+
+    :param tokens: the tokens of the statements. Each entry holds the token of the statement that
+        has written it.
+    """
     for some in _batches(tokens, BATCH):
         _run(table, _statements(table).renew(len(some)), (time.time(), *some))
 
 
 def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
-    """Return the entries of a lookup with one of ``values``."""
+    """Yield the entries of ``lookup`` that have one of ``values``."""
     by_table: defaultdict[EntryTable, list[str]] = defaultdict(list)
     for value in values:
         by_table[table_of(lookup, value)].append(value)
@@ -363,7 +380,9 @@ def remove_lookup(lookup: str, tables: Iterable[EntryTable]) -> int:
 
 
 def outside_transactions(run: Callable[[], R]) -> R:
-    """Return the result of ``run``, called in another thread, outside of this thread's transactions."""
+    """Return the result of ``run``, called in a separate thread, outside of this thread's
+    transactions.
+    """
     results: list[R] = []
     errors: list[BaseException] = []
 
@@ -406,9 +425,9 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
 
     own = blocking_transaction(table.alias)
     if own is not None and own.transaction_mode == "EXCLUSIVE":
-        # In this mode of SQLite, no other connection can read while this thread's transaction is
-        # open. So the query is sent in that transaction. It reads the committed rows, because nobody
-        # else can write to the file since the transaction began.
+        # In SQLite's mode EXCLUSIVE, no other connection can read while this thread's transaction
+        # is open. So send the query in that transaction. It reads the committed rows, because
+        # nobody else can write to the file since the transaction began.
         with own.cursor() as cursor:
             return read(cursor)
     return _with_cursor(table, read)

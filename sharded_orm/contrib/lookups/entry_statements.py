@@ -29,8 +29,8 @@ class EntryStatements:
         self._table = ops.quote_name(table)
         self._columns = ", ".join(quoted.values())
         self._row = " AND ".join(f"{quoted[name]} = %s" for name in COLUMNS[:3])
-        # The condition of an unchanged entry compares the time as well, because a transaction that
-        # renews its entries changes only the time.
+        # An entry counts as unchanged only if its time is the same, too: a transaction that renews
+        # its entries changes only the time.
         self._unchanged = f"{self._row} AND {quoted['token']} = %s AND {quoted['written_at']} = %s"
         self._insert = (
             ops.insert_statement(on_conflict=OnConflict.IGNORE),

@@ -22,8 +22,10 @@ class LookupRefused(ShardedOrmError, RuntimeError):
 
 
 class LookupExpired(ShardedOrmError, OperationalError):
-    """A transaction was rolled back: it stayed open too long after it had written rows with lookups.
+    """A transaction was rolled back: it stayed open too long after it had written rows with
+    lookups.
 
-    Meanwhile, other transactions have reserved the same values. This happens only on databases, such as
-    SQLite, that cannot report whether the session of another transaction still exists.
+    During that time, other transactions have reserved the values of these rows. This happens only
+    on databases, such as SQLite, that cannot report whether the session of another transaction
+    still exists.
     """

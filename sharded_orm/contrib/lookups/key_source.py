@@ -11,7 +11,7 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_of
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.states import is_known_to_be_served, is_served
 
-#: The largest number of values whose keys a process remembers.
+#: The largest number of values whose shard keys a process remembers.
 MAX_REMEMBERED = 10_000
 
 

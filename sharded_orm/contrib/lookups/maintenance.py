@@ -105,7 +105,7 @@ def build(lookup: ModelLookup) -> LookupDifferences:
     still do not rely on the lookup.
 
     :raises LookupRefused: a column treats different texts as equal, or queries rely on entries of
-        this lookup in another table.
+        this lookup in a table that is not the declared table.
     """
     states.refuse_other_table([lookup])
     refuse_inexact(lookup)
@@ -133,8 +133,8 @@ def check(lookup: ModelLookup, *, repair: bool = False) -> LookupDifferences:
 def drop(name: str) -> int:
     """Remove the entries of a lookup that no process uses any more, and return their number.
 
-    The entries are in the table with which the lookup was used last. This may be another table than
-    the declared one. May be repeated after an error.
+    The entries are in the table with which the lookup was used last. The declaration may name a
+    different table now. The call may be repeated after an error.
     """
     table = states.withdraw(name)
     tables = entries.tables_of(name) if table is None else entries.tables_of_model(table)
@@ -178,7 +178,9 @@ def _shards(lookup: ModelLookup) -> Iterator[Any]:
 
 
 def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterator[list[Any]]:
-    """Yield the rows whose field is not NULL, in batches of primary key, shard key and value."""
+    """Yield batches of the rows whose field is not NULL: the primary key, shard key and value of
+    each row.
+    """
     after: dict[str, Any] = {}
     while rows := list(_rows_of(lookup, alias, **conditions, **after).order_by("pk")[:BATCH]):
         after = {"pk__gt": rows[-1][0]}
@@ -186,7 +188,9 @@ def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterato
 
 
 def _rows_of(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Any:
-    """Return a query of primary key, shard key and value of rows with a value, on the shard ``alias``.
+    """Return a queryset of the primary key, shard key and value of rows on the shard ``alias``.
+
+    Rows whose value is NULL are left out.
 
     If ``alias`` is None, the conditions must contain the shard key.
     """
@@ -210,7 +214,8 @@ def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair
 
 
 def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
-    """Return the moves of keys between shards that are under way, or ended after the move ``since``.
+    """Return the moves of keys between shards that are under way, or that have ended later than the
+    move with the number ``since``.
 
     Returns None if keys of the group do not move.
     """
@@ -245,7 +250,7 @@ def _rows_at_home(
 ) -> list[Sequence[Any]]:
     """Return those of ``rows`` whose shard key is assigned to the shard ``number``.
 
-    Other rows are old copies, which a move of a key leaves on its former shard for a while.
+    Other rows are old copies: they stay on a shard for a while after their key has moved away.
     """
     prepared = [lookup.key.get_prep_value(row[1]) for row in rows]
     numbers = runtime.strategy(lookup.options.group).locate_many(prepared)
@@ -276,16 +281,17 @@ def _compare_batch(
         entry = stored.get(place)
         what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r}, key {key!r}"
         if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
+            # The row is no duplicate if it has lost the value since it was read.
             if not _still_has(lookup, alias, row):
-                continue  # The row has lost the value since it was read, so it is no duplicate.
+                continue
             differences.duplicates += 1
             differences.example(f"{what}: another row has the same value")
             continue
         first[place] = row
         own = entry if entry is not None and entry.key == key else None
-        # A right entry is left alone, unless its last write belongs to a transaction that may still
-        # be open. A rollback of that transaction could remove the entry, so it is written once more,
-        # outside of that transaction.
+        # Skip a correct entry, unless it was last written by a transaction that may still be open.
+        # A rollback of that transaction could remove the entry, so write it again outside of that
+        # transaction.
         if own is not None and not (repair and own.is_open):
             continue
         if not _still_has(lookup, alias, row):
@@ -367,8 +373,8 @@ def _compare_entries_in(
         for entry in _without_row(lookup, [entry for _, entry in batch]):
             if not is_over(lookup, entry):
                 continue
-            # The entry's transaction has ended, so it cannot commit the row any more. But it may have
-            # committed the row since the first query, so the row is queried again.
+            # The transaction of the entry has ended, so it cannot commit the row any more. But it
+            # may have committed the row after the first query. So query the row again.
             if not has_row(lookup, entry):
                 differences.surplus += 1
                 differences.example(

@@ -1,4 +1,4 @@
-"""Reserves the values of new rows by entries of lookups, which are committed before the rows."""
+"""Reserves the values of new rows: writes entries of lookups, which are committed before the rows."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ def reserve(
     change: EntryChange,
     rows: Mapping[Place, tuple[ModelLookup, str]],
 ) -> None:
-    """Write the lookups' entries of rows that a transaction has written. One statement per 100 entries.
+    """Write the lookups' entries of rows that a transaction has written. One statement per 100
+    entries.
 
     :param connection: the connection object of the rows' shard.
     :param change: the record of the statement that writes the rows.
     :param rows: for each entry, its lookup and the shard key of its row.
     :raises LookupValueTaken: another row has the value of a unique lookup, or an open transaction
         may write such a row.
-    :raises LookupRefused: processes with an older declaration look for the values in another table.
+    :raises LookupRefused: the table in the lookup's declaration was changed, and queries still rely
+        on the old table.
     :raises ScatterError: the lookup is not built yet, so all shards are searched for the value, and
         a shard does not answer.
     """
@@ -55,13 +57,14 @@ def reserve(
         lookup for lookup in {lookup for lookup, _ in rows.values()} if not is_served(lookup)
     ]
     refuse_other_table(waiting)
-    # All processes write entries in the same order, so that two do not wait for each other.
+    # All processes write entries in the same order, so that no two of them run into a deadlock.
     places = sorted(rows)
     change.note_tables(places)
     change.has_fresh, change.places = True, places
     keys = [rows[place][1] for place in places]
     stored = entries.add(places, keys, change.fresh, watcher.writer)
-    # The change has not made the entries in ``stored``. It takes them over below, or fails.
+    # ``stored`` has the positions of entries that existed already. For each, the loop below checks
+    # whether this change may take the entry over.
     made = set(places).difference(places[number] for number in stored)
     change.tokens_by_place.update(dict.fromkeys(made, change.fresh))
     for number in stored:
@@ -101,10 +104,10 @@ def _refuse_rows_without_entries(
 
 
 def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
-    """Return those of ``values`` that other rows have already.
+    """Return those of ``values`` that stored rows have already.
 
-    One row per value does not count: the row on this connection's shard that its open transaction
-    has written.
+    The rows that this connection's open transaction has written do not count: one row for each
+    value, on this connection's shard.
     """
     conditions = {
         f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
@@ -133,8 +136,8 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
 
 
 def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
-    # Take over the existing entry. The lookup is not unique, so the entry belongs to this very
-    # row, which had the value before.
+    # Take over the existing entry. In a lookup that is not unique, each entry belongs to exactly
+    # one row. So this row had the value before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             change.tokens_by_place[place] = change.taken
@@ -145,7 +148,10 @@ def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: s
 
 
 def _make(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> bool:
-    """Insert the entry ``place``, and return whether there was none."""
+    """Insert an entry at ``place``. Return False if ``place`` has an entry already.
+
+    :param place: the columns that identify the entry in the table of the lookup.
+    """
     if entries.add([place], [key], change.fresh, watcher.writer):
         return False
     change.tokens_by_place[place] = change.fresh
@@ -167,8 +173,8 @@ def _take_unique(
                 return
             continue
         if watcher.owns(entry.token):
-            # This transaction has written the entry before, for a row that it has deleted since, or
-            # whose INSERT it has rolled back to a savepoint.
+            # This transaction has written the entry itself: for a row that it has deleted since, or
+            # whose INSERT was undone by a rollback to a savepoint.
             if entry.key != key:
                 raise refuse_taken(
                     lookup,
@@ -182,8 +188,8 @@ def _take_unique(
                 raise refuse_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
-            # This query comes after the check that the entry's transaction has ended: from then on,
-            # that transaction cannot commit a row with the value.
+            # Query only now, after it is known that the entry's transaction has ended: it cannot
+            # commit a row with the value any more.
             if has_row(lookup, entry):
                 raise refuse_taken(
                     lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
@@ -195,7 +201,7 @@ def _take_unique(
 
 
 def refuse_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTaken:
-    """Return the error for a value of a unique lookup that is taken.
+    """Return the error that says that a value of a unique lookup is taken.
 
     :param why: a clause that says which row or transaction has the value.
     """
@@ -251,11 +257,12 @@ def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:
 def _outside_transactions(read: Callable[[], R]) -> R:
     """Return the result of ``read``, run outside of this thread's transactions.
 
-    Inside of them, it might see an older state of the rows, and rows that are not committed yet.
+    Inside a transaction, the read might see an older state of the rows, and rows that are not
+    committed yet.
     """
     if not entries.is_committed_at_once():
         with unbound():
-            # The read stays in this thread, because another thread would not see what Django's
-            # TestCase has written.
+            # Read in this thread, because a different thread would not see what Django's TestCase
+            # has written.
             return read()
     return entries.outside_transactions(read)

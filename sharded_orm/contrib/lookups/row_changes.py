@@ -45,7 +45,7 @@ def follower_of(model: Any) -> RowFollower | None:
 
 @dataclass(frozen=True)
 class FollowedRow:
-    """A stored row: its primary key, its shard key, and its values of fields with lookups.
+    """A stored row: its primary key, its shard key, and its values in the fields that have lookups.
 
     All values are prepared for the database.
     """
@@ -88,9 +88,9 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # If a lookup is not unique, the row is inserted first, in the same transaction, and so is
-        # locked. Otherwise a transaction that deletes a former row with the same primary key could
-        # remove the new row's entry.
+        # If a lookup is not unique, insert the row before its entry, in a transaction that locks
+        # the row. Without the lock, a transaction that deletes an earlier row with the same primary
+        # key could remove the new row's entry.
         return any(
             lookup.problem is not None
             or not is_known_to_be_served(lookup)
@@ -111,8 +111,8 @@ class RowFollower:
         :raises LookupRefused: it is not known which values the rows get.
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
-            # This database is no shard of the model, so no lookup has its rows. Such a database is
-            # written, for example, when its rows are imported into shards.
+            # This database is no shard of the model, so the lookups have no entries for its rows.
+            # Such a database is written, for example, when its rows are imported into shards.
             return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:
@@ -334,7 +334,8 @@ def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], A
     number = 0
     for alias in query.alias_map:
         if alias != query.base_table:
-            # The join is removed: it was for the conditions that primary keys replace below.
+            # Remove the join. Only the conditions of the query needed it, and primary keys replace
+            # these conditions below.
             query.alias_refcount[alias] = 0
     for start in range(0, len(rows), MAX_UPDATED):
         query.clear_where()
@@ -365,7 +366,7 @@ def _prepared(field: Any, value: Any) -> Any:
 
 
 def _new_value(query: Any, field: Any, obj: Any) -> Any:
-    # The value is computed in the same way as in SQLInsertCompiler of Django.
+    # Compute the value in the same way as SQLInsertCompiler of Django.
     value = getattr(obj, field.attname) if query.raw else field.pre_save(obj, add=True)
     return plain_value(field, value)
 
@@ -385,11 +386,11 @@ def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
     for when in expression.cases:
         compared = _compared_pk(query, when.condition) if type(when) is When else None
         if compared is None:
-            # The condition does not compare the primary key, so only the database can compute the new
-            # values. This call raises LookupRefused.
+            # The condition does not compare the primary key, so only the database can compute the
+            # new values. plain_value() raises LookupRefused for such an expression.
             plain_value(field, value)
         by_pk[compared] = plain_value(field, when.result)
-    # A row that no condition of the expression names gets the default of the expression.
+    # The default is for the rows whose primary keys are in none of the expression's conditions.
     default = plain_value(field, expression.default)
     return lambda pk: by_pk.get(pk, default)
 

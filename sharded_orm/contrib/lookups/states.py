@@ -1,4 +1,4 @@
-"""Records which lookups queries may rely on ("served"), because all rows have their entries."""
+"""Records which lookups are "served": queries may rely on them, because all rows have their entries."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The declarations of lookups on which queries may rely ("served"). This process has read them from
-# the database, and does not read them again: a lookup is withdrawn only when no process uses it any
-# more, see docs/howto/lookups.md.
+# The lookups on which queries may rely, as this process has read from the database. The process
+# does not read them again: a lookup is withdrawn only after all processes have ceased to use it,
+# see docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
 
 def is_served(lookup: ModelLookup) -> bool:
-    """Whether queries may rely on ``lookup`` as it is declared now. One query until the answer is yes.
+    """Whether queries may rely on ``lookup`` as it is declared now.
 
-    If the declaration has changed, the answer is no until the lookup is built again. The entries of
-    unique lookups have another form, and the new declaration may name another table.
+    Each call sends one query to the global database. A process remembers the answer yes, and then
+    sends no more queries.
+
+    After a change of the declaration, the answer is no until the lookup is built again, because the
+    entries of unique lookups have a different form, and because the new declaration may name a
+    different table.
     """
     if is_known_to_be_served(lookup):
         return True
@@ -45,12 +49,13 @@ def is_known_to_be_served(lookup: ModelLookup) -> bool:
 
 
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
-    """Refuse to write entries while other processes may rely on the entries of another table.
+    """Refuse to write entries while queries of other processes may rely on entries in a different
+    table.
 
-    Those processes would not find the new entries in the declared table. One query for each lookup.
+    Those queries would not find the new entries in the declared table. One query for each lookup.
 
     :param lookups: lookups that queries may not rely on yet, as far as this process knows.
-    :raises LookupRefused: queries rely on entries of one of the lookups in another table than the
+    :raises LookupRefused: queries rely on entries of one of the lookups in a table that is not the
         declared table.
     """
     for lookup in lookups:
@@ -78,7 +83,8 @@ def _declaration(lookup: ModelLookup) -> tuple[str, bool, str | None]:
 
 def serve(lookup: ModelLookup) -> None:
     """Record that queries may rely on ``lookup``, because all rows have their entries."""
-    # update_or_create() reads first. On SQLite, its write then fails if another connection writes.
+    # Do not use update_or_create(), which reads before it writes: on SQLite, the write fails if
+    # another connection writes in between.
     LookupState(
         lookup=lookup.name,
         served_since=now(),
@@ -90,8 +96,8 @@ def serve(lookup: ModelLookup) -> None:
 def withdraw(name: str) -> str | None:
     """Record that queries may not rely on the lookup ``name``. Other processes may still rely on it.
 
-    :returns: the label of the model with the entries when the lookup was last in use; "" for the
-        table of the global database; None if the lookup was never in use.
+    :returns: the label of the model that stored the entries when queries last relied on the lookup;
+        "" for the table of the global database; None if queries never relied on it.
     """
     _served.difference_update([served for served in list(_served) if served[0] == name])
     states = LookupState.objects.using(DEFAULT_DB_ALIAS).filter(lookup=name)
@@ -116,7 +122,8 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
     if using != DEFAULT_DB_ALIAS:
         return
     declared = lookups_by_name()
-    # The rows are not deleted, because 'lookups drop' reads in them which tables have the entries.
+    # Keep the rows of :class:`LookupState`: they name the tables of the entries for 'manage.py
+    # lookups drop'.
     LookupState.objects.using(using).exclude(lookup__in=declared).update(served_since=None)
     if _is_test_database():
         for lookup in declared.values():

@@ -18,15 +18,15 @@ class EntryColumns(models.Model):
     #: The lookup: ``app.model.field``.
     lookup: models.CharField[str, str] = ExactCharField(max_length=200)
     value: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: Empty in a unique lookup. In other lookups, it distinguishes the row from others with the
-    #: same value.
+    #: Empty in a unique lookup. In other lookups, a text that distinguishes the row's entry from
+    #: the entries of other rows with the same value.
     slot: models.CharField[str, str] = ExactCharField(max_length=64)
     #: The shard key.
     key: models.CharField[str, str] = ExactCharField(max_length=100)
     #: A random name of the statement that has written the entry last.
     token: models.CharField[str, str] = ExactCharField(max_length=32)
-    #: Whether the transaction that has written the entry last may still be open. Its end may be
-    #: recorded some seconds late.
+    #: Whether the transaction that has written the entry last may still be open. The end of the
+    #: transaction may be recorded some seconds late.
     is_open: models.BooleanField[bool, bool] = models.BooleanField()
     #: The database session that has written the entry; empty if the database does not identify
     #: sessions.
@@ -50,8 +50,9 @@ class LookupTable(ShardedModel, EntryColumns):
             class ShardMeta(LookupTable.ShardMeta):
                 group = "emails"
 
-    The group has the strategy ``"modulo"``: the md5 of a value determines the shard of its entries. It
-    is another group than that of the rows. Only the lookups write to the table.
+    The group has the strategy ``"modulo"``: the md5 of a value determines the shard of its entries.
+    The rows to which the entries lead are in a different group. Only the lookups write to the
+    table.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)

@@ -2,8 +2,8 @@
 
 Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names), one
 for each kind of entries that it has written: new entries, existing entries that it has taken over,
-and entries of values that no row will have any more. After the end of the transaction, new entries
-are removed if it was rolled back, and those of lost values if it was committed.
+and entries of values that no row will have any more. If the transaction is rolled back, the new
+entries are removed. If it is committed, the entries of the values that rows have lost are removed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 
-#: Seconds after which the transaction that has written an entry counts as ended, if the database cannot
-#: report whether its session still exists.
+#: If the database cannot report whether a session still exists, the transaction that has written an
+#: entry counts as ended after this number of seconds.
 QUARANTINE = 600.0
-#: The entries of a transaction are marked as ended at least this number of seconds after its commit.
-#: The process does so when it next writes entries.
+#: The process waits at least this number of seconds after a commit before it marks the
+#: transaction's entries as ended. It then marks them when it next writes entries.
 CLOSE_AFTER = 5.0
-#: The largest number of ended changes per table of entries that a process keeps in memory while the
-#: table's database does not answer. The entries of older changes are left as they are.
+#: While the database of a table of entries does not answer, a process keeps at most this many ended
+#: changes of the table in memory. The entries of older changes stay open.
 MAX_WAITING = 10_000
-#: How many times a process tries to update the entries of a table, with pauses of 5 s, 10 s, 20 s
-#: and so on.
+#: How many times a process tries to close its open entries in one lookup table, with pauses of 5 s,
+#: 10 s, 20 s and so on.
 CLOSE_ATTEMPTS = 10
 
 
 @dataclass
 class ChangesToClose:
-    """Changes whose transactions have ended, while their entries, in one table, are not closed yet.
+    """Changes whose transactions have ended, but whose entries in one table are not closed yet.
 
     To close an entry is to record in it that its transaction has ended.
     """
@@ -58,10 +58,11 @@ class ChangesToClose:
 
 
 class EndedChanges:
-    """Changes (statements) whose transactions have ended, while their entries do not say so. Thread-safe.
+    """Statements whose transactions have ended, but whose lookup entries are not closed yet.
 
-    The entries of many changes are closed (updated) in one statement. If the process dies before,
-    other processes still find that the transactions have ended, because their sessions have ended.
+    Thread-safe. Closing entries records in them that their transaction has ended. One SQL statement
+    closes the entries of many statements. If the process dies before that, other processes see that
+    its database sessions have ended, so the transactions have ended, too.
     """
 
     def __init__(self) -> None:
@@ -99,12 +100,13 @@ class EndedChanges:
                     changes.failures = 0
 
     def _failed(self, table: EntryTable, changes: ChangesToClose) -> None:
-        """Count a failed attempt, and log its error. Only the first and the last attempt are logged."""
+        """Count a failed attempt to close entries. Only the first and the last error are logged."""
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # Some changes are dropped here, and their entries stay open. Another process that finds
-            # such an entry treats its transaction as open until the session that wrote it has ended.
+            # After the last attempt, give up all changes. After an earlier attempt, give up the
+            # oldest changes if too many wait. The entries of these changes stay open: other
+            # processes treat the transaction as open until the session of its writer ends.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]
@@ -144,7 +146,8 @@ def _log_left(table: EntryTable, count: int, what: str) -> None:
 def in_each_table(
     run: Callable[[EntryTable, Sequence[str]], None], tokens: Iterable[tuple[EntryTable, str]]
 ) -> list[tuple[EntryTable, str]]:
-    """Call ``run`` for the changes in each table, and return the changes in tables where it failed.
+    """Call ``run`` with each table and its changes. Return the changes of tables for which ``run``
+    failed.
 
     An error is logged and not raised: the transactions of these changes have ended, and the caller
     would take the error for a failure of its transaction.
@@ -172,8 +175,9 @@ ended_changes = EndedChanges()
 
 
 def _forget_changes_of_parent() -> None:
-    # A child process begins without changes, and with a new lock, because another thread of the parent
-    # may have held the lock at the fork. The object itself stays, because other modules have imported it.
+    # A child process begins without changes. It gets a new lock, because a thread of the parent may
+    # have held the old lock at the fork. The object itself stays, because other modules have
+    # imported it.
     ended_changes.__init__()  # type: ignore[misc]  # a subclass could have another signature; there is none
 
 
@@ -192,9 +196,11 @@ class EntryChange(StatementChange):
         self.has_fresh = self.has_taken = self.has_old = False
         #: The identities of the entries for the values that the statement writes.
         self.places: Collection[Place] = ()
-        #: The identities of all entries that the change has written, and the tokens that it gave to them.
+        #: The token that the change gave to each entry that it has written, keyed by the entry's
+        #: identity.
         self.tokens_by_place: dict[Place, str] = {}
-        #: Whether the statement was sent. Set only for a statement that is sent after its entries.
+        #: Whether the statement was sent. Only set if the entries are written before the statement
+        #: is sent.
         self.is_sent = False
         #: The tables in which the change has written entries.
         self.tables: set[EntryTable] = set()
@@ -211,17 +217,20 @@ class EntryChange(StatementChange):
         self.tables |= tables
 
     def in_tables(self, tokens: Iterable[str]) -> Iterator[tuple[EntryTable, str]]:
-        """Return each pair of one of ``tokens`` and a table in which the change has written entries."""
+        """Return one pair for each table in which the change has entries, and each token of
+        ``tokens``.
+        """
         return product(self.tables, tokens)
 
     def tokens(self) -> tuple[str, ...]:
         return self.fresh, self.taken, self.old
 
     def surplus(self, stands: bool) -> list[str]:
-        """Return the tokens of entries to be removed, because no row needs them after the transaction.
+        """Return the tokens of entries to be removed, because no row needs them after the
+        transaction.
 
-        These are the entries of old values if the statement is committed, and the new entries
-        otherwise.
+        These are the entries of the old values if the statement is committed; otherwise the entries
+        of the new values.
 
         :param stands: whether the statement is committed; otherwise it was rolled back.
         """
@@ -259,7 +268,10 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     @property
     def writer(self) -> str:
-        """The database session of the transaction. Read this only after its first statement."""
+        """The identity of the transaction's database session, as text.
+
+        Do not read this property before the transaction has sent its first statement.
+        """
         if self._writer is None:
             self._writer = entries.writer_text(self._connection.session_id())
         return self._writer
@@ -300,19 +312,20 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         self.ended(True)
 
     def _failed(self, change: EntryChange, exc: BaseException) -> None:
-        """Note that a statement in autocommit has raised ``exc``."""
+        """Remove, close or keep the entries of a statement in autocommit that has raised ``exc``."""
         # The statement is not committed if it was not sent, or if the database has refused it.
         is_undone = (
             not change.tables or not change.is_sent or isinstance(exc, IntegrityError | DataError)
         )
-        # After an error, the connection object keeps no session that may still run the statement. So if
-        # it still has a session, the statement has ended.
+        # After an error, the connection object gives up a session that may still run the statement.
+        # So if it still has a session, the statement has ended.
         is_over = is_undone or bool(self._connection.session_id().connection)
         if is_undone or (is_over and isinstance(exc.__cause__, self._connection.Database.Error)):
             self.ended(False)
         elif is_over and self._is_committed_at_once:
-            # Python raised the error, before the statement was sent or after it was answered. The entries
-            # are closed and not removed: the next writer of a value queries whether its row exists.
+            # Python raised the error, before the statement was sent or after it was answered. The
+            # entries are not removed, but closed (marked as entries of an ended transaction): the
+            # next writer of a value queries whether a row has this value.
             ended_changes.add(in_each_table(entries.close, change.in_tables(change.tokens())))
         else:
             self.ended(None)
@@ -361,8 +374,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
-            # It is unknown whether the rows are committed, so the entries stay. Entries without
-            # rows do no harm.
+            # Keep the entries: it is unknown whether the rows are committed. Entries without rows
+            # do no harm.
             return
         if not self._is_committed_at_once:
             # Nothing needs to be removed: the entries were written in the test's transaction, which
@@ -378,8 +391,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
                 entries.remove_places(table, needless[table, token], token)
 
         in_each_table(remove_needless, needless)
-        # Entries of a transaction that was rolled back are closed at once, and not later, because others may
-        # wait for their values.
+        # Close the entries of a rolled-back transaction at once, because other transactions may be
+        # waiting until the values of these entries are free.
         undone = (change for change, stands in ends if not stands)
         rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
         left += in_each_table(entries.close, rest)
@@ -392,10 +405,12 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 def _needless(
     ends: Sequence[tuple[EntryChange, bool]],
 ) -> Mapping[tuple[EntryTable, str], list[Place]]:
-    """Return entries that no row needs, and that are not removed by the token of their last change.
+    """Return the entries that no row needs, and that must be removed by their identities.
 
-    A transaction has written such an entry several times. For example, it has inserted a row, deleted
-    the row again, and was rolled back.
+    Most superfluous entries are removed by the token of the change that wrote them last. This does
+    not work for an entry that the transaction has written several times, because entries that rows
+    need may have that token, too. For example, the transaction inserts a row, deletes the row
+    again, and is rolled back.
 
     :param ends: all changes of the transaction in their order, and whether each is committed.
     :returns: the identities of these entries, by their table and by the token that they have.
@@ -409,7 +424,8 @@ def _needless(
             writes[place].append((change, stands, token))
     for place, of_place in writes.items():
         change, stands, token = of_place[0]
-        # If the first change did not make the entry, a row may have had it before the transaction.
+        # If the first of the transaction's changes did not insert the entry, the entry is older
+        # than the transaction, so a row may need it.
         is_needed = token != change.fresh
         for change, stands, token in of_place:
             if stands:

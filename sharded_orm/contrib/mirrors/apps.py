@@ -1,4 +1,4 @@
-"""The Django app of mirrors, which are copies of a model's rows, sharded by another key."""
+"""The Django app of mirrors, which are copies of a model's rows, sharded by a different key."""
 
 from __future__ import annotations
 

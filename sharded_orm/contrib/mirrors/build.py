@@ -63,8 +63,8 @@ def build(mirror: Mirror, *, stopping: Callable[[], bool] = lambda: False) -> It
 
 
 def _copy(mirror: Mirror, rows: list[Any]) -> None:
-    # The version is 0, because any delivery since these rows were read has a higher version and
-    # must win.
+    # Use version 0. A delivery that has run since these rows were read has a higher version, so its
+    # row stays.
     attname = mirror.key.attname
     new = [
         RowToDeliver(pk, key, 0, {attname: frozenset([mirror_key])}, is_new=False)

@@ -18,8 +18,8 @@ from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuer
 
 from sharded_orm.contrib.mirrors.declaration import Mirror, Source, declarations
 from sharded_orm.contrib.mirrors.exceptions import MirrorReadOnly, WriteNotFollowed
+from sharded_orm.contrib.mirrors.mirror_rows import is_writing
 from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow
-from sharded_orm.contrib.mirrors.rows import is_writing
 from sharded_orm.contrib.mirrors.transaction import SourceChange, TransactionChanges
 from sharded_orm.models.cached.insert_keys import returned_keys
 
@@ -31,7 +31,7 @@ def follower_of(model: Any) -> OutboxFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None:
         return None
-    # A migration writes with a historical model. Such writes are handled as those of the current model.
+    # A migration uses a historical model. Handle its writes like writes of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -43,6 +43,8 @@ def follower_of(model: Any) -> OutboxFollower | None:
 
 class OutboxFollower:
     """Records each write of a source in the outbox of its shard, and refuses writes of a mirror.
+
+    The outbox is a table of writes that have to be delivered to mirrors.
 
     Implements :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`. Thread-safe.
     """
@@ -56,9 +58,9 @@ class OutboxFollower:
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run a statement, and record the rows that it changes in the same transaction.
 
-        An UPDATE or DELETE costs one more query, which locks the rows. The outbox costs one INSERT per
-        500 rows and transaction. If it is for one row, and the backend can do so, it is sent with the
-        COMMIT.
+        An UPDATE or DELETE costs one more query, which locks the rows. Each transaction sends one
+        INSERT into the outbox per 500 changed rows. If the INSERT is for one row, and the backend
+        can do so, the INSERT is sent with the COMMIT.
 
         :param compiler: the compiler of the statement.
         :param execute: runs the statement.
@@ -175,11 +177,11 @@ class SourceWrite:
         return rows, result
 
     def _stored(self, pks: Sequence[Any]) -> list[WrittenRow]:
-        """Return those rows with the primary keys ``pks`` that are stored now, and lock them.
+        """Lock and return the stored rows with the primary keys ``pks``.
 
-        With ignore_conflicts, the database does not report which rows it has inserted. Some of the
-        others are rows of other transactions. Some do not exist, because another column was in
-        conflict.
+        With ignore_conflicts, the database does not report which rows it has inserted. A row that
+        it has not inserted may be stored, because a different transaction has inserted it. Or it is
+        not stored, because a column other than the primary key was in conflict.
         """
         source = self._source
         mirror_keys = self._fields(source.mirror_keys)
@@ -211,8 +213,8 @@ class SourceWrite:
                 f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
             ) from exc
         for position, field in enumerate(identity):
-            # The update is refused only if a value changes. Models of migrations save all their fields,
-            # including those that have not changed.
+            # Refuse the update only if a value changes: models of migrations save all fields, even
+            # unchanged ones.
             if field.attname in new and any(
                 _plain(field, new[field.attname]) != row[position] for row in matching
             ):
@@ -236,8 +238,8 @@ class SourceWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None or len(select.alias_map) > 1:
-            # A query with joins or a GROUP BY could not lock rows of this table alone. So it
-            # becomes a subquery that selects the primary keys.
+            # A query with joins or a GROUP BY could not lock rows of this table alone. So use it as
+            # a subquery that selects the primary keys.
             inner = select
             inner.add_fields([fields[0].attname])
             inner.distinct = False
@@ -258,8 +260,8 @@ class SourceWrite:
     def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
         """Run the statement for the rows that were read, and for no other rows.
 
-        The statement's own conditions are not enough: another transaction may have changed a row in
-        the meantime so that it matches them.
+        The statement's own conditions are not enough: since the read, a concurrent transaction may
+        have changed an additional row, so that this row matches the conditions, too.
         """
         if not pks:
             return 0
@@ -275,9 +277,9 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        # The change counts as incomplete until its rows are in the outbox. The statement may take
+        # Count the change as incomplete until its rows are in the outbox. The statement may take
         # effect even if it raises an error, because the handler of a signal can raise anywhere. If
-        # the caller committed then, the rows would be missing in the outbox.
+        # the caller then commits, the outbox would lack the rows.
         self._change.is_complete = False
         with _rolled_back_on_error(self._connection):
             return execute()
@@ -289,7 +291,7 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
     :returns: one value per row; None if a value is not known.
     """
     objs = compiler.query.objs
-    # The values are converted, because the caller may have assigned "7" for 7, or a UUID as text.
+    # Convert the values, because the caller may have assigned "7" for 7, or a UUID as text.
     values = [_plain(field, getattr(obj, field.attname)) for obj in objs]
     if None not in values:
         return values
@@ -303,8 +305,8 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
 def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
     """Return the values that an INSERT of ``obj`` has stored; None if they cannot be read from ``obj``."""
     if type(obj) is not source.model or not source.keeps_values:
-        # The instance may be of another class, such as the model of a migration, with other fields. So
-        # a delivery has to read the row.
+        # ``obj`` may be an instance of a different class, such as a migration's model with other
+        # fields. Then a delivery has to read the row.
         return None
     values = {name: obj.__dict__.get(name) for name in source.copied}
     if any(hasattr(value, "resolve_expression") for value in values.values()):
@@ -332,7 +334,7 @@ def _keys_before_and_after(
 
 
 def _plain(field: Any, value: Any) -> Any:
-    """Return a new value of a field in the form in which the database returns it later.
+    """Return a new value of a field in the form in which the database will return it.
 
     Returns None if only the database knows the value.
 
@@ -344,5 +346,7 @@ def _plain(field: Any, value: Any) -> Any:
         value = getattr(value, field.target_field.attname)
     try:
         return field.to_python(value)
-    except Exception:  # Unknown: the database will refuse the value, or convert it in its own way.
+    except Exception:
+        # The stored value is not known here, because the database will refuse ``value`` or convert
+        # it.
         return None

@@ -1,11 +1,11 @@
 """System checks of mirrors. The ids of the checks never change. No check queries a database.
 
 ============================  =====================================================
-``sharded_orm_mirrors.E001``  ``mirror_of`` names no sharded model, or the model is none itself
+``sharded_orm_mirrors.E001``  ``mirror_of`` names no sharded model, or the mirror is not sharded
 ``sharded_orm_mirrors.E002``  a mirror of a mirror
 ``sharded_orm_mirrors.E003``  multi-table inheritance
 ``sharded_orm_mirrors.E004``  no primary key that identifies one row of the source
-``sharded_orm_mirrors.E005``  a field that is not a copy of the source's
+``sharded_orm_mirrors.E005``  a field that is no copy of a field of the source
 ``sharded_orm_mirrors.E006``  a foreign key with a constraint
 ``sharded_orm_mirrors.E007``  a condition that the mirror cannot follow
 ``sharded_orm_mirrors.E008``  ``verify_reads`` without what it needs

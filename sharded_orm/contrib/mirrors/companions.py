@@ -1,4 +1,4 @@
-"""Other kinds of copies, besides mirrors, that the command ``mirrors`` maintains."""
+"""Copies that are not mirrors, but that the command ``mirrors`` maintains as well."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ class CompanionReport:
 
 
 class Companion(Protocol):
-    """What the command ``mirrors`` can do with another kind of copies, such as reference tables.
+    """The operations of the command ``mirrors`` on copies that are not mirrors, such as reference
+    tables.
 
-    The app of the copies registers an instance by :func:`provide_companion` when it is ready.
+    The app that makes the copies registers an instance by :func:`provide_companion` when it is
+    ready.
     """
 
     def labels(self) -> list[str]:

@@ -11,15 +11,15 @@ from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror
 from sharded_orm.contrib.mirrors.differences import ComparisonReport, Suspect, settle
 from sharded_orm.contrib.mirrors.outbox import BATCH
-from sharded_orm.contrib.mirrors.reads import aliases_of, is_same, values_of, wanted_rows
+from sharded_orm.contrib.mirrors.source_reads import aliases_of, is_same, values_of, wanted_rows
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
 #: The largest number of rows, of the source and the mirror together, that are compared at once. A
 #: chunk may be larger if there are very many shards.
 CHUNK = 8000
-#: Each shard has a limit for its rows in a chunk: ``CHUNK`` divided by the number of shards, but not
-#: less than this number.
+#: The limit for the rows of each shard in a chunk is ``CHUNK`` divided by the number of shards, but
+#: at least this number.
 FROM_SHARD = 50
 
 
@@ -53,7 +53,7 @@ def compare(
 
 
 class _Sides:
-    """Reads rows in chunks: those of the source, and those of its mirror."""
+    """Reads the rows of a source and of its mirror in chunks."""
 
     def __init__(self, mirror: Mirror, newest_first: bool) -> None:
         self._of, self._newest_first = mirror, newest_first
@@ -86,9 +86,10 @@ class _Sides:
                 behind = self._range(rows.using(alias), after, None)
                 behind = behind.order_by("-pk" if self._newest_first else "pk")
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
-        # The shards' ends of the chunk are compared in Python, which may order text keys in another way
-        # than the database. The chunks are still complete, because each row is in the first chunk whose
-        # end it does not exceed. But a chunk may then be much larger.
+        # Each shard proposes a primary key as the end of the chunk. The proposals are compared in
+        # Python, which may order text keys differently from the database. The chunks are still
+        # complete, because each row is in the first chunk whose end it does not exceed. But a chunk
+        # may then be much larger.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:
@@ -126,9 +127,9 @@ def _compare_chunk(
 ) -> tuple[int, list[list[Suspect]]]:
     """Compare one chunk, and return the number of rows and the suspects: rows that may differ.
 
-    A row of the mirror is also suspect if it is on another shard than its source determines.
+    A row of the mirror is also suspect if the source's row leads to a different shard.
 
-    :returns: the suspects in batches. A primary key is in a batch only once.
+    :returns: the suspects in batches. No batch has the same primary key twice.
     """
     pk_at = mirror.names.index(mirror.source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)
@@ -143,7 +144,7 @@ def _compare_chunk(
     for row in source:
         pk, key = row[pk_at], row[key_at]
         # A copy is removed from ``stored`` when its source row is found. If the source has two rows
-        # with one id, the second row finds no copy and becomes suspect.
+        # with the same id, the second row finds no copy and becomes suspect.
         copy = stored.pop((homes.get(key, ""), pk), None)
         if copy is None or not is_same(copy, row[:-1], mirror.json_positions):
             suspect = Suspect(pk, row[-1], frozenset([key]))

@@ -1,4 +1,4 @@
-"""Makes the fields of a mirror from the fields of its source, by ``ShardMeta.fields``."""
+"""Makes the fields of a mirror from the fields of its source. ``ShardMeta.fields`` chooses them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.db.models import BigIntegerField, Field, GeneratedField, IntegerFiel
 from sharded_orm.contrib.mirrors.exceptions import InvalidMirror
 from sharded_orm.models.sharding.options import target_field
 
-# The options of a field that describe how a source creates or finds its rows. A mirror has its own
-# keys and indexes, and its values come from the source.
+# The options of a source's field that the mirror's field does not get. A mirror has its own keys
+# and indexes, and its values come from the source.
 _NOT_COPIED = frozenset(
     {"unique", "db_index", "db_column", "auto_now", "auto_now_add", "db_default", "default"}
 )
@@ -21,7 +21,7 @@ _NOT_COPIED = frozenset(
 def fields_of_mirror(name: str, attrs: Mapping[str, Any]) -> dict[str, Field[Any, Any]]:
     """Return the fields of a new mirror class that are copied from its source.
 
-    A class gets them if its ``ShardMeta`` has ``fields``, or if it declares no field itself.
+    A class gets such fields if its ``ShardMeta`` has ``fields``, or if it declares no field itself.
 
     :param name: the name of the class.
     :param attrs: the attributes in the body of the class.

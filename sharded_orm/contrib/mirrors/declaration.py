@@ -41,7 +41,7 @@ def value_of(field: Any, text: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Mirror:
-    """A model whose rows are copies of rows of another model, sharded by another key.
+    """A model whose rows are copies of rows of another model, sharded by a different key.
 
     :param fields: pairs of a field of the mirror and the field of the source that it copies.
     :param key: the field of the source whose values are the shard keys of the mirror.
@@ -122,15 +122,16 @@ class Source:
 
     @cached_property
     def copied(self) -> frozenset[str]:
-        """The attributes that any mirror copies."""
+        """The names of the source's attributes that at least one mirror copies."""
         return frozenset(name for mirror in self.mirrors for name in mirror.names)
 
     @cached_property
     def keeps_values(self) -> bool:
-        """Whether an instance still has the values that its INSERT has stored, until the commit.
+        """Whether an instance keeps the values that its INSERT has stored unchanged until the
+        commit.
 
-        False if a project's own field class may store another value, or if a value is mutable and so
-        may change before the commit.
+        False if a project's own field class may store another value, or if a value is mutable and
+        so may change before the commit.
         """
         kinds = {type(f) for f in self.model._meta.concrete_fields if f.attname in self.copied}
         return all(

@@ -1,8 +1,9 @@
 """Delivers written rows of a source to its mirrors.
 
 A delivery first reads the row from its source, and then writes it with the version of its outbox
-row, the record of the write. So the written state is never older than its version, and the last
-version of a row has its last state. To deliver a row twice, late or in another order does no harm.
+row, the record of the write. So the written state is never older than its version, and the highest
+version of a row comes with the row's last state. Rows may be delivered twice, late or in a
+different order without harm.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from django.db import InterfaceError, OperationalError
 from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
 from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
+from sharded_orm.contrib.mirrors.mirror_rows import MirrorRow, write_rows
 from sharded_orm.contrib.mirrors.outbox import BATCH, OutboxEntry
-from sharded_orm.contrib.mirrors.reads import aliases_of, values_of, wanted_rows
-from sharded_orm.contrib.mirrors.rows import MirrorRow, write_rows
+from sharded_orm.contrib.mirrors.source_reads import aliases_of, values_of, wanted_rows
 from sharded_orm.exceptions import KeyMoved, ShardMoved
 from sharded_orm.models.moves.repetition import repeated
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 
 
 @dataclass(frozen=True)
 class RowToDeliver:
-    """A row of a source to be delivered to mirrors, with the combined data of its outbox rows."""
+    """A row of a source that must be delivered to mirrors. Its data are combined from all its
+    outbox rows.
+    """
 
     pk: Any
     key: Any
@@ -78,7 +82,7 @@ def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any
 
 
 def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
-    """Yield all rows in batches. An id is in a batch only once."""
+    """Yield all rows in batches. Rows with the same id are in different batches."""
     by_pk: dict[Any, list[RowToDeliver]] = defaultdict(list)
     for row in rows:
         by_pk[row.pk].append(row)
@@ -91,8 +95,7 @@ def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
 
 def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
     try:
-        # If a key or a shard moves meanwhile, the delivery is repeated. To deliver twice does no
-        # harm.
+        # If a key or a shard moves meanwhile, repeat the delivery. Delivering twice does no harm.
         return repeated(
             mirror.options.group,
             partial(_deliver_to, mirror, rows),
@@ -101,7 +104,7 @@ def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Ex
     except Exception as exc:
         if len(rows) == 1 or is_outage(exc):
             return dict.fromkeys((row.pk for row in rows), exc)
-    # The batch failed, so its rows are delivered one by one to find out which of them fail.
+    # The batch failed. Deliver its rows one by one, to find out which of them fail.
     failures: dict[Any, Exception] = {}
     for row in rows:
         failures |= _deliver_batch(mirror, [row])
@@ -109,9 +112,8 @@ def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Ex
 
 
 def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
-    # The shards are looked up before the source is read. Otherwise a key could move after the
-    # source was read. Then an old state could be written to the key's new shard, where no version
-    # prevents it.
+    # Look up the shards before the source is read. If a key moved after the source was read, an old
+    # state could be written to the key's new shard, where no version prevents it.
     attname = mirror.key.attname
     aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
     states = read_source(mirror, rows)
@@ -148,8 +150,8 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
             return dict.fromkeys((row.pk for row in rows), exc)
     else:
         return {}
-    # The shard has refused the rows together, so they are written one by one to find out which of
-    # them it refuses.
+    # The shard has refused the rows together. Write them one by one, to find out which of them it
+    # refuses.
     failures: dict[Any, Exception] = {}
     for row in rows:
         failures |= _write_on_shard(mirror, alias, [row])
@@ -157,16 +159,18 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 
 
 def is_outage(exc: Exception) -> bool:
-    """Whether the row did not cause the error: a server is down, or other processes hold locks."""
+    """Whether the cause of ``exc`` is not the row: a server is down, or others hold locks."""
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
 
 
 def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
-    """Return the aliases of the shards of ``keys``. A key without a shard is assigned to one."""
+    """Return the aliases of the shards of ``keys``, by key. A key that has no shard yet is assigned
+    to a shard.
+    """
     options = mirror.options
     assert options.key is not None
     prepared = {key: options.key.get_prep_value(key) for key in keys}
-    numbers = options.place_keys(dict.fromkeys(prepared.values()))
+    numbers = row_placement.place_keys(options, dict.fromkeys(prepared.values()))
     return {
         key: runtime.shard(options.group, numbers[value]).alias for key, value in prepared.items()
     }
@@ -177,9 +181,9 @@ def read_source(
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
     """Return the states of those ``rows`` that the mirror is to have, by primary key.
 
-    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. It
-    is the current state of the row, or the state that the INSERT of exactly this version has
-    stored. So it is never older than the version.
+    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. The
+    state is read from the source. Or it is what an INSERT has stored, if the row's version is that
+    of the INSERT. So a state is never older than the row's version.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):
@@ -203,7 +207,7 @@ def read_source(
     return {
         values[pk_at]: (values[key_at], tuple(values))
         for *values, key in found
-        # The source may have rows with one id under several shard keys. Only the row with the
-        # wanted shard key is returned.
+        # The source may have several rows with the same id, under different shard keys. Only the
+        # row with the wanted shard key is returned.
         if text_of(source.key, key) == key_texts.get(values[pk_at])
     }

@@ -18,6 +18,12 @@ from django.db.models import QuerySet
 from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror, Source, text_of, value_of
 from sharded_orm.contrib.mirrors.delivery import deliver, rows_to_deliver
+from sharded_orm.contrib.mirrors.mirror_rows import (
+    MirrorRow,
+    StoredVersion,
+    stored_versions,
+    write_rows,
+)
 from sharded_orm.contrib.mirrors.outbox import (
     OutboxEntry,
     WrittenRow,
@@ -26,15 +32,15 @@ from sharded_orm.contrib.mirrors.outbox import (
     record,
     remove,
 )
-from sharded_orm.contrib.mirrors.reads import aliases_of, is_same, source_rows, values_of
 from sharded_orm.contrib.mirrors.relay import MOST_ATTEMPTS
-from sharded_orm.contrib.mirrors.rows import MirrorRow, StoredVersion, stored_versions, write_rows
+from sharded_orm.contrib.mirrors.source_reads import aliases_of, is_same, source_rows, values_of
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import unbound
 
-# The number of times that a row is compared. A row that is written all the time differs each time,
-# but in another way, so it is not a real difference.
+# A row is looked at this many times. It counts as different only if it differs each time while its
+# source stays the same.
 _LOOKS = 3
 
 
@@ -55,8 +61,8 @@ class Kind(StrEnum):
 class Difference:
     """A row of a mirror that differs from its source.
 
-    :param alias: the shard of the mirror that has the row, or should have it; None if its key has
-        no shard yet.
+    :param alias: the shard of the mirror that has the row, or should have it; None if the row's key
+        has no shard yet.
     :param source_key: the shard key of the source's row; None if it is not known.
     """
 
@@ -118,7 +124,7 @@ class Suspect:
 def settle(
     mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
 ) -> None:
-    """Compare the rows ``suspects``, which may differ, once more. Add real differences to ``report``.
+    """Compare the rows ``suspects`` once more. Add those that really differ to ``report``.
 
     :param repair: whether to repair these rows.
     """
@@ -126,8 +132,8 @@ def settle(
     states: dict[Any, Any] = {}
     for look in range(_LOOKS):
         present, differing = _look(mirror, suspects)
-        # If the source's row was written since the last comparison, the row is left to the next
-        # comparison.
+        # Drop a row if its source was written since the previous look: a later run of the
+        # comparison checks the row.
         findings = {
             suspect.pk: found
             for suspect in suspects
@@ -159,7 +165,7 @@ def settle(
 def _look(
     mirror: Mirror, suspects: Sequence[Suspect]
 ) -> tuple[dict[Any, Any], dict[Any, list[Finding]]]:
-    """Compare ``suspects`` once more.
+    """Compare ``suspects`` (rows that may differ from their source) with the source once more.
 
     :returns: the state of each row of the source, and the findings for each row: the difference,
         the row to write, and the version that the mirror's shard had before the source was read.
@@ -181,7 +187,8 @@ def _look(
     for alias, pks in by_alias.items():
         for pk, version in stored_versions(mirror, alias, pks).items():
             versions[alias, pk] = version
-    # The source is read after the mirror's versions, so that its rows are at least as new.
+    # Read the source after the mirror's versions, so that the source's rows are at least as new as
+    # these versions.
     wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
     existing = _source_keys(mirror, suspects)
     differing: dict[Any, list[Finding]] = defaultdict(list)
@@ -250,15 +257,16 @@ def _recorded(
 ) -> dict[Any, list[OutboxEntry]]:
     """Return the outbox entries of ``suspects``, by primary key, without dead letters.
 
-    A dead letter is a write that relays have given up.
+    Suspects are rows that may differ from their source. A dead letter is a write that relays have
+    given up.
     """
     source = mirror.source
     texts = [text_of(source.pk, suspect.pk) for suspect in suspects]
     strategy = runtime.strategy(source.options.group)
     keys = {difference.source_key for found in findings.values() for difference, _, _ in found}
     if None in keys or strategy.moves_keys:
-        # The outboxes of all shards are searched, because the source key of a row is not known, or
-        # may have moved after the row was written.
+        # Search the outboxes of all shards. The shard key of a source's row is not known, or the
+        # key may have moved to another shard after the row was written.
         shards = list(runtime.group(source.options.group).shards())
     else:
         numbers = strategy.locate_many({source.key.get_prep_value(k) for k in keys})
@@ -279,7 +287,8 @@ def _recorded(
 def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
     """Whether the outbox entry still has to be delivered to a shard on which the row differs.
 
-    This is decided by versions, because delivered entries also stay in the outbox for a while.
+    The outbox is a table of writes to deliver. Delivered entries stay there for a while, so
+    versions decide whether an entry was delivered.
     """
     keys = entry.written.mirror_keys.get(mirror.key.attname, frozenset())
     aliases = set(aliases_of(mirror, keys).values())
@@ -296,7 +305,7 @@ def _may_be_newer(mirror: Mirror, entry: OutboxEntry, version: StoredVersion | N
         None,
         text_of(mirror.source.key, entry.written.key),
     ):
-        # Versions under different shard keys cannot be compared, so the entry may be newer.
+        # Version numbers of different shard keys cannot be compared, so the entry may be newer.
         return True
     return entry.version > version.number
 
@@ -330,7 +339,7 @@ def _repair(
 ) -> bool:
     """Repair one row, unless it has been delivered since it was compared.
 
-    :returns: False if the source's row was deleted meanwhile. A relay delivers the deletion.
+    :returns: False if the source's row was deleted meanwhile. A relay then delivers the deletion.
     """
     if row.values is None:
         assert difference.alias is not None
@@ -341,13 +350,13 @@ def _repair(
     keys = {mirror.key.attname: frozenset([key])}
     recorded = _record(mirror.source, WrittenRow(row.pk, difference.source_key, keys, epoch))
     if recorded is None:
-        # The row was deleted meanwhile, and the deletion has an outbox row of its own.
+        # The row was deleted since the comparison. The deletion has an outbox row, too.
         return False
     alias, entry = recorded
     if not _may_be_newer(mirror, entry, version):
-        # After the source was restored from a backup, its new versions are lower than the version
-        # that the mirror has stored. That version is lowered, because the mirror would ignore
-        # writes with lower versions.
+        # The rows differ although the mirror has stored a version that is not lower than the
+        # source's. So the source was probably restored from a backup. The mirror ignores writes
+        # with a lower version, so lower the stored version before the row is delivered.
         assert difference.alias is not None
         reset = MirrorRow(row.pk, difference.source_key, entry.version - 1, row.values)
         write_rows(mirror, difference.alias, [reset], unchanged={row.pk: version})
@@ -360,13 +369,13 @@ def _repair(
 def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | None:
     """Write a row into the outbox of its shard, as if the row had been saved.
 
-    The row is locked first, as by a save. Otherwise a writer that has a lower outbox number might
-    commit later.
+    The row is locked first, as a save locks it. Without the lock, a writer whose outbox row has a
+    lower id might commit after this transaction.
 
     :returns: the alias of the shard, and the outbox entry; None if there is no such row.
     """
     options = source.options
-    shard = options.place_key(options.group, source.key.get_prep_value(written.key))
+    shard = row_placement.place_key(options, source.key.get_prep_value(written.key))
     with transaction.atomic(using=shard.alias):
         row: Any = QuerySet(source.model, using=shard.alias).filter(pk=written.pk).order_by()
         if connections[shard.alias].features.has_select_for_update:

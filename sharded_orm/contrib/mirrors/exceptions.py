@@ -13,7 +13,10 @@ class MirrorError(ShardedOrmError):
 
 
 class InvalidMirror(MirrorError, ImproperlyConfigured):
-    """A model's ``ShardMeta`` declares a mirror that cannot be kept. The message lists every reason."""
+    """A model's ``ShardMeta`` declares a mirror that cannot be kept up to date.
+
+    The message lists every reason.
+    """
 
 
 class MirrorReadOnly(MirrorError, RuntimeError):
@@ -21,21 +24,23 @@ class MirrorReadOnly(MirrorError, RuntimeError):
 
 
 class WriteNotFollowed(MirrorError, RuntimeError):
-    """It is unknown which rows a write of a source changes, so its mirrors could not follow. Nothing was
-    written."""
+    """It is not known which rows a write of a source changes, so the mirrors could not follow.
+    Nothing was written.
+    """
 
 
 class MirrorRaced(MirrorError, IntegrityError):
     """Other processes have written the same rows of a mirror at the same time, again and again.
 
-    The writes are still recorded in the outbox, so a relay delivers them later.
+    The writes are still recorded in the outbox, a table of writes to deliver, so a relay delivers
+    them later.
     """
 
 
 class IdUsedTwice(MirrorError, RuntimeError):
     """Two rows of a source have the same id under different shard keys, and a mirror can have only one.
 
-    The write of the second row stays in the outbox.
+    The write of the second row stays in the outbox, the table of writes to deliver.
     """
 
 

@@ -11,31 +11,33 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OutboxRow(models.Model):
-    """A record that a row of a source was written, and that its mirrors may not have the change yet.
+    """A record that a row of a source was written, and that its mirrors may not have the change
+    yet.
 
     It is written in the transaction of the write, on the shard of the source. It names the row and
     not the new values: a delivery reads the row.
 
-    ``id`` grows in the order in which the transactions that write one row commit, because a write
-    holds the lock of the row when the database assigns the id.
+    Among the records of the same row, ``id`` grows in the order of the commits: a write holds the
+    lock of the row when the database assigns the id.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     #: The label of the source, such as ``photos.comment``.
     source: models.CharField[str, str] = ExactCharField(max_length=100)
-    #: The primary key of the row, as text.
+    #: The primary key of the source's row that was written, as text.
     row: models.CharField[str, str] = ExactCharField(max_length=255)
     #: The shard key of the row, as text. A relay needs it to find the row, which may have moved to
     #: another shard with its key.
     key: models.CharField[str, str] = ExactCharField(max_length=255)
-    #: JSON: the shard keys in the mirrors that the row may have had before the write, or has after
-    #: it. They are grouped by the name of the source's attribute.
+    #: JSON: for each attribute of the source that is the shard key of a mirror, the values that the
+    #: row may have had before the write, or has after it.
     mirror_keys: models.TextField[str, str] = models.TextField(default="{}")
     #: A number that grows each time the shard key moves to another shard. Versions begin with it,
     #: because the values of ``id`` in the outbox of the new shard may be lower.
     epoch: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     written_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
-    #: The number of failed deliveries by a relay, without those that failed because of an outage.
+    #: How many deliveries of the row by relays have failed. Failures because of an outage do not
+    #: count.
     attempts: models.PositiveSmallIntegerField[int, int] = models.PositiveSmallIntegerField(
         default=0
     )
@@ -51,9 +53,9 @@ class OutboxRow(models.Model):
 class RowVersion(models.Model):
     """The version of a row of a mirror on this shard. It is kept after the row was removed.
 
-    A row of the mirror is written only together with a higher version, under the lock of this row.
-    Versions of different shard keys of the source cannot be compared, because each shard of the
-    source numbers its writes by itself.
+    A row of the mirror is written only while its RowVersion is locked, and only with a higher
+    version. Versions of different shard keys of the source cannot be compared, because each shard
+    of the source numbers its writes by itself.
     """
 
     pk = models.CompositePrimaryKey("mirror", "row")

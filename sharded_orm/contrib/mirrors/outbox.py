@@ -1,4 +1,4 @@
-"""The outbox of a shard: a record of the rows of sources that were written and not delivered yet."""
+"""The outbox of a shard: rows of sources that were written, but not copied to their mirrors yet."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from django.db.models import QuerySet
 
 from sharded_orm.contrib.mirrors.declaration import Source, text_of, value_of
 from sharded_orm.contrib.mirrors.exceptions import VersionsExhausted
+from sharded_orm.contrib.mirrors.insert_statements import insert_outbox_row
 from sharded_orm.contrib.mirrors.models import OutboxRow
-from sharded_orm.contrib.mirrors.statements import insert_outbox_row
 from sharded_orm.database_clock import DatabaseClock
 
-# A version has the epoch, which grows when the shard key moves, in its upper bits. It has the id of
-# the outbox row in its lower bits. So there may be 2**36 writes per shard, and 2**27 moves of keys.
+# The upper bits of a version are the epoch, a number that grows when the shard key moves. The lower
+# bits are the id of the outbox row. So there may be 2**36 writes per shard, and 2**27 moves of
+# keys.
 _NUMBER_BITS, _EPOCH_BITS = 36, 27
 #: The number of outbox rows that one statement reads, writes or deletes.
 BATCH = 500
@@ -29,8 +30,8 @@ class WrittenRow:
 
     :param pk: the primary key of the row.
     :param key: the shard key of the row.
-    :param mirror_keys: the shard keys in the mirrors that the row may have had before, or has now,
-        by the attribute of the source. Keys that are not known are left out.
+    :param mirror_keys: the values that the row has or may have had in each attribute that is the
+        shard key of a mirror, keyed by attribute. Unknown values are left out.
     :param epoch: the version of the placement of the shard key, which grows when the key moves.
     :param is_new: whether the statement was an INSERT. Not stored in the outbox.
     :param inserted: the values that the INSERT has stored, by attribute; None if they are not
@@ -106,7 +107,7 @@ def _entry(number: int, row: WrittenRow) -> OutboxEntry:
 
 
 def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
-    """Return the entry that a stored row of an outbox represents."""
+    """Return the outbox entry that is stored in ``row``."""
     fields = {field.attname: field for field in source.mirror_keys}
     keys: dict[str, list[str]] = json.loads(row.mirror_keys)
     written = WrittenRow(
@@ -125,7 +126,7 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
 
 
 def remove(alias: str, numbers: Iterable[int]) -> None:
-    """Delete rows that were delivered from the outbox of ``alias``. One statement per 500 rows."""
+    """Delete delivered rows from the outbox of ``alias``. Sends one statement per 500 rows."""
     ordered = sorted(numbers)
     for start in range(0, len(ordered), BATCH):
         rows: Any = outbox_rows(alias).filter(pk__in=ordered[start : start + BATCH])

@@ -1,4 +1,6 @@
-"""Querysets of mirrors that compare what they have read with the source (Yupoo, Y6)."""
+"""Querysets of mirrors that compare the rows that they have read with the rows of the source
+(Yupoo, Y6).
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from django.db.models.query import ModelIterable
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.contrib.mirrors.declaration import Mirror, declarations
 from sharded_orm.contrib.mirrors.differences import Suspect, mend
-from sharded_orm.contrib.mirrors.reads import JSON_NULL, are_null, is_same, source_rows
+from sharded_orm.contrib.mirrors.source_reads import JSON_NULL, are_null, is_same, source_rows
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
-# The largest number of comparisons. After a comparison that finds differences, the rows are repaired
-# and read again. So the second comparison finds differences only if rows cannot be repaired, or are
-# written all the time.
+# Rows are compared at most this many times. After a comparison with differences, the rows are
+# repaired, read again and compared again. Then there are differences only if rows cannot be
+# repaired, or are written all the time.
 _LOOKS = 3
 
 
@@ -69,18 +71,19 @@ class MirrorQuerySet(ShardedQuerySet[M]):
                 return
             try:
                 mend(mirror, suspects)
-            # A row cannot be repaired, because a shard is down or refuses the row. So wrong rows are
-            # left out, or get the source's values in memory only.
+            # A row cannot be repaired, because a shard is down or refuses the row. So leave wrong
+            # rows out, or give them the source's values in memory only.
             except Exception:
                 self._leave_out(mirror, suspects, wanted)
                 return
             self._read_again()
 
     def _nulls(self, mirror: Mirror, rows: Sequence[Any]) -> dict[Any, dict[str, Any]] | None:
-        """Return the null of each JSON field that is None in an instance: NULL of SQL or null of JSON.
+        """For each JSON field that is None in an instance, return its null: NULL of SQL or null of
+        JSON.
 
-        :returns: the nulls by primary key and attribute. None if the page has other rows meanwhile,
-            because a null has changed.
+        :returns: the nulls by primary key and attribute. None if the page's query now finds other
+            rows, because a null has changed meanwhile.
         """
         names = [mirror.attributes[position] for position in mirror.json_positions]
         if self.query.combinator or not any(
@@ -88,8 +91,9 @@ class MirrorQuerySet(ShardedQuerySet[M]):
         ):
             return {}
         with uncached():
-            # The query of the page runs once more, because the kinds of null may have changed since,
-            # and may decide whether a row belongs to the page.
+            # Run the page's query again, and not a query for the primary keys of ``rows``. The
+            # query may have a condition on a null, so a row whose null has changed may not belong
+            # to the page any more.
             page = list(self._chain().values_list("pk", *are_null(names)))
         if [pk for pk, *_ in page] != [row.pk for row in rows]:
             return None
@@ -106,7 +110,9 @@ class MirrorQuerySet(ShardedQuerySet[M]):
     def _leave_out(
         self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
     ) -> None:
-        """Read the page again without rows that the source lacks. Give other rows the source's values."""
+        """Read the page again. Leave out rows that the source lacks, and set the source's values in
+        the other rows.
+        """
         position = mirror.names.index(mirror.key.attname)
         gone = [
             suspect.pk
@@ -132,8 +138,8 @@ class MirrorQuerySet(ShardedQuerySet[M]):
 
     def _without(self, pks: Sequence[Any]) -> Self:
         clone = self._chain()
-        # exclude() refuses a sliced queryset. Here the slice must be taken after the rows are
-        # excluded.
+        # exclude() refuses a sliced queryset, so add the condition to the query. The slice is then
+        # taken after the rows are excluded.
         clone.query.add_q(~Q(pk__in=pks))
         clone._is_verified = True
         return clone
@@ -143,7 +149,7 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     """Return the shard key and values that the source has for ``rows``, by primary key."""
     if not rows:
         return {}
-    # A system check requires this field of a mirror with verified reads.
+    # Never None here: a system check requires this field of mirrors with verified reads.
     assert mirror.own_source_key is not None
     attname = mirror.own_source_key.attname
     with uncached():
@@ -158,12 +164,13 @@ def _differs(
     _, values = wanted[row.pk]
     key = mirror.options.key
     assert key is not None
-    # A deferred shard key is loaded, because a row with another shard key is another row.
+    # Load the shard key if it is deferred: rows with different shard keys are different rows.
     getattr(row, key.attname)
     loaded, known = row.__dict__, nulls.get(row.pk, {})
     stored = []
     for name, value in zip(mirror.attributes, values, strict=True):
-        own = loaded.get(name, value)  # A deferred value is not compared.
+        # A deferred value counts as equal to the source's value.
+        own = loaded.get(name, value)
         if own is None:
             own = known.get(name, value if value is JSON_NULL else None)
         stored.append(own)

@@ -1,7 +1,7 @@
 """The relay, which delivers writes that are left in the outboxes of shards.
 
 Any number of relays may run. Two relays that deliver the same row do no harm, because an older
-version never overwrites a newer one. The lease that each takes only prevents double work.
+version never overwrites a newer one. A relay takes a lease only to prevent double work.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RelayReport:
 
 
 def source_groups() -> list[str]:
-    """Return the groups whose shards may have rows in their outboxes."""
+    """Return the names of the shard groups whose shards may have rows in their outboxes."""
     return sorted({source.options.group for source in sources()})
 
 
@@ -64,7 +64,7 @@ def relay(*, min_age: float = MIN_AGE, stopping: Callable[[], bool] = lambda: Fa
 
     :param min_age: rows that are younger than this number of seconds are skipped: their writers are
         probably still delivering them.
-    :param stopping: returns True if the relay is to stop after its batch.
+    :param stopping: returns True if the relay is to stop after the current batch.
     """
     report = RelayReport()
     for group in source_groups():
@@ -115,8 +115,8 @@ def _relay_shard(
             deliver_batch(alias, batch, report)
     finally:
         try:
-            # The lease is a row in the journal of operations, which may be resumed after a crash.
-            # The row is deleted, because nobody has to resume a relay.
+            # The lease is a row in the journal of operations. Delete the row: rows that stay there
+            # are operations that can be resumed after a crash, and a relay is not resumed.
             lease.own_row().delete()
         finally:
             lease.release()
@@ -130,7 +130,7 @@ def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -
     for label, rows in by_source.items():
         source = source_of(label)
         if source is None:
-            # The rows stay, because a process with newer code may know mirrors of their model.
+            # Keep the rows, because a process with newer code may know mirrors of their model.
             report.failed += len(rows)
             report.problems.append(
                 f"{alias}: {len(rows)} rows of {label!r}, which has no mirrors in this process. If it has"

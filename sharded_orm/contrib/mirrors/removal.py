@@ -14,7 +14,7 @@ from sharded_orm.exceptions import ShardedOrmError
 logger = logging.getLogger("sharded_orm.mirrors")
 
 #: The number of delivered rows of a shard after which a process removes them from the outbox. A
-#: relay removes the rest, because it finds that they were delivered.
+#: relay finds that the remaining rows were delivered, and removes them.
 REMOVED_AT_ONCE = 100
 
 _of_thread = threading.local()

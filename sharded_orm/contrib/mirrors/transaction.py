@@ -26,8 +26,7 @@ logger = logging.getLogger("sharded_orm.mirrors")
 class SourceChange(StatementChange):
     """The rows of a source that one statement has changed.
 
-    The change is complete if ``rows`` has each changed row. It is also complete as long as the
-    statement is not sent.
+    The change is complete if ``rows`` has each changed row, or if the statement was not sent yet.
     """
 
     is_complete = True
@@ -38,8 +37,8 @@ class SourceChange(StatementChange):
         #: A function that returns the outbox entries of the rows; None until the rows are in the
         #: outbox.
         self.recorded: Recorded | None = None
-        #: The number of the write to the outbox that recorded the rows, counted from 1 in each
-        #: transaction; 0 until the rows are recorded.
+        #: A transaction may write to the outbox several times. This is the number of the write that
+        #: recorded the rows, counted from 1; 0 until the rows are recorded.
         self.recording = 0
         self.is_delivered = False
 
@@ -49,7 +48,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
 
     The changed rows may be recorded at any time between their statement and the commit. The
     transaction locks these rows until its end. So the next transaction that changes one of the rows
-    records the row with a higher outbox number.
+    records it in an outbox row with a higher id.
 
     :param connection: the connection object of the shard, in a transaction.
     """
@@ -59,19 +58,20 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._hook: Callable[[], None] | None = None
         #: The changes whose rows are not in the outbox yet.
         self._pending: list[SourceChange] = []
-        # The number of writes to the outbox so far, and the number at the time when each savepoint
-        # was set.
+        # _recordings is the number of writes to the outbox so far. _recordings_at has the value of
+        # _recordings at the time when each savepoint was set, keyed by savepoint.
         self._recordings = 0
         self._recordings_at: dict[str, int] = {}
-        # Whether the database may lack rows although their statements have succeeded.
+        # Whether an error, such as a deadlock, may have undone earlier statements of this
+        # transaction. The rows of these statements may then be missing in the database.
         self._may_lack_rows = False
-        #: Whether changes may be delivered to mirrors. False after a transaction that was not
-        #: committed. True before its end, because in tests the delivery runs in the open
-        #: transaction.
+        #: Whether changes may be delivered to mirrors. Becomes False if the transaction was not
+        #: committed. True while the transaction is open, because in tests the delivery runs inside
+        #: it.
         self._may_deliver = True
 
     def add(self, source: Source) -> SourceChange:
-        """Return a new record of the rows that a statement changes.
+        """Return a new :class:`SourceChange` for the rows that a statement will change.
 
         Must be called before the statement is sent.
         """
@@ -97,20 +97,20 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             if not change.is_undone and change.recorded is None:
                 change.recorded = record(change.source, self._connection.alias, change.rows)
                 change.recording = self._recordings
-        # The list is emptied only after all rows are recorded. If there was an error and the program
-        # has caught it, the remaining rows must be recorded later.
+        # Empty the list only after all rows are recorded: if record() raises an error and the
+        # program catches it, the remaining rows must be recorded later.
         self._pending = []
 
     def deliver_after_commit(self) -> None:
         """Deliver all changes after the transaction is committed.
 
-        So the writer, and anybody who reads after it, usually finds the mirrors up to date. If the
-        mirrors cannot be written, the writer gets no error: a relay delivers the changes later.
+        So the writer and later readers usually find the mirrors up to date. If the mirrors cannot
+        be written, the writer gets no error: a relay delivers the changes later.
         """
         connection = self._connection
         hooks = connection.run_on_commit
-        # Add no second hook, unless the first may be dropped with a savepoint, or another hook was added
-        # after it.
+        # Add no second on-commit hook if the last hook in Django's list is this transaction's hook,
+        # and if all savepoints in which it was added are still open.
         if self._hook is not None and hooks:
             savepoints, last = hooks[-1][:2]
             if last is self._hook and savepoints <= set(connection.savepoint_ids):
@@ -119,7 +119,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         transaction.on_commit(self._hook, using=connection.alias, robust=True)
 
     def _deliver(self) -> None:
-        # The hook is forgotten, so that a later change adds a new one. In a TestCase, the old one stays
+        # Forget the hook, so that a later change adds a new hook. In a TestCase, the old hook stays
         # in Django's list after it was called.
         self._hook = None
         if not self._may_deliver:
@@ -138,7 +138,7 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             _Delivery(source, self._connection.alias, entries)()
 
     def _confirmed(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return ``entry``; without the row's values if the database may not have stored them.
+        """Return ``entry``, but without the row's values if the database may not have stored them.
 
         If the entry has no values, the delivery reads them from the database.
         """
@@ -149,9 +149,10 @@ class TransactionChanges(StatementWatcher[SourceChange]):
     # ##### The end of the transaction #####
 
     def before_commit(self) -> None:
-        """Write the changed rows into the outbox. Refuse a commit after which a mirror would lack a change.
+        """Write the changed rows into the outbox, before the transaction is committed.
 
-        :raises WriteNotFollowed: the transaction contains a statement whose changed rows are not known.
+        :raises WriteNotFollowed: it is not known which rows a statement of the transaction has
+            changed, so mirrors would miss the change.
         """
         for change in self.incomplete():
             raise WriteNotFollowed(
@@ -167,8 +168,8 @@ class TransactionChanges(StatementWatcher[SourceChange]):
             self._record()
 
     def may_commit(self) -> None:
-        # The rows are recorded before the next statement, which may commit implicitly. Otherwise no
-        # relay would find them.
+        # Record the rows now, because the next statement may commit implicitly. If they were
+        # committed without a record, no relay would find them.
         self._record()
 
     def savepoint(self, sid: str) -> None:
@@ -186,16 +187,16 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._pending += gone
 
     def ended(self, committed: bool | None) -> None:
-        # If it is unknown whether the transaction was committed, nothing is delivered: it may be
+        # Deliver nothing if it is unknown whether the transaction was committed: it may be
         # committed later, and a delivery now would write the old state to the mirrors. A relay sees
         # the outbox row only after the commit.
         self._may_deliver = committed is True
 
 
 class DeferrableDelivery:
-    """A delivery to shards that waits until this thread has no transaction open on them.
+    """A delivery that waits until this thread has no transaction open on the shards of ``groups``.
 
-    :param groups: the groups of the shards.
+    :param groups: the groups of the shards to which the delivery writes.
     """
 
     def __init__(self, groups: Iterable[str]) -> None:
@@ -205,9 +206,9 @@ class DeferrableDelivery:
     def __call__(self) -> None:
         in_use = sorted(filter(in_transaction, self._groups))
         if in_use and not self._is_deferred:
-            # The delivery would become a part of the transaction that this thread has open on a shard,
-            # so it waits until that transaction ends. The delivery waits only once, because in a
-            # TestCase a transaction is always open.
+            # This thread has a transaction open on a shard, and the delivery would become a part of
+            # that transaction. So wait until it ends. Wait only once, because in a TestCase a
+            # transaction is always open.
             self._is_deferred = True
             wrapper: Any = connections[in_use[0]]
             open_aliases = sorted(wrapper.open_transactions())
@@ -221,7 +222,9 @@ class DeferrableDelivery:
 
 
 class _Delivery(DeferrableDelivery):
-    """Delivers the rows of a source that one transaction has written to mirrors, after its commit."""
+    """Delivers the written rows of a source to its mirrors, after the commit of the transaction
+    that has written them.
+    """
 
     def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
         super().__init__({mirror.options.group for mirror in source.mirrors})

@@ -2,29 +2,140 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from django.contrib import messages
-from django.contrib.admin.utils import flatten_fieldsets
+from django.contrib import admin, messages
+from django.contrib.admin.utils import (
+    display_for_field,
+    display_for_value,
+    flatten_fieldsets,
+    label_for_field,
+    lookup_field,
+)
+from django.core.exceptions import ObjectDoesNotExist
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _lazy
 
 from sharded_orm.admin import ShardedModelAdmin
-from sharded_orm.contrib.objects.exceptions import ConcurrentEdit, InvalidObjectType
+from sharded_orm.admin.changelist import ShardedChangeList
+from sharded_orm.contrib.objects.exceptions import (
+    ConcurrentEdit,
+    DamagedObject,
+    InvalidObjectType,
+)
 from sharded_orm.contrib.objects.forms import ObjectForm
+
+
+class ObjectChangeList(ShardedChangeList):
+    """The list of the admin, which ignores an order by a field of the body in its address.
+
+    Objects that cannot be read are listed, too: their columns say "damaged", and a note has the error.
+    """
+
+    def get_ordering_field(self, field_name: Any) -> Any:
+        if field_name in _names_in_body(self.model):
+            return None
+        return super().get_ordering_field(field_name)
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        errors = [error for row in self.result_list if (error := self._damage(row)) is not None]
+        if not errors:
+            return
+        self.notes += dict.fromkeys(str(error) for error in errors)
+        unchanged = {"action_checkbox", *(field.name for field in self.lookup_opts.concrete_fields)}
+        columns = {name: self._column(name) for name in self.list_display if name not in unchanged}
+        self.list_display = [columns.get(name, name) for name in self.list_display]
+        if self.list_display_links:
+            self.list_display_links = [columns.get(each, each) for each in self.list_display_links]
+
+    def _damage(self, row: Any) -> DamagedObject | None:
+        """Return the error of an object, or of one that a column refers to; None if they can be read."""
+        if "data" in row.get_deferred_fields():
+            return None
+        try:
+            for field in row.body_fields():
+                field.read(row)
+                if field.name != field.attname and field.name in self.list_display:
+                    with suppress(ObjectDoesNotExist):
+                        getattr(row, field.name)
+        except DamagedObject as exc:
+            return exc
+        return None
+
+    def _column(self, name: Any) -> Any:
+        """Return a column that shows what ``name`` does, which is part of ``list_display``, or "damaged"."""
+        model_admin: Any = self.model_admin
+
+        def column(row: Any) -> Any:
+            try:
+                field, attr, value = lookup_field(name, row, model_admin)
+            except DamagedObject:
+                return _("damaged")
+            empty = model_admin.get_empty_value_display()
+            empty = getattr(attr, "empty_value_display", empty)
+            if field is None:
+                return display_for_value(value, empty, getattr(attr, "boolean", False))
+            return display_for_field(value, field, empty)
+
+        shown: Any = column
+        shown.short_description = label_for_field(name, self.model, model_admin)
+        shown.__name__ = name if isinstance(name, str) else getattr(name, "__name__", "column")
+        return shown
+
+
+def _names_in_body(model: Any) -> set[str]:
+    return {name for field in model.body_fields() for name in (field.name, field.attname)}
+
+
+class DeletedFilter(admin.SimpleListFilter):
+    """The filter with which the list shows deleted objects instead of the others."""
+
+    title = _lazy("deleted")
+    parameter_name = "deleted"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        return [("yes", _("Yes"))]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        # Overrides SimpleListFilter.choices(): the first choice, without the filter, is not "All".
+        shows_deleted = self.value() == "yes"
+        yield {
+            "selected": not shows_deleted,
+            "query_string": changelist.get_query_string(remove=[self.parameter_name]),
+            "display": _("No"),
+        }
+        yield {
+            "selected": shows_deleted,
+            "query_string": changelist.get_query_string({self.parameter_name: "yes"}),
+            "display": _("Yes"),
+        }
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        # ObjectAdmin.get_queryset() has chosen the objects: a filter cannot add any.
+        return queryset
 
 
 class ObjectAdmin(ShardedModelAdmin):
     """``ShardedModelAdmin`` for objects: ``list_display`` and ``fields`` may name fields of the body.
 
-    Deleting sets ``active`` to False. Rows cannot be sorted, filtered or searched by fields of the body,
-    and not be edited in the list.
+    Deleting sets ``active`` to False. The filter "deleted" lists deleted objects, and an action restores
+    them: it needs the permission to change objects, and makes an entry in the log of the admin. Rows
+    cannot be sorted, filtered or searched by fields of the body, and not be edited in the list.
+
+    Objects whose bodies cannot be read are listed with their errors. They can be deleted, and their pages
+    lead back to the list.
 
     :raises InvalidObjectType: ``list_editable`` is set, or ``form`` does not compare versions.
     """
 
     form = ObjectForm
     readonly_fields = ("ts",)
+    actions = ("restore",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,6 +150,45 @@ class ObjectAdmin(ShardedModelAdmin):
                 " Derive it from ObjectForm."
             )
 
+    def _lists_deleted(self, request: HttpRequest) -> bool:
+        """Whether the page is the list of deleted objects."""
+        match = request.resolver_match
+        return (
+            request.GET.get(DeletedFilter.parameter_name) == "yes"
+            and match is not None
+            and (match.url_name or "").endswith("_changelist")
+        )
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        if not self._lists_deleted(request):
+            return super().get_queryset(request)
+        rows = self.model._default_manager.with_deleted().filter(active=False)
+        return self.in_scope(request, rows.order_by(*self.get_ordering(request)))
+
+    def get_list_filter(self, request: HttpRequest) -> Any:
+        return [*super().get_list_filter(request), DeletedFilter]
+
+    def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
+        # The pages of deleted objects do not exist.
+        if self._lists_deleted(request):
+            return None
+        return super().get_list_display_links(request, list_display)
+
+    def get_actions(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        actions: Any = super().get_actions(request, *args, **kwargs)
+        restores = self._lists_deleted(request)
+        return {name: each for name, each in actions.items() if (name == "restore") is restores}
+
+    @admin.action(
+        permissions=["change"], description=_lazy("Restore selected %(verbose_name_plural)s")
+    )
+    def restore(self, request: HttpRequest, queryset: Any) -> None:
+        """Set ``active`` of deleted objects to True again."""
+        for row in queryset:
+            with row.edit():
+                row.active = True
+            self.log_change(request, row, _("Restored."))
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fieldsets = list(super().get_fieldsets(request, obj))
         names = flatten_fieldsets(fieldsets)
@@ -51,8 +201,11 @@ class ObjectAdmin(ShardedModelAdmin):
         return [*fieldsets[:-1], (title, shown)]
 
     def get_sortable_by(self, request: HttpRequest) -> Any:
-        body = {field.name for field in self.model.body_fields()}
+        body = _names_in_body(self.model)
         return [name for name in super().get_sortable_by(request) if name not in body]
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        return ObjectChangeList
 
     def changeform_view(
         self,
@@ -70,3 +223,7 @@ class ObjectAdmin(ShardedModelAdmin):
             text = _("Somebody else has changed this at the same time. Nothing was saved.")
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
+        except DamagedObject as exc:
+            self.message_user(request, str(exc), messages.ERROR)
+            name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+            return HttpResponseRedirect(reverse(name, current_app=self.admin_site.name))

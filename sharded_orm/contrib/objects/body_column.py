@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import signals
 
 from sharded_orm.contrib.objects.exceptions import BodyTooLarge, DamagedObject, InvalidValue
-from sharded_orm.models.sharding.options import describe
+from sharded_orm.models.sharding.key_errors import describe
 
 # The escape of the character NUL in a JSON text. An escaped backslash before "u0000" is no NUL.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
-_read_json = json.JSONDecoder().raw_decode
+# The function in C that raw_decode() calls. It raises StopIteration at the end of the text.
+_read_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # missing in the stubs
 
 
 class BodyColumn(models.JSONField):
@@ -35,8 +39,8 @@ class BodyColumn(models.JSONField):
         # each of its objects.
         if type(value) is str and value[:1] == "{":
             try:
-                body, end = _read_json(value)
-            except ValueError:
+                body, end = _read_json(value, 0)
+            except (ValueError, StopIteration):
                 return value  # as Django does
             if end == len(value):
                 return body
@@ -64,6 +68,22 @@ def prepare_body(instance: Any, add: bool) -> None:
     for name in options.removed:
         body.pop(name, None)
     _check_size(instance, body, options.max_body)
+
+
+def check_body(instance: Any) -> None:
+    """Check that the body of an object can be stored: its size, and that it is JSON. Changes nothing.
+
+    :raises InvalidValue: the body cannot be JSON.
+    :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
+    """
+    stored = copy.copy(instance)
+    for field in stored.body_fields():
+        # Other checks are made for the values themselves, and a value may still be missing.
+        with suppress(ValidationError):
+            field.prepare(stored, stored._state.adding)
+    for name in stored._object.removed:
+        stored.data.pop(name, None)
+    _check_size(stored, body_of(stored), stored._object.max_body)
 
 
 def body_of(instance: Any) -> dict[str, Any]:

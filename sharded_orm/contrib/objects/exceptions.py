@@ -37,7 +37,11 @@ class ConcurrentEdit(ObjectError, DatabaseError):
 
 
 class UnsavedChanges(ObjectError, RuntimeError):
-    """An edit or a reload would drop assignments to the object that were not saved."""
+    """An edit or a reload would drop assignments to the object that were not saved, or the object is new."""
+
+
+class UnstoredObject(ObjectError, ValueError):
+    """An object that was never stored cannot be deleted."""
 
 
 class BodyFieldInQuery(ObjectError, RuntimeError):

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Q
-
 from sharded_orm.contrib.objects.exceptions import (
     DamagedObject,
     InvalidPageSize,
@@ -18,7 +16,7 @@ from sharded_orm.contrib.objects.exceptions import (
 )
 from sharded_orm.contrib.objects.page import Cursor, Page
 from sharded_orm.models import ShardedManager, ShardedQuerySet
-from sharded_orm.models.sharding.options import describe
+from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.type_variables import M
 
 # The largest number of entries that one query reads.
@@ -109,33 +107,36 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         :param size: the number of objects, at most 999.
         :param newest_first: whether to begin at the highest position.
         :raises InvalidCursor: ``after`` is no cursor.
-        :raises InvalidPageSize: ``size`` is too small or too large.
+        :raises InvalidPageSize: ``size`` is too small or too large, or no integer.
         """
-        if not 0 < size < _MOST:
+        if not (type(size) is int and 0 < size < _MOST):
             raise InvalidPageSize(f"size={size!r} is not 1 to {_MOST - 1!r}.")
-        cursor = Cursor.parse(after) if isinstance(after, str) else after
+        cursor = after if after is None or isinstance(after, Cursor) else Cursor.parse(after)
         sides = self.model._sides
         near = id_of(sides.near_class, source)
-        # The entry and the object of each target. If an entry is moved between two reads, both may
-        # find it. Its first position counts, so no page has an object twice.
-        rows: dict[int, tuple[tuple[int, int], Any]] = {}
+        read: list[tuple[int, int]] = []
+        # The object of each target. If an entry is moved between two reads, both may find it. Its
+        # first position counts, so no page has an object twice.
+        rows: dict[int, Any] = {}
         damaged: dict[int, DamagedObject] = {}
         wanted = chunk = size + 1
         while wanted > 0:
             entries = self._positions(near, cursor, newest_first, chunk)
             objects = sides.far_class.objects.get_many([target for _, target in entries])
             damaged |= objects.damaged
-            for entry in entries:
-                if (target := entry[1]) in objects:
-                    rows.setdefault(target, (entry, objects[target]))
+            read += [entry for entry in entries if entry[1] in objects]
+            rows |= objects
             wanted = size + 1 - len(rows)
             if len(entries) < chunk:
                 break
             cursor = Cursor(*entries[-1])
             chunk = min(_MOST, 2 * chunk)
         shown = list(rows.values())[:size]
-        last = Cursor(*shown[-1][0]) if len(rows) > size else None
-        return Page([row for _, row in shown], last, damaged)
+        last = None
+        if len(rows) > size:
+            end = list(rows)[size - 1]
+            last = Cursor(*next(entry for entry in read if entry[1] == end))
+        return Page(shown, last, damaged)
 
     def _positions(
         self, near: int, cursor: Cursor | None, newest_first: bool, count: int
@@ -147,9 +148,8 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         column = self.model._sides.far_column
 
         def query_database() -> list[int]:
-            # Whole entries are read, because they are read by a plan (SQL that is compiled once).
-            entries = self._after(near, cursor, newest_first)[:count]
-            return [n for entry in entries for n in (entry.sequence, getattr(entry, column))]
+            entries = self._after(near, cursor, newest_first).values_list("sequence", column)
+            return [number for entry in entries[:count] for number in entry]
 
         text = f"entries after {cursor}, {count}, {newest_first}"
         numbers = iter(self.get_queryset().numbers_of_key(near, text, query_database))
@@ -158,14 +158,13 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
     def _after(self, near: int, cursor: Cursor | None, newest_first: bool) -> Any:
         sides = self.model._sides
         column = sides.far_column
-        entries, sign, than = self.uncached().filter(**{sides.near_column: near}), "", "gt"
-        if newest_first:
-            sign, than = "-", "lt"
+        entries = self.uncached().filter(**{sides.near_column: near})
+        sign, reached, passed = ("-", "lte", "gte") if newest_first else ("", "gte", "lte")
         if cursor is not None:
-            behind = Q(**{f"sequence__{than}": cursor.sequence}) | Q(
-                **{f"{column}__{than}": cursor.target}
+            # No Q object: reads by filter() and exclude() have a plan (SQL that is compiled once).
+            entries = entries.filter(**{f"sequence__{reached}": cursor.sequence}).exclude(
+                **{"sequence": cursor.sequence, f"{column}__{passed}": cursor.target}
             )
-            entries = entries.filter(**{f"sequence__{than}e": cursor.sequence}).filter(behind)
         return entries.order_by(f"{sign}sequence", f"{sign}{column}")
 
     def _entries(self, source: Any) -> Any:

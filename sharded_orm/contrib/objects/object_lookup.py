@@ -23,7 +23,7 @@ _Manager: Any = ShardedManager
 
 
 class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is Any for mypy
-    """The manager of a lookup table, which stores to which object a value leads: one object at most."""
+    """The manager of a lookup table. The table stores for each value the one object that it leads to."""
 
     def find(self, value: str) -> Any:
         """Return the object to which ``value`` leads.
@@ -33,8 +33,9 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         :raises DoesNotExist: the value leads to no object, or the object was deleted.
         """
         try:
+            self._check(value)
             row = self.get(pk=value)
-        except self.model.DoesNotExist as exc:
+        except (self.model.DoesNotExist, InvalidValue) as exc:
             target = self.model.target
             raise target.DoesNotExist(
                 f"{target._meta.object_name} matching query does not exist."
@@ -47,7 +48,7 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         Two round trips per node (database server). Objects with damaged bodies are left out. Their
         values are the keys of ``damaged`` of the result.
         """
-        rows = self.in_bulk(list(values))
+        rows = self.in_bulk([value for value in values if self._is_valid(value)])
         objects = self.model.target.objects.get_many(row.target_id for row in rows.values())
         batch = Batch()
         for value, row in rows.items():
@@ -71,12 +72,19 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             )
 
     def release(self, value: str, target: Any) -> bool:
-        """Remove ``value`` if it leads to ``target``, so that another object can claim it. One DELETE.
+        """Remove ``value`` if it leads to ``target``, so that another object can claim it. Two statements.
 
         :returns: whether the value led to ``target``.
         """
         pk = id_of(self.model.target, target)
-        return bool(self.filter(pk=value, target_id=pk).delete()[0])
+        if not self._is_valid(value):
+            return False
+        rows = self.filter(pk=value, target_id=pk)
+        with transaction.atomic(using=rows.db):
+            # The UPDATE changes nothing, and locks the row. If signals of deletions have receivers,
+            # QuerySet.delete() of Django reads the row first, and then deletes it by its value, even if
+            # the value leads to another object by then.
+            return bool(rows.update(target_id=pk) and rows.delete()[0])
 
     def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:
         """Return the object to which a value leads; create it with ``fields`` if there is none.
@@ -106,6 +114,13 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         new.purge()
         return objects.get(pk), False
 
+    def _is_valid(self, value: Any) -> bool:
+        try:
+            self._check(value)
+        except InvalidValue:
+            return False
+        return True
+
     def _check(self, value: Any) -> None:
         field = self.model._meta.get_field("value")
         try:
@@ -129,14 +144,18 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
             return pk
         row = self.model(value=value, target_id=pk)
         try:
-            with transaction.atomic(using=router.db_for_write(self.model, instance=row)):
-                row.save(force_insert=True)
+            self._insert(row)
         except IntegrityError:
             stored = self.filter(pk=value).uncached().first()
-            if stored is None:
-                raise
-            return int(stored.target_id)
+            if stored is not None:
+                return int(stored.target_id)
+            # The value was taken, and has been released since.
+            self._insert(row)
         return pk
+
+    def _insert(self, row: Any) -> None:
+        with transaction.atomic(using=router.db_for_write(self.model, instance=row)):
+            row.save(force_insert=True)
 
 
 class ObjectLookupBase(ShardedModelBase):
@@ -145,7 +164,8 @@ class ObjectLookupBase(ShardedModelBase):
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
     ) -> Any:
-        if not getattr(attrs.get("Meta"), "abstract", False):
+        meta = attrs.get("Meta")
+        if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
             if not hasattr(attrs.get("target"), "_object"):
                 raise InvalidObjectType(f"{name}.target must be a class of objects.")
             meta = attrs.get("LookupMeta")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
 from django.db.models import F
+from django.db.models.deletion import Collector
 from django.utils import timezone
 
 from sharded_orm.contrib.objects.body_column import body_of
 from sharded_orm.contrib.objects.exceptions import DamagedObject, ObjectWriteRefused
 from sharded_orm.contrib.objects.fields import values_were_saved
 from sharded_orm.models import ShardedManager, ShardedQuerySet
+from sharded_orm.models.moves.repetition import follow_shard, part_of_write
 from sharded_orm.models.sharding.type_variables import M
 
 logger = logging.getLogger("sharded_orm.objects")
+
+# The number of rows that are read and deleted together if a deletion has to read them.
+_BATCH = 1000
 
 
 class Batch(dict[Any, Any]):
@@ -32,6 +40,17 @@ class Batch(dict[Any, Any]):
 class ObjectQuerySet(ShardedQuerySet[M]):
     """The queryset of objects. ``delete()`` sets ``active`` to False; ``purge()`` deletes the rows."""
 
+    def get(self, *args: Any, **kwargs: Any) -> M:
+        """Return the only row that matches. A positional argument may be an id: ``with_deleted().get(id)``.
+
+        :raises WrongObjectType: the id is of another type.
+        :raises InvalidID: the value is no id.
+        """
+        if len(args) == 1 and _is_id(args[0]) and kwargs.keys().isdisjoint(("id", "pk")):
+            kwargs["pk"] = self.model._object.check_id(self.model.__name__, _as_id(args[0]))
+            args = ()
+        return super().get(*args, **kwargs)
+
     def delete(self) -> tuple[int, dict[str, int]]:
         rows: Any = self.filter(active=True)
         count = super(ObjectQuerySet, rows).update(
@@ -43,11 +62,37 @@ class ObjectQuerySet(ShardedQuerySet[M]):
     delete.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
 
     def purge(self) -> tuple[int, dict[str, int]]:
-        """Delete the rows from their shards for good, shard by shard, as ``delete()`` of Django does."""
-        return super().delete()
+        """Delete the rows from their shards for good, shard by shard, as ``delete()`` of Django does.
+
+        An object that another process undeletes meanwhile stays. One DELETE per shard. If signals of
+        deletions have receivers, or other models refer to the objects, the rows are locked and read
+        first.
+        """
+        if Collector(using=self._options.group, origin=self).can_fast_delete(self):
+            return super().delete()
+        targets = self._targets(ordered=False)
+        parts = [self] if targets is None else [self._for_target(target) for target in targets]
+        counts: Counter[str] = Counter()
+        for number, part in enumerate(parts):
+            with part_of_write(number):
+                counts += follow_shard(self._options.group, part._purge_locked)
+        return counts.total(), dict(counts)
 
     purge.alters_data = True  # type: ignore[attr-defined]  # a function type has no such attribute
     purge.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
+
+    def _purge_locked(self) -> Counter[str]:
+        # QuerySet.delete() of Django reads the rows without a lock, and deletes by primary key then:
+        # also rows that do not match any more. So they are locked, and only locked rows are deleted.
+        counts: Counter[str] = Counter()
+        with transaction.atomic(using=self.db):
+            if not connections[self.db].features.has_select_for_update:
+                self.take_write_lock()
+            pks = list(self.order_by().select_for_update().values_list("pk", flat=True))
+            for start in range(0, len(pks), _BATCH):
+                rows = self.filter(pk__in=pks[start : start + _BATCH])
+                counts.update(super(ObjectQuerySet, rows).delete()[1])
+        return counts
 
     def take_write_lock(self) -> None:
         """Lock the rows until the end of the transaction, even if SELECT takes no locks (on SQLite)."""
@@ -108,7 +153,7 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         :raises DoesNotExist: there is no such object, or it was deleted.
         :raises DamagedObject: the body of the object cannot be read.
         """
-        if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+        if len(args) == 1 and not kwargs and _is_id(args[0]):
             value = args[0]
         elif not args and kwargs.keys() in ({"id"}, {"pk"}):
             (value,) = kwargs.values()
@@ -123,6 +168,9 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         body_of(found)
         return found
 
+    async def aget(self, *args: Any, **kwargs: Any) -> Any:
+        return await sync_to_async(self.get)(*args, **kwargs)
+
     def get_many(self, ids: Iterable[int]) -> Batch:
         """Return a dict of the objects with these ids, in the order of the ids.
 
@@ -134,25 +182,23 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         :raises InvalidID: a value is no id.
         """
         ids = list(ids)
-        if not all(type(value) is int for value in ids):
+        if not {int}.issuperset(map(type, ids)):
             ids = [_as_id(value) for value in ids]
         wanted = list(dict.fromkeys(self.model._object.check_ids(self.model.__name__, ids)))
         rows = self.with_deleted().in_bulk(wanted)
         batch: Batch = Batch()
         for pk in wanted:
-            row = rows.get(pk)
+            row: Any = rows.get(pk)
             if row is None or not row.active:
                 continue
-            if type(row.data) is dict:
-                batch[pk] = row
-                continue
-            try:
-                body_of(row)
-            except DamagedObject as exc:
-                logger.error("%s", exc)
-                batch.damaged[pk] = exc
-            else:
-                batch[pk] = row
+            if type(row.data) is not dict:
+                try:
+                    body_of(row)
+                except DamagedObject as exc:
+                    logger.error("%s", exc)
+                    batch.damaged[pk] = exc
+                    continue
+            batch[pk] = row
         return batch
 
     def purge(self, before: datetime | None = None) -> int:
@@ -166,6 +212,13 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # the base class is Any fo
         return int(rows.scatter().purge()[0])
 
     purge.alters_data = True  # type: ignore[attr-defined]  # a function type has no such attribute
+
+
+def _is_id(argument: Any) -> bool:
+    """Whether a positional argument of ``get()`` is meant to be an id: it is no condition (``Q(…)``, or
+    a pair of a lookup and its value).
+    """
+    return not (isinstance(argument, tuple) or getattr(argument, "conditional", False))
 
 
 def _as_id(value: Any) -> Any:

@@ -43,7 +43,7 @@ class ObjectOptions:
         :raises InvalidID: the value is no id.
         """
         if self._are_own([value]):
-            return int(value)  # Make this test first: it takes a tenth of the time of unpack().
+            return int(value)  # This quick test saves unpack(), which takes ten times as long.
         parts = self.layout.unpack(value)
         if parts.type != self.type_id:
             raise WrongObjectType(
@@ -60,10 +60,10 @@ class ObjectOptions:
     def _are_own(self, values: list[Any]) -> bool:
         """Whether all values are integers that are ids of this type."""
         shift, mask = self._position_of_type
-        own = self.type_id
-        return all(
-            type(value) is int and value >> shift & mask == own and value >> 63 == 0
-            for value in values
+        return (
+            {int}.issuperset(map(type, values))
+            and {self.type_id}.issuperset([value >> shift & mask for value in values])
+            and {0}.issuperset([value >> 63 for value in values])
         )
 
     @cached_property

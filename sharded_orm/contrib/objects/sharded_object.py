@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
+from django.core.exceptions import ValidationError
 from django.db import connections, models
+from django.utils.translation import gettext_lazy as _
 
 import sharded_orm
 from sharded_orm.compat import update_result
-from sharded_orm.contrib.objects.body_column import BodyColumn, VersionColumn, prepare_body
+from sharded_orm.contrib.objects.body_column import (
+    BodyColumn,
+    VersionColumn,
+    check_body,
+    prepare_body,
+)
 from sharded_orm.contrib.objects.exceptions import (
+    BodyTooLarge,
     ConcurrentEdit,
     InvalidObjectType,
     UnsavedChanges,
+    UnstoredObject,
 )
 from sharded_orm.contrib.objects.fields import BodyField, values_were_read, values_were_saved
 from sharded_orm.contrib.objects.object_queryset import ObjectManager
 from sharded_orm.contrib.objects.options import ObjectOptions, read_meta
 from sharded_orm.models import PackedIDField
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
-from sharded_orm.models.sharding.options import describe
+from sharded_orm.models.sharding.key_errors import describe
 
+# The columns of the table of an object.
+_COLUMNS = {"id", "data", "ts", "version", "active"}
 # The names of the positional arguments that save() accepts until Django 6.
 _SAVE = ("force_insert", "force_update", "using", "update_fields")
 
@@ -38,6 +50,7 @@ class ObjectBase(ShardedModelBase):
         if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
             _refuse_concrete_base(name, bases)
             options = _options(name, bases, attrs)
+            _refuse_ambiguous_names(name, bases, attrs, options)
             pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
             # The column of the id comes first in the table, before those of the base class.
             pk.creation_counter = -1
@@ -50,7 +63,19 @@ class ObjectBase(ShardedModelBase):
                     {"group": options.group, "shard_key": "id", "cache": options.cache},
                 ),
             }
-        return super().__new__(mcs, name, bases, attrs, **kwargs)
+        cls = super().__new__(mcs, name, bases, attrs, **kwargs)
+        if not cls._meta.abstract:
+            _refuse_columns(name, cls)
+        return cls
+
+
+def _refuse_columns(name: str, cls: Any) -> None:
+    """Check that the table has no other columns: edit() would overwrite what others have stored in them."""
+    if own := sorted({field.name for field in cls._meta.concrete_fields} - _COLUMNS):
+        raise InvalidObjectType(
+            f"{name} has columns for {own!r}, but the values of an object are in its body. Use the fields"
+            " of sharded_orm.contrib.objects.fields, or a table of their own."
+        )
 
 
 def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
@@ -62,12 +87,31 @@ def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
             )
 
 
+def _refuse_ambiguous_names(
+    name: str, bases: tuple[type, ...], attrs: dict[str, Any], options: ObjectOptions
+) -> None:
+    """Check that no two fields may store values under one name: a save would drop those of one of them."""
+    own = {field.name: field for base in bases for field in _private_fields(base)} | attrs
+    fields = {key: field for key, field in own.items() if isinstance(field, BodyField)}
+    former = [*options.removed, *(each for field in fields.values() for each in field.was)]
+    if twice := sorted(each for each, count in Counter([*fields, *former]).items() if count > 1):
+        raise InvalidObjectType(
+            f"{name} has {twice!r} more than once among the names of its fields, their 'was' and"
+            " ObjectMeta.removed. Leave each name in one place."
+        )
+
+
+def _private_fields(base: Any) -> Any:
+    return base._meta.private_fields if hasattr(base, "_meta") else ()
+
+
 def _options(name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> ObjectOptions:
     inherited = (getattr(base, "ObjectMeta", None) for base in bases)
     meta = attrs.get("ObjectMeta") or next(filter(None, inherited), None)
     known = ObjectOptions.__dataclass_fields__
     values = read_meta(f"{name}.ObjectMeta", meta, known, ("group", "type_id"))
-    values["removed"] = tuple(values.get("removed", ()))
+    removed = values.get("removed", ())
+    values["removed"] = (removed,) if isinstance(removed, str) else tuple(removed)
     return ObjectOptions(**values)
 
 
@@ -123,6 +167,13 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             field.name: field.to_json(getattr(self, field.attname)) for field in self.body_fields()
         }
         return {"id": self.pk, **values}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Overrides Model.__getstate__(), which copy.copy() uses. The copy gets a body of its own, because
+        # an assignment to a field of the copy changes the body in place.
+        state: dict[str, Any] = super().__getstate__()
+        own = ("data", "_assigned", "_seen")
+        return state | {name: copy.deepcopy(state[name]) for name in own if name in state}
 
     # -- Writing --------------------------------------------------------------------------
 
@@ -243,13 +294,15 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             with pin.edit():
                 pin.note = "…"
 
-        At the start of the block, the instance gets the stored values. If an error leaves the block,
-        nothing is saved, and the instance has these values again. The block is a transaction on the
+        At the start of the block, the instance gets the stored values. If the block raises an error,
+        nothing is saved, and the instance gets the stored values back. The block is a transaction on the
         object's shard. Costs two statements, besides BEGIN and COMMIT.
 
         :raises DoesNotExist: the object has been deleted or purged.
-        :raises UnsavedChanges: the instance has changes that the block would drop.
+        :raises UnsavedChanges: the instance is new, or has changes that the block would drop.
         """
+        if self._state.adding:
+            raise UnsavedChanges(f"{describe(self)} was not stored yet. save() it first.")
         self._refuse_unsaved("edit()")
         with sharded_orm.atomic(self):
             row = self._locked()
@@ -260,6 +313,23 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             except BaseException:
                 self._take_over(row)
                 raise
+
+    def full_clean(self, *args: Any, **kwargs: Any) -> None:
+        """Check the values of the fields, as ``full_clean()`` of Django does, and the size of the body.
+
+        Forms call this method, so a body that is too large is an error of the form.
+
+        :raises ValidationError: a value is refused, or the body cannot be stored.
+        """
+        super().full_clean(*args, **kwargs)
+        try:
+            check_body(self)
+        except BodyTooLarge as exc:
+            raise ValidationError(
+                _("This is too large to be stored: the limit is %(limit)s bytes in all."),
+                code="body_too_large",
+                params={"limit": self._object.max_body},
+            ) from exc
 
     def _locked(self) -> Any:
         alias = str(self._state.db)
@@ -286,7 +356,10 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         To undo this, set ``active`` to True in ``edit()``. The entries of the object in mappings
         stay, and pages leave it out. Costs one UPDATE, and one SELECT of the new state. See
         :meth:`purge`.
+
+        :raises UnstoredObject: the object has no id, because it was never saved.
         """
+        self._refuse_unstored("delete")
         rows = type(self).objects.with_deleted().filter(pk=self.pk, active=True)
         deleted: tuple[int, dict[str, int]] = rows.delete()
         if deleted[0]:
@@ -296,7 +369,18 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     delete.alters_data = True  # type: ignore[attr-defined]  # as in Model
 
     def purge(self) -> tuple[int, dict[str, int]]:
-        """Delete the row from its shard for good. One DELETE."""
+        """Delete the row from its shard for good. One DELETE.
+
+        :raises UnstoredObject: the object has no id, because it was never saved.
+        """
+        self._refuse_unstored("purge")
         return super().delete()
 
     purge.alters_data = True  # type: ignore[attr-defined]  # as in Model
+
+    def _refuse_unstored(self, action: str) -> None:
+        if self.pk is None:
+            raise UnstoredObject(
+                f"{action}() of {describe(self)}: it was never stored, so there is nothing to delete. save() it"
+                " first, or drop the instance."
+            )

@@ -15,7 +15,7 @@ class ReferencesConfig(AppConfig):
     verbose_name = "Reference tables"
     default_auto_field = "django.db.models.BigAutoField"
     #: Fixtures leave out the tables of this app. The tables record which changes the copies on this
-    #: site's shards have, which would be wrong on the site that loads the fixture.
+    #: site's shards have. On the site that loads the fixture, these records would be wrong.
     is_left_out_of_fixtures = True
 
     def ready(self) -> None:

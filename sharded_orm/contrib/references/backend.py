@@ -1,4 +1,6 @@
-"""Checks of the global database: whether its backend can follow writes, and its open transactions."""
+"""Checks of the global database: whether its backend reports writes, and whether a transaction is
+open.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 
 
 def problem_of_backend() -> str | None:
-    """Return a sentence that says why writes of the global database cannot be followed; None if they can."""
+    """Return a sentence if the global database's backend does not report writes; None if it does."""
     connection = connections[DEFAULT_DB_ALIAS]
     engine = connection.settings_dict["ENGINE"]
     # With the dummy backend, the process has no database, so it writes nothing.
@@ -25,9 +27,9 @@ def problem_of_backend() -> str | None:
 
 
 def require_hooks() -> None:
-    """Raise an error if writes of the global database cannot be followed.
+    """Raise an error if the global database's backend does not report writes and commits.
 
-    :raises InvalidReferenceModel: the backend of the database does not report writes and commits.
+    :raises InvalidReferenceModel: the backend does not report them.
     """
     if (problem := problem_of_backend()) is not None:
         raise InvalidReferenceModel(problem)

@@ -7,7 +7,7 @@
 ``sharded_orm_references.E004``  a foreign key with a constraint to a model without copies
 ``sharded_orm_references.E005``  an ``on_delete`` between reference tables that copies cannot follow
 ``sharded_orm_references.E006``  a sharded model refers to a reference table without a constraint
-``sharded_orm_references.E007``  a sharded model refers to another field than the primary key
+``sharded_orm_references.E007``  a sharded model refers to a field that is not the primary key
 ================================  =====================================================
 """
 

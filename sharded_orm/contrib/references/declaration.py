@@ -29,10 +29,11 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSource(Source):
-    """A description of a reference model, in the form of a source of mirrors.
+    """A reference model, described like the source of a mirror.
 
-    The classes that record the writes of sources can so record its writes as well. A reference model
-    has no shard key, so :attr:`key` is its primary key.
+    The source of a mirror is a model whose writes are recorded, and delivered to copies. With this
+    description, the same classes record the writes of a reference model. A reference model has no
+    shard key, so :attr:`key` is its primary key.
     """
 
     what: ClassVar[str] = "is a reference table"

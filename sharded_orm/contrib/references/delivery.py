@@ -29,8 +29,8 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
-# Seconds that a delivery waits for locks that others hold on a shard. It is short, because the delivery
-# holds the lock of the reference tables, so all their writers wait as well. On MariaDB and MySQL, the
+# Seconds that a delivery waits for locks on a shard. The time is short: the delivery holds the lock
+# of the reference tables, so all writers of these tables wait as well. On MariaDB and MySQL, the
 # setting is innodb_lock_wait_timeout; on SQLite, the option timeout.
 _PATIENCE = 2.0
 
@@ -69,7 +69,7 @@ def bring_all(
     if not models:
         return report
     if in_transaction():
-        # Nothing is copied: the copies would include the open transaction's uncommitted rows.
+        # Copy nothing in an open transaction: the copies would include its uncommitted rows.
         report.problems.append("this thread has an open transaction on the global database")
         return report
     down, compared = set[str](), frozenset(anew)
@@ -96,10 +96,11 @@ def bring_all(
 def bring(
     shard: Shard, models: Sequence[Any], version: Version, *, anew: Collection[Any] = frozenset()
 ) -> int | None:
-    """Update the copies on one shard to the current rows of the reference tables, in one transaction.
+    """Update the copies on one shard to the current rows of the reference tables, in one
+    transaction.
 
     :param models: all reference models, in the order of :func:`~.declaration.reference_models`.
-    :param version: the version of the reference tables when the caller read it.
+    :param version: the version of the reference tables that the caller has read.
     :param anew: models whose copies are compared row by row, even if they seem to be up to date.
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
@@ -137,8 +138,8 @@ def lock_states(alias: str) -> dict[str, Any]:
     reference tables, which another process gets if the caller's session is lost. That process then
     waits here, so that it writes its newer copies last.
 
-    :raises django.db.OperationalError: others hold the rows of the shard. All later statements of
-        the transaction may raise the error as well.
+    :raises django.db.OperationalError: other transactions hold locks on these rows. All later
+        statements of the transaction may raise the error as well.
     """
     connection: Any = connections[alias]
     connection.limit_lock_waits(_PATIENCE)
@@ -149,10 +150,11 @@ def lock_states(alias: str) -> dict[str, Any]:
 def may_be_continued(
     state: TableVersion | None, model: Any, version: Version
 ) -> TypeGuard[TableVersion]:
-    """Whether copies are complete up to the version in ``state``, so that only later changes are missing.
+    """Whether the shard's copies of a model are complete up to the version in ``state``, so that
+    only later changes are missing.
 
-    False for a new shard, model or column, after older code has written only its own columns, and
-    if the global database was restored from a backup. All rows have to be compared then.
+    Otherwise all rows have to be compared: the shard, the model or a column is new, older code has
+    written only the columns that it knows, or the global database was restored from a backup.
 
     :param state: the version of the model's copies, as stored on their shard; None if it has none.
     """
@@ -164,7 +166,8 @@ def may_be_continued(
 def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
     """Return those of ``models`` whose copies on the shard ``alias`` are not up to date.
 
-    Also returns models whose copies may differ for another reason, such as another list of columns.
+    Also returns models whose copies may differ although their version is current, for example
+    because different columns are copied now.
     """
     states = states_on(alias)
     return [

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, IntegrityError, connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, JSONField, Q, QuerySet, Value
 
-from sharded_orm.contrib.mirrors.reads import JSON_NULL, is_same
+from sharded_orm.contrib.mirrors.source_reads import JSON_NULL, is_same
 from sharded_orm.contrib.references.declaration import copied_fields
 from sharded_orm.contrib.references.versions import BATCH, insert_rows
 
@@ -26,7 +26,7 @@ is_writing_copies = _writing.get
 
 @contextmanager
 def writing_copies() -> Iterator[None]:
-    """Allow the ORM to write copies within the block."""
+    """Context manager in whose block the ORM may write copies of reference tables."""
     token = _writing.set(True)
     try:
         yield
@@ -36,10 +36,12 @@ def writing_copies() -> Iterator[None]:
 
 @dataclass
 class CopyDifference:
-    """The differences between the rows of ``model`` in the global database and their copies on a shard.
+    """The differences between the rows of ``model`` in the global database and their copies on a
+    shard.
 
     :param missing: values of rows that the shard lacks, in the order of the copied fields.
-    :param stale: values of rows in the global database whose copies on the shard have other values.
+    :param stale: values of rows in the global database whose copies on the shard have different
+        values.
     :param orphaned: primary keys of copies whose row is not in the global database.
     :param compared: number of rows that were compared.
     """
@@ -63,7 +65,9 @@ class CopyDifference:
         return [*map(self.pk_of, self.missing), *map(self.pk_of, self.stale), *self.orphaned]
 
     def drop(self, pks: Container[Any]) -> int:
-        """Forget the differences of rows with these primary keys. Return their number."""
+        """Forget the differences of rows with these primary keys. Return the number of forgotten
+        differences.
+        """
         before = len(self)
         self.missing = [row for row in self.missing if self.pk_of(row) not in pks]
         self.stale = [row for row in self.stale if self.pk_of(row) not in pks]
@@ -173,8 +177,9 @@ def apply(found: Sequence[CopyDifference], alias: str) -> None:
                 _delete_orphans(found, alias)
                 _write(found, alias, replace=False)
         except IntegrityError:
-            # Updates were refused: rows may have swapped unique values, or a copy refers to a copy that
-            # is to be deleted. So changed copies are deleted and inserted again.
+            # The shard has refused the updates: rows may have swapped unique values, or a copy
+            # refers to a copy that is to be deleted. So delete the changed copies and insert them
+            # again.
             with transaction.atomic(using=alias):
                 _write(found, alias, replace=True)
                 _delete_orphans(found, alias)
@@ -186,7 +191,9 @@ def _delete_orphans(found: Sequence[CopyDifference], alias: str) -> None:
 
 
 def copies_of(model: Any, alias: str, pks: Sequence[Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return a dict of the values of copies on a shard, by primary key."""
+    """Return the values of those copies on a shard that have the primary keys ``pks``, keyed by
+    primary key.
+    """
     found: dict[Any, tuple[Any, ...]] = {}
     for start in range(0, len(pks), BATCH):
         found |= _rows(model, alias, list(pks[start : start + BATCH]))
@@ -194,19 +201,22 @@ def copies_of(model: Any, alias: str, pks: Sequence[Any]) -> dict[Any, tuple[Any
 
 
 def delete_copies(model: Any, alias: str, pks: Sequence[Any]) -> None:
-    """Delete copies on a shard. The database refuses it if other rows refer to one of them."""
+    """Delete copies on a shard. The database raises an error if other rows refer to a copy."""
     own = [f.attname for f in copied_fields(model) if f.null and f.related_model is model]
     for start in range(0, len(pks), BATCH):
         doomed: Any = QuerySet(model, using=alias).filter(pk__in=pks[start : start + BATCH])
         if own:
-            # The foreign keys between the copies are set to NULL first, because some databases
-            # check each deleted row by itself.
+            # Set the foreign keys between the copies to NULL first, because some databases check
+            # foreign keys after each deleted row.
             doomed.update(**dict.fromkeys(own))
         doomed._raw_delete(alias)
 
 
 def restore_copies(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert copies with these values on a shard."""
+    """Insert the copies ``rows`` on the shard ``alias``, without a check of foreign keys.
+
+    :param rows: the values of each copy, as :func:`copies_of` returns them.
+    """
     with writing_copies(), connections[alias].constraint_checks_disabled():
         _insert(model, alias, rows)
 
@@ -221,9 +231,9 @@ def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
-    # Foreign keys are not checked here, so the order of the copies does not matter. This is safe: the
-    # global database has checked the foreign keys between reference tables, and each copy that is
-    # deleted here is inserted again.
+    # Foreign keys are not checked, so that the order of the copies does not matter. This is safe:
+    # the global database has checked the foreign keys between reference tables, and each copy that
+    # is deleted here is inserted again.
     with connections[alias].constraint_checks_disabled():
         for each in found:
             if replace:

@@ -55,7 +55,7 @@ class ReferenceTables:
     ) -> CompanionReport:
         """Compare the copies on shards with the rows in the global database.
 
-        A change that a relay will still deliver is not a difference.
+        A copy that a relay will still bring up to date does not count as a difference.
 
         Costs four queries per 500 rows and shard.
 
@@ -115,13 +115,13 @@ def _report(copied: CopyReport) -> CompanionReport:
 
 
 def _settle(shard: Shard, found: CopyDifference, report: CompanionReport, *, repair: bool) -> None:
-    """Compare copies that seemed to differ once more, and report or repair real differences."""
+    """Compare the copies that seemed to differ again. Report or repair those that really differ."""
     model = found.model
     report.rows += found.compared
     if not len(found):
         return
-    # Rows may have been written since the comparison, so they are compared again while nobody can
-    # commit.
+    # Rows may have been written since the first comparison. So compare them again, under the lock,
+    # while nobody can commit.
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
         now = lock()
         with transaction.atomic(using=shard.alias):

@@ -17,7 +17,7 @@ class ReferenceModel(GlobalModel):
 
     Sharded models refer to it by ordinary foreign keys, with a database constraint, and their
     queries may join it. All writes go to the global database, even if the instance was read from a
-    copy. They reach the copies after the commit.
+    copy. After the commit, the writes reach the copies.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -36,9 +36,9 @@ class TableVersion(models.Model):
     """A version of the rows of reference tables.
 
     The global database has one row of this model, with an empty name. Each transaction that writes
-    reference tables raises its version immediately before the commit. The row is also the lock
-    under which all copies are written. A shard has one row for each reference table: its copies
-    have all changes up to this version.
+    reference tables raises the version in this row immediately before the commit. Whoever writes
+    copies locks this row. A shard has one row for each reference table: its copies have all changes
+    up to this version.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True
@@ -53,8 +53,8 @@ class TableVersion(models.Model):
     #: global database. If that row is not deleted soon, the copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
-    #: A hash of the names of the columns that were copied. If the running code copies other columns,
-    #: all rows must be compared.
+    #: A hash of the names of the columns that were copied. If the running code copies different
+    #: columns, all rows must be compared.
     columns: models.CharField[str, str] = models.CharField(max_length=64, default="")
 
     class Meta:

@@ -71,7 +71,9 @@ def _kept(model: Any, alias: str, exc: Exception) -> ReferenceRowKept:
 
 
 class _Removal:
-    """The removal of copies from one shard, while this thread holds the lock of the reference tables."""
+    """Removes the copies of rows from one shard, and can restore them. Meanwhile this thread holds
+    the lock of the reference tables.
+    """
 
     def __init__(self, model: Any, alias: str) -> None:
         self._model, self._alias = model, alias
@@ -80,7 +82,7 @@ class _Removal:
         self._noted = ""
 
     def run(self, pks: Sequence[Any]) -> bool:
-        """Delete the copies. Return False if the shard is not filled yet, so that it has no copies."""
+        """Delete the copies. Return False if the shard has no copies, because it was not filled yet."""
         model, alias = self._model, self._alias
         with transaction.atomic(using=alias), writing_copies():
             state = lock_states(alias).get(model._meta.label)
@@ -96,8 +98,9 @@ class _Removal:
         alias, before = self._alias, self._before
         try:
             with transaction.atomic(using=alias):
-                # Restore the copies only if the shard still has the state that run() has stored. If
-                # this thread lost its lock, another process may have written newer copies.
+                # Restore the copies only if no other process has changed the shard's state since
+                # run(). If this thread has lost its lock, another process may have written newer
+                # copies.
                 unchanged = versions_on(alias).filter(
                     pk=before.pk,
                     version=before.version,

@@ -1,9 +1,9 @@
 """Versions of the rows of reference tables, and the lock under which copies are written.
 
 Each transaction that writes reference tables takes the lock before its commit, and raises the
-version. So versions grow in the order of commits, and the holder of the lock sees exactly the rows
-of the current version. Copies are written under the lock only. So copies are never older than the
-version that their shard has stored, and nobody deletes a row whose copy is being written.
+version. So a higher version is always committed later. Whoever holds the lock reads exactly the
+rows of the current version. Copies are written only under the lock. So a copy is never older than
+the version that its shard has stored, and no row is deleted while its copy is being written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 from sharded_orm.contrib.references.models import ChangedRow, TableVersion
 from sharded_orm.database_clock import DatabaseClock
 
-#: The name in the row of :class:`TableVersion` that has the version of all reference tables together.
+#: The name of the row of :class:`TableVersion` with the version of all reference tables together.
 #: Only the global database has this row.
 GLOBAL = ""
 #: The number of rows that one statement reads or writes.
@@ -32,8 +32,8 @@ BATCH = 500
 def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
     """Refuse to load rows of this app from a fixture. A receiver of ``pre_save``.
 
-    The versions in the fixture are those of the site that made it. Here they would mark outdated
-    copies as up to date.
+    The versions in a fixture belong to the site that made it. On this site, they could mark
+    outdated copies as up to date.
 
     :raises InvalidReferenceModel: the fixture has such rows.
     """
@@ -51,7 +51,8 @@ def begin_history(using: str, **kwargs: Any) -> None:
     """
     if using != DEFAULT_DB_ALIAS:
         return
-    # The cached names are dropped, because a migration backwards may have dropped the tables.
+    # Forget which databases have the tables of this app, because a migration backwards may have
+    # dropped them.
     _with_tables.clear()
     if has_tables() and not versions_on(using).filter(name=GLOBAL).exists():
         insert_rows(TableVersion, using, [_first_version()])
@@ -62,7 +63,7 @@ def _first_version() -> TableVersion:
 
 
 #: The names of global databases that are known to have this app's tables. There may be several
-#: names in one process, because tests use another database.
+#: names in one process, because a test run switches to a test database.
 _with_tables: set[str] = set()
 
 
@@ -110,7 +111,7 @@ def global_version() -> Version:
 
 
 def is_before(state: TableVersion, now: Version) -> bool:
-    """Whether ``state`` and ``now`` are of one sequence of versions, and ``state`` is not the later one.
+    """Whether ``state`` is not later than ``now``, in the same sequence of versions.
 
     A flush begins a new sequence, so versions before and after it cannot be compared.
     """
@@ -118,14 +119,14 @@ def is_before(state: TableVersion, now: Version) -> bool:
 
 
 def lock() -> Version:
-    """Take the lock of the reference tables until the end of the transaction on the global database.
+    """Lock the reference tables until the end of the transaction on the global database.
 
     :returns: the current version.
     """
     row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL)
     if not row.update(version=F("version")):
-        # The version row was deleted by hand, so it is inserted again. If two processes do this at
-        # the same time, the second gets an IntegrityError.
+        # Insert the version row again: it was deleted by hand. If two processes do this at the same
+        # time, the second gets an IntegrityError.
         insert_rows(TableVersion, DEFAULT_DB_ALIAS, [_first_version()])
     return global_version()
 
@@ -138,8 +139,8 @@ def record(rows: Mapping[Any, Iterable[Any]]) -> None:
     :param rows: primary keys of the changed rows, by model.
     """
     lock()
-    # The version is raised before it is read. At the isolation level REPEATABLE READ, a read before
-    # the UPDATE might return an older version.
+    # Raise the version before it is read: at the isolation level REPEATABLE READ, a read before the
+    # UPDATE might return an older version.
     versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
     version = global_version().number
     for model, pks in rows.items():
@@ -178,7 +179,7 @@ def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
 
 
 def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
-    """Record on a shard that copies were removed before their rows in the global database.
+    """Record on a shard that copies were deleted there, before the global rows are deleted.
 
     :param row: the shard's row of :class:`TableVersion` for the model.
     :param pks: the primary keys of the copies.
@@ -212,7 +213,7 @@ def set_version(alias: str, columns: Mapping[str, str], version: Version) -> Non
 
 
 def insert_rows(model: Any, alias: str, rows: Sequence[Any], fields: Any = None) -> None:
-    """Insert rows as they are, without an atomic block of their own.
+    """Insert rows as they are, without opening an atomic block.
 
     :param fields: the fields to be written; None for all.
     """

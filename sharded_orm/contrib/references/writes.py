@@ -37,7 +37,7 @@ def follower_of(model: Any) -> ReferenceFollower | None:
     meta = getattr(model, "_meta", None)
     if meta is None or not apps.models_ready:
         return None
-    # A migration writes with a historical model. Such writes are handled as those of the current model.
+    # A migration uses a historical model. Handle its writes like writes of the current model.
     if meta.apps is not apps:
         try:
             model = apps.get_model(meta.label)
@@ -128,8 +128,8 @@ class ReferenceChanges(TransactionChanges):
 
     def savepoint_rolled_back(self, sid: str) -> None:
         super().savepoint_rolled_back(sid)
-        # The rollback has removed the records that may_commit() wrote inside of the savepoint, so
-        # all changes are recorded again. To record a row twice does no harm.
+        # Record all changes again: the rollback has removed the records that may_commit() wrote
+        # inside of the savepoint. Recording a row twice does no harm.
         for change in self._changes:
             change.is_delivered = False
 
@@ -151,8 +151,8 @@ class ReferenceChanges(TransactionChanges):
         if rows and has_tables():
             record(rows)
             self._has_news = True
-        # The flags are set only after record() has succeeded. If it fails and the program catches the
-        # error, the changes must be recorded later. To record a row twice does no harm.
+        # Set the flags only after record() has succeeded. If it fails and the program catches the
+        # error, the changes must be recorded later. Recording a row twice does no harm.
         for change in changes:
             change.is_delivered = True
 

@@ -1,6 +1,6 @@
 """The generator of ids from ticket servers.
 
-If there are two servers, one of them gives the odd ids and the other one the even ids (Flickr, F1-F5).
+If there are two servers, one hands out the odd ids, and the other one the even ids (Flickr, F1-F5).
 """
 
 from __future__ import annotations
@@ -117,10 +117,11 @@ class TicketGenerator(IdGenerator):
     def _attempts(
         self, sequence: str
     ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
-        """Yield pairs of a server and the method to call for ids, in the order in which to try them.
+        """Yield pairs of a server and the method to call for ids, in the order in which to try
+        them.
 
-        The healthy servers come first. The servers that failed lately come last: if no other server
-        gives ids, calling a failed server is better than giving up.
+        The healthy servers come first. The servers that failed lately come last. They are only
+        called if no other server returns ids.
         """
         started = time.monotonic()
         left_alone = []

@@ -112,9 +112,8 @@ class MySQLSession(TicketSession):
         statement = self._statements.get((row, kind))
         if statement is None:
             counter = _verbatim(self._counter(row.name))
-            # A condition for the WHERE clause. It compares the sequence's row in the catalog, the
-            # table of sequences. If the row has changed since it was checked, the statement gives
-            # no id.
+            # A condition for the WHERE clause, about the sequence's row in the catalog, the table
+            # of sequences. If the row has changed since it was checked, the statement takes no id.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
                 f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
@@ -190,9 +189,9 @@ class MySQLSession(TicketSession):
     def position(self, row: SequenceRow, deadline: float) -> int:
         if row.form != "replace":
             return row.value
-        # Read the counter table by a write that changes nothing. The table's engine locks whole
-        # tables and lets writers go first, so a SELECT would wait until the other writers pause
-        # (measured: 10 seconds).
+        # Read the counter table by a write that changes nothing. A SELECT would wait until all
+        # other writers pause (measured: 10 seconds), because the table's engine locks whole tables
+        # and lets writers go first.
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
         # The insert id is 0 if the counter table has lost its row. In this case, return the value
@@ -226,8 +225,8 @@ class MySQLSession(TicketSession):
             deadline,
         )
         # Make sure that the sequence's counter table has its one row, because taking several ids at
-        # once updates that row. If the row exists already, raise its number: another process, or a
-        # run that was interrupted, may have inserted the row with a lower number.
+        # once updates that row. If the row exists already, raise its number. Another process or an
+        # interrupted run may have inserted the row with a lower number.
         self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
@@ -248,9 +247,8 @@ class MySQLSession(TicketSession):
         (row,) = self.execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog", (), deadline
         )
-        # If the server writes a binary log, each commit must bring that log to disk, too.
-        # Otherwise, recovery after a crash rolls back committed transactions that are missing in
-        # the binary log.
+        # With another value than 1, a commit does not bring the binary log to disk. After a crash,
+        # recovery then rolls back the committed transactions that the binary log lacks.
         if int(row[1]) and int(row[2]) != 1:
             return (
                 f"the binary log is on and sync_binlog is {row[2]}: ids that were handed out before"

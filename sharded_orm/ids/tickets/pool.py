@@ -52,8 +52,8 @@ class TicketSessionPool:
     def close(self, *, for_good: bool = False) -> None:
         """Close the idle sessions.
 
-        :param for_good: if True, the pool keeps no session from now on, and also closes each lent
-            session when the session is given back. If False (the default), lent sessions stay open.
+        :param for_good: if True, the pool keeps no session from now on. It also closes each lent
+            session that is given back. If False (the default), lent sessions stay open.
         """
         with self._lock:
             self._keep = self._keep and not for_good

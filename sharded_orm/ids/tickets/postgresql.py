@@ -67,7 +67,7 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # These SET statements need no time limit, because they run in the thread that connects: a
+        # These SET statements need no time limit. They run in the thread that connects, and a
         # caller waits for that thread only until the caller's deadline.
         self.connection.execute(
             # If this client goes away while its statement waits for a lock, make the server end the

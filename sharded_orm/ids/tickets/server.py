@@ -119,10 +119,12 @@ class TicketServer:
     def take(self, name: str, count: int) -> Sequence[int]:
         """Take and return ``count`` new ids of sequence ``name``, ascending.
 
-        Costs one round trip. The first call for a sequence on a connection, and one call in every
-        ten seconds after that, cost more. Such a call also reads two things: the server's
-        high-water mark (the highest id that it is known to have handed out) from the partner server
-        that stores it, and the sequence's row and position from this server.
+        Costs one round trip. The first call for a sequence on a connection costs more, and so does
+        one call in every ten seconds after that. These calls also read two things:
+
+        - from the partner server, this server's high-water mark: the highest id that it is known to
+          have handed out;
+        - from this server, the sequence's row and position.
         """
         state = self._current()
         deadline = time.monotonic() + self.patience
@@ -134,7 +136,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # Do not record a failure of this server, because only its partner did not answer.
+            # Do not record a failure of this server: only its partner did not answer, the server
+            # that stores its high-water mark.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)
@@ -144,11 +147,10 @@ class TicketServer:
 
     def probe(self, name: str, count: int, started: float) -> Sequence[int]:
         """Take ids like :meth:`take`, although this server failed lately. Called if no other server
-        gives ids.
+        has returned ids.
 
-        One caller at a time asks the server; the other callers wait. If the asking caller fails,
-        its error is also raised in each waiting caller whose request had started before the
-        failure.
+        One caller at a time calls the server, and the other callers wait. If the call fails, its
+        error is also raised in each waiting caller whose request had started before the failure.
 
         :param started: when the caller's request started (``time.monotonic()``).
         """
@@ -313,9 +315,9 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # If this server and its partner both failed lately, ask the partner nevertheless: with
-            # PARTNER_DOWN "refuse", this server may hand out no id before its high-water mark was
-            # read from the partner.
+            # The partner usually is not asked for a while if it failed lately. Ask it nevertheless
+            # if this server failed lately, too: with PARTNER_DOWN "refuse", this server may hand
+            # out no id before its high-water mark was read from the partner.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -346,10 +348,10 @@ class TicketServer:
         The mark is the highest id that the predecessor, the server before this one in ``TICKETS``,
         is known to have handed out. Costs one round trip.
 
-        :param even_if_left_alone: whether to ask this server even if it failed within the last
+        :param even_if_left_alone: whether to call this server even if it failed within the last
             ``backoff`` seconds. If False (the default), a call within these seconds raises
             :exc:`OperationalError`.
-        :raises OperationalError: this server failed lately and is not asked, or does not answer.
+        :raises OperationalError: this server failed lately and is not called, or does not answer.
         :raises UnknownSequence: this server does not have the sequence.
         """
         state = self._current()
@@ -362,8 +364,8 @@ class TicketServer:
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        # Let the next caller try this server, but do not mark it as recovered: it has answered a
-        # read, and might not be able to write.
+        # The server has answered a read, but it might not be able to write. So let the next caller
+        # try it, but do not mark it as recovered.
         state.breaker.half_open(None)
         return row.predecessor_mark
 
@@ -391,8 +393,8 @@ class TicketServer:
         False for a while after a failure. See :meth:`CircuitBreaker.claim`.
         """
         # Right after a fork, self._state is still the parent's state. Even then, the breaker's
-        # is_closed may be read: reading it takes no lock, so it cannot wait for a lock that a
-        # thread of the parent held at the fork.
+        # is_closed may be read. Reading it takes no lock, so it never waits for a lock that was
+        # held at the fork.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
@@ -401,8 +403,8 @@ class TicketServer:
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
-            # If one session fails, the server's idle sessions are most likely dead as well. So
-            # close them.
+            # This is a failure of the whole server, not of one sequence. The server's idle sessions
+            # are most likely dead as well, so close them.
             state.pool.close()
         if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING

@@ -88,8 +88,8 @@ class CheckedSequence:
 
     row: SequenceRow
     until: float
-    #: How often, at the time of this check, the server had been found to have forgotten ids of the
-    #: sequence. If this number has grown since, the row must be checked again.
+    #: How often this process had found, when it made this check, that the server has forgotten ids
+    #: of the sequence. If this number has grown since, the row must be checked again.
     refusals: int
 
 
@@ -118,10 +118,8 @@ class TicketSession(ABC):
     def __init__(
         self, alias: str, settings: Mapping[str, Any], slot: SequenceSlot, patience: float
     ):
-        """Connect to the server.
-
-        Do not connect in a thread for which a caller must wait, because the driver may block for
-        any length of time.
+        """Connect to the server. The driver may block for any length of time, so do not call this
+        in a thread for which a caller must wait.
 
         :param alias: the alias of the server's database.
         :param settings: the database settings of the alias.
@@ -141,8 +139,8 @@ class TicketSession(ABC):
         #: The sequences whose rows in the catalog table were checked on this connection, keyed by
         #: name. The :class:`TicketServer` fills and reads this dict.
         self.checked: dict[str, CheckedSequence] = {}
-        # Turn errors of the driver into errors of Django, because the generator goes on to the next
-        # server only after Django's errors.
+        # Turn errors of the driver into errors of Django. The generator tries the next server only
+        # after an error of Django.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
@@ -168,9 +166,9 @@ class TicketSession(ABC):
     ) -> Sequence[int]:
         """Take and return ``count`` new ids of a sequence, ascending. Costs one round trip.
 
-        Return no id and change nothing if the sequence has fewer than ``count`` numbers left, or no
-        longer matches ``row``: it was dropped, or it now has another slot (set of numbers) or form
-        (way to make the next number).
+        Return no id and change nothing in two cases. Either the sequence has fewer than ``count``
+        numbers left, or it does not match ``row`` any more: it was dropped, or its slot (set of
+        numbers) or form (way to make the next number) was changed.
 
         :param row: the sequence's row in the catalog table, as returned by :meth:`read`.
         :param predecessor_mark: the highest id that the predecessor (the server before this one in
@@ -306,8 +304,8 @@ class TicketSession(ABC):
     def abandon(self) -> None:
         """Prevent this process, a forked child, from closing its parent's connection.
 
-        Without this, Python would close the inherited connection object when the child ends, and the
-        driver would send the server a message that ends the connection of the parent, too.
+        The child has inherited the connection object. Python would close it when the child ends.
+        The driver would then send the server a message that ends the parent's connection, too.
         """
         return
 
@@ -328,8 +326,8 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 def _abandon_all() -> None:
     for session in list(_open):
         # If abandon() fails, for example because too many files are open, go on with the other
-        # sessions. The failed session's connection then ends for the parent, too, as soon as this
-        # forked child closes its copy.
+        # sessions. The failed session stays connected to the parent's socket. So when this forked
+        # child closes its copy of the session, the parent's session ends, too.
         with suppress(Exception):
             session.abandon()
     _open.clear()

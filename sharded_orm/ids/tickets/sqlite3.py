@@ -16,8 +16,9 @@ from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession,
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
-# Lock that is held while a database file is opened or closed. A fork of this process waits for the
-# lock (at most a second), so that the child does not inherit a mutex of SQLite that is locked.
+# Lock that is held while a database file is opened or closed. A fork of this process waits for this
+# lock, for at most a second. Otherwise the child might inherit a mutex of SQLite in its locked
+# state.
 _opening = threading.Lock()
 # One lock per database file, keyed by the file's name. A thread holds the lock while it runs a
 # statement, because SQLite allows one writer per file. Without the lock, SQLite would refuse a

@@ -109,7 +109,7 @@ class Command(dumpdata.Command):
 def _select_models(
     labels: Sequence[str], excluded: Sequence[str]
 ) -> tuple[set[Model], list[Model]]:
-    """Return the models that ``labels`` names one by one, and all models that are to be dumped.
+    """Return two collections: the models that ``labels`` names one by one, and all models to be dumped.
 
     :param labels: names of apps, and of models such as ``photos.Photo``. If there are none, all
         models are dumped.
@@ -173,8 +173,8 @@ def _rows_of(model: Model, options: dict[str, Any]) -> Iterator[models.QuerySet[
     manager: Any = model._base_manager if options["use_base_manager"] else model._default_manager
     rows: Any
     if shards is not None:
-        # Do not use Django's base manager, because its querysets do not find the shards. Like that
-        # manager, this queryset filters out no rows.
+        # With ``use_base_manager``, use a plain ShardedQuerySet: it filters out no rows, as
+        # Django's base manager does. The querysets of Django's base manager do not find the shards.
         rows = ShardedQuerySet(model) if options["use_base_manager"] else manager.all()
         rows = rows.scatter()
         if options["key"] is not None:
@@ -203,7 +203,7 @@ def _condition_on_key(options: ShardOptions, text: str) -> dict[str, Any]:
 def _open_output(path: str | None, stack: ExitStack) -> Any:
     """Open the file ``path``, which ``stack`` closes; return None if ``path`` is empty.
 
-    What is written to the file is compressed if the ending of its name, such as ``.gz``, says so.
+    If the file's name ends in a suffix such as ``.gz``, the output is compressed.
     """
     if not path:
         return None

@@ -51,8 +51,8 @@ class Command(loaddata.Command):
         self._shard = topology.resolve(alias) if alias is not None else None
         self._alias = alias or DEFAULT_DB_ALIAS
         self._transaction = FixtureTransaction(self._alias)
-        #: The number of rows that were not loaded because they belong to another database, keyed by
-        #: the label of the model.
+        #: The number of rows that were not loaded because they do not belong on the alias in
+        #: ``--database``, keyed by the label of the model.
         self._left_out: Counter[str] = Counter()
         #: The names of the sequences of ticket servers from which ids in the fixture come.
         self._sequences: set[str] = set()

@@ -21,7 +21,7 @@ from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations.exceptions import SwitchFailed
 from sharded_orm.operations.migrate import MigrateOptions, migration_run
-from sharded_orm.operations.pairs import runner
+from sharded_orm.operations.pairs import switch_runner, upgrade_state
 from sharded_orm.operations.runs.rollout import Waves
 from sharded_orm.operations.selection import Selected, numbers_text
 
@@ -169,7 +169,8 @@ class Command(BaseCommand):
         # Error messages for groups that another process is migrating, keyed by the group's name.
         held: dict[str, str] = {}
         not_begun: list[str] = []
-        # Sentences about new tables on the passive sides of pairs.
+        # Sentences about pairs whose passive side may accept writes to new tables. A pair is two
+        # servers that replicate from each other. Only the active side takes the writes of a shard.
         unfenced: list[str] = []
         with stop_signals() as stopping:
             for selection in selection_of(options):
@@ -202,17 +203,19 @@ class Command(BaseCommand):
             raise CommandError(" ".join(unfenced), returncode=stopping.status)
 
     def _fence_new_tables(self, selection: Selected) -> Iterator[str]:
-        """Let the passive sides of pairs refuse writes to the tables that migrations have created.
+        """Make the passive sides of pairs refuse writes to the tables that migrations have created.
 
-        Yield a sentence if that fails. If a passive side only lags, as after the change of a large table,
-        write the sentence to stderr.
+        A pair is two nodes that replicate each other. The application writes to the active side only.
+
+        Yield a sentence if that fails. If a passive side only lags behind in replication, as after the
+        change of a large table, write the sentence to stderr instead.
         """
         group = selection.group
         shards = [shard for shard in selection.shards if group.range_of(shard.number).is_pair]
         if not shards:
             return
         try:
-            runner.fence_passive_sides(group.name, [shard.number for shard in shards])
+            switch_runner.fence_passive_sides(group.name, [shard.number for shard in shards])
         except (ShardedOrmError, Error) as exc:
             sentence = (
                 f"The shards of {group.name} are migrated, but passive sides of pairs may accept writes to"
@@ -368,7 +371,9 @@ def _failure_text(
             )
     if not_begun:
         parts.append(f"Not begun: {', '.join(not_begun)}.")
-    if held:
+    if held and (upgrade := upgrade_state.broken_off()):
+        parts.append(f"{', '.join(held)}: not migrated. {upgrade}")
+    elif held:
         parts.append(f"Another process migrates {', '.join(held)}.")
     return " ".join([*parts, "The same command goes on from here."])
 

@@ -11,7 +11,9 @@ from sharded_orm.management.pairs import replication
 
 
 class Command(CommandOfActions):
-    help = "Sets up and checks master-master pairs: two servers that replicate from each other."
+    help = (
+        "Sets up, checks and mends master-master pairs: two servers that replicate from each other."
+    )
     # Skip the system checks: they concern the models, and their warnings would hide this command's
     # output.
     requires_system_checks = []

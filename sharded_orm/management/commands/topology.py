@@ -16,8 +16,10 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
+from django.db.utils import load_backend
 
 from sharded_orm import runtime
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import TopologyError, TopologyUnavailable
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
 from sharded_orm.management.tables import write_table
@@ -26,7 +28,7 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# Seconds between two checks by the action "watch", which shows when this process changes to another
+# Seconds between two checks by the action "watch", which shows when this process changes to a new
 # topology.
 _POLL_INTERVAL = 0.1
 
@@ -420,10 +422,15 @@ def _write_groups(command: BaseCommand, current: Topology) -> None:
 
 
 def _address(node: Mapping[str, Any]) -> str:
-    if node.get("NAME"):
-        return str(node["NAME"])
-    port = node.get("PORT")
-    return f"{node.get('HOST') or 'localhost'}{f':{port}' if port else ''}"
+    """Return where a node is, without accounts: a folder, or ``HOST:PORT``, and ``/NAME`` if it has a
+    database that all its shards share.
+    """
+    name = node.get("NAME")
+    if features_of(load_backend(node["ENGINE"]).DatabaseWrapper).shards_are_files:
+        return str(name)
+    service, port = node.get("OPTIONS", {}).get("service"), node.get("PORT")
+    host = node.get("HOST") or (f"service {service}" if service else "localhost")
+    return f"{host}{f':{port}' if port else ''}{f'/{name}' if name else ''}"
 
 
 def _change_text(change: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 """The actions ``status`` and ``verify`` of ``manage.py keys``: show moves of keys, and check the
-directory.
+directory (the table that records the shard of each key).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The actions ``setup`` and ``check`` of ``manage.py pairs``: replication in both directions."""
+"""The actions ``setup``, ``check`` and ``rejoin`` of ``manage.py pairs``: replication in both directions."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from django.core.management import BaseCommand, CommandError
@@ -10,7 +11,7 @@ from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action, line_writer, problems_error
 from sharded_orm.operations.exceptions import PairRefused
-from sharded_orm.operations.pairs import replication_check, replication_setup, upgrade_state
+from sharded_orm.operations.pairs import rejoin, replication_check, replication_setup, upgrade_state
 from sharded_orm.operations.pairs.pair_servers import all_pairs
 
 
@@ -25,6 +26,16 @@ class _PairAction(Action):
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
 
+def _add_timeout(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=replication_setup.TIMEOUT,
+        metavar="SECONDS",
+        help="The time in which each server must execute what it lacks. Default: %(default)g",
+    )
+
+
 class SetUpPair(_PairAction):
     name = "setup"
     help = (
@@ -34,13 +45,7 @@ class SetUpPair(_PairAction):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--timeout",
-            type=float,
-            default=replication_setup.TIMEOUT,
-            metavar="SECONDS",
-            help="The time in which each server must execute what it lacks. Default: %(default)g",
-        )
+        _add_timeout(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         tell = line_writer(command, options)
@@ -76,6 +81,49 @@ class CheckPair(_PairAction):
             _write_success(command, options, f"{first} and {second} are a pair in order.")
 
 
+class Rejoin(Action):
+    name = "rejoin"
+    help = (
+        "Bring a side that was down back into its pair: compare it with the other side, put aside what only"
+        " it has, start replication in both directions, and open it. After an interruption, run the command"
+        " again to go on."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("node", metavar="NODE", help="The side that was down.")
+        parser.add_argument(
+            "--folder",
+            type=Path,
+            default=Path(),
+            metavar="FOLDER",
+            help="Where a file is made with what the side had, and the other side has not, if the side was"
+            " given up. Default: the current folder",
+        )
+        _add_timeout(parser)
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        try:
+            report = rejoin.rejoin(
+                options["node"],
+                folder=options["folder"],
+                timeout=options["timeout"],
+                tell=line_writer(command, options),
+            )
+        except PairRefused as exc:
+            _write_json(command, options, exc.problems)
+            raise
+        if options["json"]:
+            command.stdout.write(json.dumps(report.to_json(), indent=2))
+            return
+        if report.file:
+            command.stdout.write(
+                f"{report.transactions} transactions and {report.rows} rows that differed are in"
+                f" {report.file}"
+            )
+        _write_success(command, options, f"{report.node} is a side of its pair again.")
+
+
 def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
     nodes = options["nodes"]
     if len(nodes) not in (0, 2):
@@ -97,4 +145,4 @@ def _write_success(command: BaseCommand, options: dict[str, Any], text: str) -> 
         command.stdout.write(command.style.SUCCESS(text))
 
 
-ACTIONS = (SetUpPair, CheckPair)
+ACTIONS = (SetUpPair, CheckPair, Rejoin)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from django.core.management import BaseCommand
+from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm.exceptions import MoveRefused
@@ -28,6 +28,7 @@ from sharded_orm.management.shards.move import (
     pauses_text,
     raise_failures,
 )
+from sharded_orm.management.shards.side_balance import balance_pairs
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations import shard_moves
 from sharded_orm.operations.balancing import measure
@@ -35,12 +36,16 @@ from sharded_orm.operations.balancing.shard_balance import ShardBalance, plan_sh
 from sharded_orm.operations.balancing.step import BalanceStep, apply_steps
 from sharded_orm.operations.selection import numbers_text
 
+# Options that have no effect unless shards move to a different node.
+_OF_MOVES = ("by", "load", "threshold", "goal", "cool_down", "rate", "patience", "keep")
+
 
 class Balance(Action):
     name = "balance"
     help = (
         "Plan which shards to move to which node, so that no node has much more than its share. With"
-        " --apply, move them."
+        " --apply, move them. With --pairs, plan instead which shards of pairs change their active side,"
+        " so that both servers of each pair have half of them."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -49,14 +54,27 @@ class Balance(Action):
         what.add_argument(
             "--plan", action="store_true", help="Only show the moves. This is the default."
         )
-        what.add_argument("--apply", action="store_true", help="Move the shards.")
+        what.add_argument("--apply", action="store_true", help="Move or switch the shards.")
+        parser.add_argument(
+            "--pairs",
+            action="store_true",
+            help="Move nothing, but make half of the shards of each pair of servers active on each side.",
+        )
         add_balance_options(
             parser, (measure.BYTES, measure.ROWS, measure.KEYS, measure.LOAD), "photos_00042"
         )
         add_rate(parser)
         add_switch_options(parser)
+        parser.set_defaults(of_moves={name: parser.get_default(name) for name in _OF_MOVES})
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        if options["pairs"]:
+            defaults = options["of_moves"]
+            if given := [name for name in _OF_MOVES if options[name] != defaults[name]]:
+                names = ", ".join("--" + name.replace("_", "-") for name in given)
+                raise CommandError(f"--pairs moves no shards, so it does not go with {names}.")
+            balance_pairs(command, options)
+            return
         balance = plan_shards(options["group"], balance_options(options))
         if not options["json"]:
             self._show(command, balance, options)

@@ -31,6 +31,13 @@ class Grow(Action):
         parser.add_argument("--primary", metavar="NODE", help="The node to create them on.")
         parser.add_argument("--replica", metavar="NODE", help="The node that replicates them.")
         parser.add_argument(
+            "--pair",
+            nargs=2,
+            metavar="NODE",
+            help="Instead of --primary and --replica: two servers that replicate from each other. Half of"
+            " the new shards are active on each.",
+        )
+        parser.add_argument(
             "--weight",
             type=_weight,
             default=1,
@@ -61,13 +68,19 @@ class Grow(Action):
             text = "Nothing was broken off." if new is None else f"Range {new} is given up."
             command.stdout.write(text)
             return
-        if options["count"] is None or options["primary"] is None:
-            raise CommandError("Tell how many shards and where: --count N --primary NODE.")
+        primary, replica = options["pair"] or (options["primary"], options["replica"])
+        if options["count"] is None or primary is None:
+            raise CommandError(
+                "Tell how many shards and where: --count N --primary NODE, or --count N --pair NODE NODE."
+            )
+        if options["pair"] and (options["primary"] or options["replica"]):
+            raise CommandError("--pair is instead of --primary and --replica.")
         report = growth.grow(
             options["group"],
             options["count"],
-            primary=options["primary"],
-            replica=options["replica"],
+            primary=primary,
+            replica=replica,
+            is_pair=bool(options["pair"]),
             weight=options["weight"],
             bounds=growth.parse_bounds(options["group"], options["bounds"]),
             open_it=not options["closed"],
@@ -78,7 +91,8 @@ class Grow(Action):
             command.stdout.write(json.dumps(report.to_json(), indent=2))
         elif not report.problems:
             state = {True: "open", False: "closed", None: "in use"}[report.open]
-            command.stdout.write(f"Range {report.range} on {report.range.primary} is {state}.")
+            where = " and ".join(options["pair"] or [primary])
+            command.stdout.write(f"Range {report.range} on {where} is {state}.")
         if report.problems:
             failures = report.migrated.failures if report.migrated is not None else []
             raise problems_error([*map(failure_line, failures), *report.problems])

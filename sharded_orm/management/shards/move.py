@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,8 @@ from sharded_orm.management.arguments import add_kill, days, positive
 from sharded_orm.management.selection import shard_numbers
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations import shard_moves
+from sharded_orm.operations.exceptions import SwitchRefused
+from sharded_orm.operations.pairs.report import SwitchReport
 
 
 class MoveShards(Action):
@@ -60,7 +63,7 @@ class MoveShards(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         tell = line_writer(command, options)
         group, status = options["group"], 1
-        try:
+        with refusals_as_json(command, options, group=group):
             if options["repair"] or options["cleanup"]:
                 report = shard_moves.repair(
                     group, discard=options["cleanup"], kill=options["kill"], tell=tell
@@ -83,12 +86,6 @@ class MoveShards(Action):
                         tell=tell,
                     )
                 status = stopping.status
-        except (MoveRefused, TopologyError) as exc:
-            problems = exc.problems if isinstance(exc, MoveRefused) else (str(exc),)
-            if options["json"]:
-                refusal = {"ok": False, "group": group, "problems": list(problems)}
-                command.stdout.write(json.dumps(refusal, indent=2))
-            raise
         is_repair = options["repair"] or options["cleanup"]
         _show(command, report, as_json=options["json"], is_repair=is_repair)
         if not options["repair"]:
@@ -154,7 +151,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options for the switch of shards to another node, which several commands have."""
+    """Add the options that are common to all commands that switch shards to another node."""
     parser.add_argument(
         "--patience",
         type=positive,
@@ -173,16 +170,38 @@ def add_switch_options(parser: CommandParser) -> None:
 
 
 def move_options(options: dict[str, Any]) -> shard_moves.ShardMoveOptions:
-    """Return the values of the options that :func:`add_rate` and :func:`add_switch_options` have added."""
+    """Return the parsed values of the options that :func:`add_rate` and :func:`add_switch_options`
+    have added.
+    """
     return shard_moves.ShardMoveOptions(
         patience=options["patience"], rate=options.get("rate"), keep=options["keep"]
     )
 
 
-def raise_failures(reports: Iterable[shard_moves.ShardMoveReport], status: int) -> None:
-    """Raise an error that lists the shards that were not moved; do nothing if there are none.
+@contextmanager
+def refusals_as_json(
+    command: BaseCommand, options: dict[str, Any], **content: Any
+) -> Iterator[None]:
+    """A context manager that prints a refusal as JSON, too, if the command was called with ``--json``.
 
-    :param reports: the results of the moves.
+    :param content: what the JSON object has besides ``ok`` and ``problems``.
+    """
+    try:
+        yield
+    except (MoveRefused, SwitchRefused, TopologyError) as exc:
+        if options["json"]:
+            problems = exc.problems if isinstance(exc, MoveRefused | SwitchRefused) else (str(exc),)
+            refusal = {"ok": False, **content, "problems": list(problems)}
+            command.stdout.write(json.dumps(refusal, indent=2))
+        raise
+
+
+def raise_failures(
+    reports: Iterable[shard_moves.ShardMoveReport | SwitchReport], status: int
+) -> None:
+    """Raise an error that lists the shards that were not moved or switched; do nothing if there are none.
+
+    :param reports: the results of the moves or switches.
     :param status: the exit status of the process if the error is raised.
     """
     failures = [

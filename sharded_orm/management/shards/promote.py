@@ -11,6 +11,7 @@ from django.db import Error
 
 from sharded_orm.exceptions import LeaseLost, OperationHeld, TopologyError
 from sharded_orm.management.actions import Action, line_writer
+from sharded_orm.management.confirmation import confirms
 from sharded_orm.operations import promotion
 from sharded_orm.operations.exceptions import JournalMissing, PromotionFailed, PromotionRefused
 
@@ -63,7 +64,9 @@ class Promote(Action):
 
         def confirm(plan: promotion.PromotionPlan, loss: promotion.Loss) -> bool:
             command.stderr.write(command.style.WARNING(f"{loss}\n{_WARNING.format(plan=plan)}"))
-            return not options["interactive"] or _confirms(plan.node)
+            return not options["interactive"] or confirms(
+                "Type the name of the node that is given up", plan.node
+            )
 
         try:
             if options["check"]:
@@ -112,13 +115,6 @@ _WARNING = (
     "{plan.node} is not fenced: make sure that it stays down. If it came back, processes that do not"
     " know the new map yet would write to it."
 )
-
-
-def _confirms(node: str) -> bool:
-    try:
-        return input(f"Type the name of the node that is given up ({node}) to go on: ") == node
-    except EOFError as exc:
-        raise CommandError("Nobody can be asked here: use --no-input.") from exc
 
 
 def _show(command: BaseCommand, report: promotion.PromotionReport) -> None:

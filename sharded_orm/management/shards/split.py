@@ -10,7 +10,6 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import MoveRefused, TopologyError
 from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.management.selection import shard_numbers
 from sharded_orm.management.shards.move import (
@@ -19,6 +18,7 @@ from sharded_orm.management.shards.move import (
     move_options,
     pauses_text,
     raise_failures,
+    refusals_as_json,
 )
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations import server_splits, shard_moves
@@ -65,7 +65,7 @@ class Split(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         node, to = options["node"], options["to"]
         tell = line_writer(command, options)
-        try:
+        with refusals_as_json(command, options):
             if options["cleanup"]:
                 runtime.refresh()
                 notes = server_splits.clean_up(node, to, tell=tell)
@@ -89,12 +89,6 @@ class Split(Action):
                     tell=tell,
                 )
             status = stopping.status
-        except (MoveRefused, TopologyError) as exc:
-            problems = exc.problems if isinstance(exc, MoveRefused) else (str(exc),)
-            if options["json"]:
-                refusal = {"ok": False, "problems": list(problems)}
-                command.stdout.write(json.dumps(refusal, indent=2))
-            raise
         _show(command, reports, as_json=options["json"])
         raise_failures(reports, status)
 

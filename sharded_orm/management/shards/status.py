@@ -21,7 +21,7 @@ from sharded_orm.operations.shards.health import SAMPLE, HealthReport, check
 from sharded_orm.operations.shards.status import PATIENCE, status
 from sharded_orm.topology.model import Shard
 
-_DOWN, _WRONG = "DOES NOT ANSWER", "WRONG"
+_DOWN, _WRONG, _MISCONFIGURED = "DOES NOT ANSWER", "WRONG", "WRONG SETTINGS"
 
 
 class StatusAction(Action):
@@ -42,7 +42,7 @@ class StatusAction(Action):
             return
         _show(command, fleet, each=options["each"])
         _show_pairs(command, pairs)
-        for problem in [*fleet.problems, *_pair_problems(pairs)]:
+        for problem in _all_problems(fleet.problems, pairs):
             command.stdout.write("")
             command.stdout.write(command.style.WARNING(problem))
 
@@ -50,9 +50,10 @@ class StatusAction(Action):
 class Check(Action):
     name = "check"
     help = (
-        "As status, and also look for schemas that differ from those of other shards, for rows on a"
-        " shard other than that of their key, and for rows that are related to a row of another key or"
-        " to a global row that does not exist. Exit status 1 if anything is wrong."
+        "As status, and also look for schemas that differ from those of other shards, for tables that"
+        " make ids of another shard, for rows on a shard other than that of their key, and for rows that"
+        " are related to a row of another key or to a global row that does not exist. Exit status 1 if"
+        " anything is wrong."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -85,7 +86,7 @@ class Check(Action):
             if options["all"] or options["sample"]:
                 command.stdout.write("")
                 command.stdout.write(f"{health.rows:,} rows looked at.")
-        if problems := [*health.problems, *_pair_problems(pairs)]:
+        if problems := _all_problems(health.problems, pairs):
             raise problems_error(problems)
 
 
@@ -142,7 +143,7 @@ def _show(command: BaseCommand, fleet: FleetStatus, *, each: bool) -> None:
     heads = (
         "node", "group", ">shards", ">missing", ">behind", ">unexpected", ">size", ">rows", "",
     )  # fmt: skip
-    write_table(command, heads, list(_lines(fleet)), {_DOWN, _WRONG})
+    write_table(command, heads, list(_lines(fleet)), {_DOWN, _WRONG, _MISCONFIGURED})
     rows = [
         [entry.shard.alias, entry.shard.node, entry.state, str(entry.behind or ""),
          _size(entry.size.bytes if entry.size else None),
@@ -163,26 +164,28 @@ def _show_pairs(command: BaseCommand, pairs: Sequence[PairStatus]) -> None:
     command.stdout.write("")
     rows = []
     for pair in pairs:
-        behind = {direction.target: direction for direction in pair.directions}
-        for node, active in zip(pair.nodes, pair.active, strict=True):
-            direction = behind.get(node)
-            seconds = None if direction is None else direction.seconds_behind
+        for side in pair.sides:
+            seconds = None if side.direction is None else side.direction.seconds_behind
             rows.append(
-                [" and ".join(pair.nodes), node, str(active), _number(seconds),
+                [" and ".join(pair.nodes), side.node, str(side.active), _number(seconds),
                  _WRONG if pair.problems else "ok"]
             )  # fmt: skip
     write_table(command, ("pair", "side", ">active", ">seconds behind", ""), rows, {_WRONG})
 
 
-def _pair_problems(pairs: Sequence[PairStatus]) -> list[str]:
-    return [problem for pair in pairs for problem in pair.problems]
+def _all_problems(problems: Sequence[str], pairs: Sequence[PairStatus]) -> list[str]:
+    """Return ``problems`` and those of ``pairs``. An unfinished upgrade comes first: it explains others."""
+    upgrades = [pair.upgrade_problem for pair in pairs if pair.upgrade]
+    of_pairs = [problem for pair in pairs for problem in pair.problems]
+    return list(dict.fromkeys([*upgrades, *problems, *of_pairs]))
 
 
 def _lines(fleet: FleetStatus) -> Iterator[list[str]]:
     for node in fleet.nodes:
         if node.error is not None:
             for group, count in node.expected.items() or [("", 0)]:
-                yield [node.name, group, str(count or ""), *[""] * 5, _DOWN]
+                state = _MISCONFIGURED if node.is_misconfigured else _DOWN
+                yield [node.name, group, str(count or ""), *[""] * 5, state]
         elif not node.groups:
             yield [node.name, *[""] * 7, "answers"]
         for on_node in node.groups:
@@ -228,7 +231,7 @@ def _fleet_json(fleet: FleetStatus, pairs: Sequence[PairStatus], *, each: bool) 
             for node in fleet.nodes
         ],
         "pairs": [_pair_json(pair) for pair in pairs],
-        "problems": [*fleet.problems, *_pair_problems(pairs)],
+        "problems": _all_problems(fleet.problems, pairs),
     }
 
 
@@ -297,6 +300,15 @@ def _health_json(
             }
             for entry in health.drifts
         ],
+        "foreign_ids": [
+            {
+                "shard": entry.shard.alias,
+                "source": entry.source,
+                "problem": entry.problem,
+                "remedy": entry.remedy,
+            }
+            for entry in health.foreign_ids
+        ],
         "misplaced": [
             {
                 "shard": entry.shard.alias,
@@ -335,5 +347,5 @@ def _health_json(
             for entry in health.dangling
         ],
         "rows_looked_at": health.rows,
-        "problems": [*health.problems, *_pair_problems(pairs)],
+        "problems": _all_problems(health.problems, pairs),
     }

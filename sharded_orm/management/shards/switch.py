@@ -1,4 +1,4 @@
-"""The action ``switch`` of ``manage.py shards``: change the active side of shards on a pair of servers."""
+"""The action ``switch`` of ``manage.py shards``: change which server of a pair takes shards' writes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import TopologyError
-from sharded_orm.management.actions import Action, line_writer, problems_error
+from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.management.arguments import positive
+from sharded_orm.management.confirmation import confirms
 from sharded_orm.management.selection import shard_numbers
+from sharded_orm.management.shards.move import raise_failures, refusals_as_json
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations.exceptions import SwitchRefused
-from sharded_orm.operations.pairs import runner
-from sharded_orm.operations.pairs.report import SwitchOptions, SwitchReport
+from sharded_orm.operations.pairs import switch_runner, upgrade_state
+from sharded_orm.operations.pairs.report import SwitchOptions, SwitchReport, UnsentWrites
 
 
 class Switch(Action):
@@ -52,8 +53,13 @@ class Switch(Action):
         parser.add_argument(
             "--force",
             action="store_true",
-            help="Not available: a side that is dead cannot be given up yet.",
+            help="The side --all-from is dead: give it up. Writes that the other side has not received are"
+            " lost, unless the dead side comes back and rejoins ('manage.py pairs rejoin').",
         )
+        parser.add_argument(
+            "--noinput", "--no-input", action="store_false", dest="interactive",
+            help="Do not ask before --force.",
+        )  # fmt: skip
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument(
             "--check", action="store_true", help="Only check, and show what would be switched."
@@ -73,17 +79,20 @@ class Switch(Action):
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        if options["force"]:
-            raise CommandError(
-                "shards switch --force is not available: a side that is dead cannot be given up yet."
-                " Start the server again; while it is down, the shards that are active on the other side"
-                " work on."
-            )
+        if options["force"] and (options["repair"] or options["fence"]):
+            raise CommandError("--force goes with neither --repair nor --fence.")
         tell = line_writer(command, options)
         group, status = options["group"], 1
-        try:
+
+        def confirm(loss: UnsentWrites) -> bool:
+            command.stderr.write(command.style.WARNING(str(loss)))
+            return not options["interactive"] or confirms(
+                "Type the name of the node that is given up", loss.node
+            )
+
+        with refusals_as_json(command, options, group=group):
             if options["repair"]:
-                report = runner.repair(group, tell=tell)
+                report = switch_runner.repair(group, tell=tell)
             elif options["fence"]:
                 _fence(command, options, tell)
                 return
@@ -92,24 +101,19 @@ class Switch(Action):
                 return
             else:
                 with stop_signals() as stopping:
-                    report = runner.switch_sides(
+                    report = switch_runner.switch_sides(
                         group,
                         _numbers(options),
                         to_side=options["to_side"],
                         all_from=options["all_from"],
-                        options=SwitchOptions(options["patience"]),
+                        options=_switch_options(options),
+                        confirm=confirm,
                         stopping=stopping,
                         tell=tell,
                     )
                 status = stopping.status
-        except (SwitchRefused, TopologyError) as exc:
-            problems = exc.problems if isinstance(exc, SwitchRefused) else (str(exc),)
-            if options["json"]:
-                refusal = {"ok": False, "group": group, "problems": list(problems)}
-                command.stdout.write(json.dumps(refusal, indent=2))
-            raise
         _show(command, report, as_json=options["json"], is_repair=options["repair"])
-        _raise_failures(report, status)
+        raise_failures([report], status)
 
 
 def _numbers(options: dict[str, Any]) -> list[int] | None:
@@ -122,13 +126,21 @@ def _numbers(options: dict[str, Any]) -> list[int] | None:
     return [number for part in options["shards"] for number in part]
 
 
+def _switch_options(options: dict[str, Any]) -> SwitchOptions:
+    return SwitchOptions(options["patience"], force=options["force"])
+
+
 def _check(command: BaseCommand, options: dict[str, Any]) -> None:
-    plan = runner.check_switch(
+    # Refuse the check during a rolling upgrade. The servers then differ on purpose, so the remedies
+    # that the check would advise would do harm.
+    if not options["force"] and (upgrade := upgrade_state.unfinished_run()):
+        raise SwitchRefused([upgrade_state.unfinished(*upgrade.arguments["pair"])])
+    plan = switch_runner.check_switch(
         options["group"],
         _numbers(options),
         to_side=options["to_side"],
         all_from=options["all_from"],
-        options=SwitchOptions(options["patience"]),
+        options=_switch_options(options),
     )
     if options["json"]:
         changes = [change.to_json() for change in plan.changes]
@@ -146,7 +158,7 @@ def _fence(command: BaseCommand, options: dict[str, Any], tell: Any) -> None:
     if numbers is None or options["to_side"] is not None:
         raise CommandError("--fence needs SHARDS, and neither --to-side nor --all-from.")
     runtime.refresh()
-    count = runner.fence_passive_sides(options["group"], numbers, tell=tell)
+    count = switch_runner.fence_passive_sides(options["group"], numbers, tell=tell)
     if options["json"]:
         command.stdout.write(json.dumps({"ok": True, "fenced": count}, indent=2))
         return
@@ -168,17 +180,6 @@ def _show(command: BaseCommand, report: SwitchReport, *, as_json: bool, is_repai
     if report.pauses:
         text += f"; writes waited for {max(report.pauses) * 1000:.0f} ms at most"
     command.stdout.write(command.style.SUCCESS(f"{text}.") if report.ok else f"{text}.")
-
-
-def _raise_failures(report: SwitchReport, status: int) -> None:
-    failures = [
-        *(f"shard {n} of group {report.group!r}: {why}" for n, why in report.failures.items()),
-        *filter(None, [report.stopped]),
-    ]
-    if failures:
-        error = problems_error(failures)
-        error.returncode = status
-        raise error
 
 
 ACTIONS: tuple[type[Action], ...] = (Switch,)

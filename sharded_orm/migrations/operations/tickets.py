@@ -60,8 +60,9 @@ class CreateSequence(Operation):
                 continue
             _refuse_locked_file(connection)
             if is_test_database(server.alias):
-                # Do not call create(), which looks for existing ids in other databases. The test
-                # run may not have created those databases yet, and they would contain no ids.
+                # In a test database, do not call create(). It looks for existing ids in other
+                # databases, but the test run may not have created those yet, and they would contain
+                # no ids.
                 begin(server, [self.name], after=(self.start or 1) - 1, form=self.form)
             else:
                 create([self.name], start=self.start, form=self.form, only=server.alias)

@@ -21,8 +21,8 @@ from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.topology.model import Shard
 
 
-def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
-    """Return the first packed id of each table on ``shard``, keyed by table.
+def counted_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, range]:
+    """Return all packed ids that each table may make on ``shard``, keyed by table.
 
     :param models: the models whose tables to include; None means all models of the project.
     """
@@ -33,8 +33,13 @@ def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict
             continue
         for field in model._meta.local_fields:
             if isinstance(field, PackedIDField):
-                ids[model._meta.db_table] = field.counted_on(shard).start
+                ids[model._meta.db_table] = field.counted_on(shard)
     return ids
+
+
+def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
+    """Return the first packed id of each table on ``shard``, keyed by table; as :func:`counted_ids`."""
+    return {table: ids.start for table, ids in counted_ids(shard, models).items()}
 
 
 def after_migrate(
@@ -42,12 +47,12 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: set the auto-increment counters on the shard ``using``.
 
-    :param counted: a lower bound of each table's next id, keyed by table, which the command
-        ``migrate_shards`` has read; None if these bounds are unknown.
+    :param counted: the next id of each table, or a lower bound of it, keyed by table, as the
+        command ``migrate_shards`` has read them. None if they are unknown.
 
-    Costs no query for an app without packed ids (ids that contain the shard number), or if
-    ``counted`` shows that all counters are high enough. Otherwise one query lists the tables, and
-    for each table with packed ids at most two more queries read and set its counter.
+    Cost: no query if the app has no packed ids (ids that contain the shard number), or if
+    ``counted`` shows that all counters are high enough. Otherwise one query for the list of tables,
+    and at most two queries for each table with packed ids.
     """
     shard = shard_of(using)
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}
@@ -55,6 +60,5 @@ def after_migrate(
         return
     connection: Any = connections[using]
     with connection.cursor() as cursor:
-        tables = set(connection.introspection.table_names(cursor))
-        firsts_present = {table: first for table, first in firsts.items() if table in tables}
-        connection.ops.raise_counters(cursor, firsts_present)
+        present = connection.ops.tables_among(cursor, firsts)
+        connection.ops.raise_counters(cursor, {table: firsts[table] for table in present})

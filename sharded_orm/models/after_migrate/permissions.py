@@ -26,9 +26,9 @@ def codename(group: str) -> str:
 def may_access(user: Any, group: str) -> bool:
     """Whether ``user`` may view the shards of ``group``.
 
-    True for superusers, and for every user if ``GROUP_PERMISSIONS`` is not set. Otherwise the
-    permission is needed. Sends at most two queries per ``user`` object, which caches its
-    permissions; Django's admin sends the same queries anyway.
+    True for superusers, and for every user if ``GROUP_PERMISSIONS`` is not set. Otherwise ``user``
+    needs the permission of the group. Sends at most two queries per ``user`` object, which caches its
+    permissions. Django's admin sends the same queries anyway.
     """
     if not runtime.config().admin.group_permissions:
         return True

@@ -14,6 +14,7 @@ from django.db import connections, transaction
 from django.db.models import Model
 
 from sharded_orm.backends.features import features_of
+from sharded_orm.ids.layout import TimestampedLayout
 from sharded_orm.ids.timestamps_postgresql import (
     create_function,
     create_sequence,
@@ -28,10 +29,10 @@ from sharded_orm.topology.model import Shard
 def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     """Receiver of ``post_migrate``: set the functions and defaults that generate timestamped ids.
 
-    Does nothing for other databases than PostgreSQL, or for an app without such ids. Otherwise
-    sends one query, and then one statement for each id column. That statement replaces the function
-    that the column's default calls. A default that is already right is not set again, because
-    setting it waits for all open transactions on the table.
+    Does nothing on databases that are not PostgreSQL, or for an app without such ids. Otherwise
+    sends one query, and one statement for each id column to replace the function that the column's
+    default calls. The default itself is set only if it is wrong, because this waits for all open
+    transactions on the table.
     """
     connection = connections[using]
     if not features_of(connection).makes_timestamped_ids:
@@ -40,8 +41,8 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     if not fields:
         return
     shard = shard_of(using)
-    # If the alias has no shard, it may be a template schema, from which test shards are cloned. Ids
-    # that are generated there contain 0 as their shard number.
+    # If the alias is not a shard, it may be a template schema, from which test shards are cloned.
+    # In a template schema, the shard number is 0.
     number = shard.number if shard is not None else 0
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute(
@@ -64,14 +65,25 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
 def functions_of(shard: Shard, present: Collection[str]) -> Iterator[str]:
     """Yield, for each function that generates ids on ``shard``, the SQL statement that replaces it.
 
-    If the schema of ``shard`` was copied from another shard, its functions contain the number of
-    that other shard, so they must be replaced.
+    If the schema of ``shard`` was copied from another shard, its functions contain the other
+    shard's number, so they must be replaced.
 
-    :param present: the names of the functions that the schema of ``shard`` has; others are skipped.
+    :param present: the names of the functions that exist in the schema of ``shard``. No statement
+        is yielded for other functions.
     """
-    for layout in {field.layout for field in _timestamped(apps.get_models())}:
-        if function_name(layout) in present:
+    for name, layout in layouts().items():
+        if name in present:
             yield create_function(shard.schema, shard.number, layout)
+
+
+def layouts() -> dict[str, TimestampedLayout]:
+    """Return the layouts of all timestamped ids of the project, keyed by the names of their functions."""
+    return {function_name(field.layout): field.layout for field in _timestamped(apps.get_models())}
+
+
+def tables() -> set[str]:
+    """Return the tables of all models of the project that have timestamped ids."""
+    return {field.model._meta.db_table for field in _timestamped(apps.get_models())}
 
 
 def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:

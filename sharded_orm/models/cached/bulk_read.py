@@ -7,7 +7,7 @@ the cache lacks are read from the database in one query, which costs one round t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connections
 from django.db.models.query import ModelIterable
@@ -15,12 +15,12 @@ from django.db.models.query import ModelIterable
 from sharded_orm import runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
+from sharded_orm.cache.requests import MISS, ObjectRequest, RowAddress, RowBatch
 from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.cached_read import ROWS, CachedRead, to_fill
-from sharded_orm.models.cached.connection_state import ConnectionState, connection_state
-from sharded_orm.models.cached.lookup_plan import LookupPlan, RowAddress
+from sharded_orm.models.cached.connection_state import ConnectionUse, connection_use
+from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.plans.id_batch import batch_rows, ids_by_shard
 from sharded_orm.routing.base import Strategy
 
@@ -41,50 +41,46 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # the class is gener
                 yield queryset.db, row
 
 
-class ConnectionUse(NamedTuple):
-    """The values that all cached reads of rows of one shard share; see :class:`CachedRead`."""
+class ShardRead(RowBatch):
+    """The rows of one shard that are about to be read through the cache.
 
-    alias: str
-    state: ConnectionState
-    factory: InstanceFactory
-    fill: bool
+    :param use: how the connection to the shard uses the cache.
+    """
 
-
-#: A read of one row that is prepared: the values for its shard, and the request to the cache.
-RowRead = tuple[ConnectionUse, ObjectRequest]
+    def __init__(self, use: ConnectionUse) -> None:
+        super().__init__(use.alias, use.factory, use.state)
+        self.use = use
 
 
-def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[dict[Any, RowRead], list[Any]]:
+def reads_by_pk(plan: LookupPlan, pks: Iterable[Any]) -> tuple[list[ShardRead], list[Any]]:
     """Prepare to read rows by their primary keys, which are the shard keys. Sends nothing to the cache.
 
-    :returns: a dict from primary key to prepared read, and a list of the keys whose rows cannot be
-        read through the cache.
+    :returns: a read for each shard, and a list of the keys whose rows cannot be read through the
+        cache.
     """
     assert plan.cached.options is not None
-    group = plan.cached.options.group
-    strategy = runtime.strategy(group)
-    addresses = plan.addresses(strategy)
-    uses: dict[int, ConnectionUse | None] = {}
-    reads: dict[Any, RowRead] = {}
+    strategy = runtime.strategy(plan.cached.options.group)
+    known = plan.addresses(strategy)
+    reads: dict[str, ShardRead | None] = {}
     others: list[Any] = []
     for pk in dict.fromkeys(pks):
-        address = addresses.get(pk)
+        address = known.get(pk)
         if address is None:
             address = _address(plan, strategy, pk)
             if address is None:
                 others.append(pk)
                 continue
-            addresses[pk] = address
-        number, scope, token = address
-        if number in uses:
-            use = uses[number]
-        else:
-            use = uses[number] = _use(plan, runtime.shard(group, number).alias)
-        if use is None:
+            known[pk] = address
+        alias = address.scope.place
+        if alias not in reads:
+            use = connection_use(plan, connections[alias])
+            reads[alias] = None if use is None else ShardRead(use)
+        read = reads[alias]
+        if read is None:
             others.append(pk)
         else:
-            reads[pk] = use, ObjectRequest(scope, use.factory, use.state, token)
-    return reads, others
+            read.addresses[pk] = address
+    return [read for read in reads.values() if read is not None], others
 
 
 def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None:
@@ -100,66 +96,74 @@ def _address(plan: LookupPlan, strategy: Strategy, pk: Any) -> RowAddress | None
     if number is None:
         return None
     alias = runtime.shard(cached.options.group, number).alias
-    return RowAddress(number, cached.scope(cached.place(alias), key), token)
-
-
-def _use(plan: LookupPlan, alias: str) -> ConnectionUse | None:
-    state = connection_state(alias)
-    fill = None if state is None else state.may_fill()
-    if state is None or fill is None:
-        return None
-    return ConnectionUse(alias, state, state.factory(plan), fill)
+    scope = cached.scope(cached.place(alias), key)
+    return RowAddress(scope, token, scope.object_name(token))
 
 
 def read_together(
-    plan: LookupPlan, reads: dict[Any, RowRead], reader: Reader, queryset: Any
+    plan: LookupPlan, reads: Sequence[ShardRead], reader: Reader, queryset: Any
 ) -> list[Any]:
     """Return the instances that ``reads`` find. A key without a row has no instance.
 
-    :param reads: one prepared read for each primary key, keyed by the key as the caller passed it.
-        None has been sent yet.
+    :param reads: what :func:`reads_by_pk` has prepared. Nothing has been sent yet.
     :param queryset: a queryset without conditions.
     """
     level = request_cache.current()
-    rows_of: dict[str, tuple[InstanceFactory, list[Row]]] = {}
+    # The rows that were found: by the kind of factories that make the same instances of them, one of
+    # these factories, the rows, and their aliases. Converting the rows of all shards in one call
+    # takes half of the time of converting those of each shard.
+    parts: dict[object, tuple[InstanceFactory, list[Row], list[str]]] = {}
+
+    def keep(use: ConnectionUse, rows: Sequence[Row]) -> None:
+        _, of_kind, aliases = parts.setdefault(use.factory.kind, (use.factory, [], []))
+        of_kind += rows
+        aliases += [use.alias] * len(rows)
+
     # The entries of the first level (per request) are found before anything is read: see
     # RequestCache.
-    homes: dict[Any, dict[str, Any]] = {}
-    waiting = reads
+    homes: dict[str, dict[str, Any]] = {}
     if level is not None:
-        waiting = {}
-        for pk, (use, request) in reads.items():
-            homes[pk] = level.home(request.scope.guards[request.scope.home])
-            remembered = None if queryset._for_write else homes[pk].get(request.name)
-            if remembered is None:
-                waiting[pk] = use, request
-            else:
-                _, rows = rows_of.setdefault(use.alias, (use.factory, []))
-                rows += remembered
-        if hits := len(reads) - len(waiting):
+        hits = 0
+        for read in reads:
+            for pk, address in list(read.addresses.items()):
+                entries = level.home(address.scope.guards[address.scope.home])
+                remembered = None if queryset._for_write else entries.get(address.name)
+                if remembered is None:
+                    homes[address.name] = entries
+                else:
+                    keep(read.use, remembered)
+                    del read.addresses[pk]
+                    hits += 1
+        if hits:
             reader.cache.statistics.add(plan.cached.type.name, l1_hits=hits)
     for fill in (True, False):
-        requests = [request for use, request in waiting.values() if use.fill is fill]
-        if requests:
-            reader.read(requests, to_fill=fill)
+        batches = [read for read in reads if read.use.fill is fill and read.addresses]
+        if batches:
+            reader.read_rows(batches, to_fill=fill)
     missing: dict[Any, CachedRead] = {}
-    for pk, (use, request) in waiting.items():
-        if request.outcome != HIT or request.rows is None:
-            missing[pk] = CachedRead(
-                queryset, plan, use.alias, use.factory, ROWS, request, use.fill, level
-            )
-            continue
+    for read in reads:
+        rows = [
+            read.rows[address.name]
+            for address in read.addresses.values()
+            if address.name in read.rows
+        ]
         if level is not None:
-            homes[pk][request.name] = request.rows
-            level.count(2)
-        _, rows = rows_of.setdefault(use.alias, (use.factory, []))
-        rows += request.rows
+            for name, row in read.rows.items():
+                homes[name][name] = [row]
+                level.count(2)
+        keep(read.use, rows)
+        if read.requests:
+            for pk, address in read.addresses.items():
+                if request := read.requests.get(address.name):
+                    missing[pk] = CachedRead(queryset, plan, read.use, ROWS, request, level)
     instances: list[Any] = []
-    for factory, rows in rows_of.values():
-        # Convert the rows of an alias in one call. This takes half the time of converting each row
-        # by itself.
-        instances += factory.instances(rows, queryset)
-    return instances + _from_database(missing, reader, queryset) if missing else instances
+    try:
+        for factory, rows, aliases in parts.values():
+            instances += factory.instances(rows, queryset, aliases)
+        return instances + _from_database(missing, reader, queryset) if missing else instances
+    finally:
+        if missing:
+            reader.release([read.request for read in missing.values()])
 
 
 def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:

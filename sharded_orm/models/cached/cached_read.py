@@ -7,10 +7,12 @@ the cache. :func:`answer` turns the result into model instances.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
+from django.db import connections
 from django.db.models.query import ModelIterable
 
 from sharded_orm import runtime
@@ -19,8 +21,7 @@ from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ListRequest, ObjectRequest
 from sharded_orm.cache.values import Row
-from sharded_orm.models.cached.cached_instances import InstanceFactory
-from sharded_orm.models.cached.connection_state import connection_state
+from sharded_orm.models.cached.connection_state import ConnectionUse, connection_use
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
 
@@ -33,37 +34,38 @@ class CachedRead:
     """A queryset that is about to be read through the cache.
 
     :param plan: the key fields of the queryset's model, with their positions and columns.
-    :param alias: the database alias that has the rows.
-    :param factory: makes instances from rows.
+    :param use: the connection that has the rows.
     :param kind: :data:`ROWS`, :data:`COUNT`, :data:`EXISTS` or :data:`NUMBERS`.
     :param request: the request to the cache.
-    :param fill: whether a result from the database may be stored in the cache.
     :param level: the first-level cache of the current request; None if there is none.
+    :param query_database: returns the rows as the driver returns them, or the number or numbers. None
+        if the caller queries the database.
     """
 
     __slots__ = (
-        "alias", "entries", "factory", "fill", "key", "kind", "level", "plan", "queryset", "request",
+        "alias", "entries", "factory", "fill", "key", "kind", "level", "plan", "query_database",
+        "queryset", "request",
     )  # fmt: skip
 
     def __init__(
         self,
         queryset: Any,
         plan: LookupPlan,
-        alias: str,
-        factory: InstanceFactory,
+        use: ConnectionUse,
         kind: str,
         request: ObjectRequest | ListRequest,
-        fill: bool,
         level: request_cache.RequestCache | None,
+        query_database: Callable[[], Any] | None = None,
     ) -> None:
         self.queryset = queryset
         self.plan = plan
-        self.alias = alias
-        self.factory = factory
+        self.alias = use.alias
+        self.factory = use.factory
         self.kind = kind
         self.request = request
-        self.fill = fill
+        self.fill = use.fill
         self.level = level
+        self.query_database = query_database
         if level is not None:
             scope = request.scope
             self.entries: dict[str, Any] = level.home(scope.guards[scope.home])
@@ -134,13 +136,19 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             setattr(instance, field.name, related)
 
 
-def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
+def prepare(
+    queryset: Any,
+    plan: LookupPlan,
+    kind: str,
+    query_database: Callable[[], Any] | None = None,
+) -> CachedRead | None:
     """Prepare to read ``queryset`` through the cache; return None if it cannot be cached.
 
     No cache server is called.
 
     :param plan: the key fields of the queryset's model, with their positions and columns.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
+    :param query_database: returns the number, for :data:`COUNT` and :data:`EXISTS`.
     """
     query = queryset.query
     if query.select_for_update:
@@ -174,21 +182,17 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
                 return None
     elif not cached.caches_alias(alias):
         return None
-    state = connection_state(alias)
-    if state is None:
-        return None
-    fill = state.may_fill()
-    if fill is None:
+    use = connection_use(plan, connections[alias])
+    if use is None:
         return None
     place = cached.place(alias)
-    factory = state.factory(plan)
     request: ObjectRequest | ListRequest
     if kind is ROWS and fingerprint.only_equal and fingerprint.equal.keys() == plan.object_columns:
         equal = fingerprint.equal
         pk = _one_pk(plan, equal)
         if pk is None:
             return None
-        request = ObjectRequest(cached.scope(place, key), factory, state, pk)
+        request = ObjectRequest(cached.scope(place, key), use.factory, use.state, pk)
     else:
         text = fingerprint.text
         if text is None:
@@ -202,13 +206,15 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
                 isolate = cached.isolate_token(values[0])
         request = ListRequest(
             cached.scope(place, key, isolate),
-            factory,
-            state,
-            digest(text, factory.fingerprint, kind),
+            use.factory,
+            use.state,
+            digest(text, use.factory.fingerprint, kind),
             scalar=kind is not ROWS,
         )
     level = request_cache.current()
-    return CachedRead(queryset, plan, alias, factory, kind, request, fill, level)
+    if kind is ROWS:
+        query_database = partial(_rows_of, query, alias)
+    return CachedRead(queryset, plan, use, kind, request, level, query_database)
 
 
 def _one_pk(plan: LookupPlan, equal: dict[str, list[Any]]) -> str | None:
@@ -224,6 +230,35 @@ def _rows_of(query: Any, alias: str) -> list[Row]:
     return list(chain.from_iterable(query.get_compiler(using=alias).execute_sql()))
 
 
+def rows_through_cache(read: CachedRead, reader: Reader) -> list[Any]:
+    """Return the model instances of ``read``, from the cache or from the database."""
+    instances: list[Any] | None = read.remembered()
+    if instances is not None:
+        reader.cache.statistics.add(read.request.scope.type.name, l1_hits=1)
+        return instances
+    reader.read([read.request], to_fill=read.fill)
+    return answer(read, reader)
+
+
+def value_through_cache(read: CachedRead, reader: Reader) -> Any:
+    """Return the number or numbers that ``read`` finds, from the cache or from the database."""
+    remembered = read.remembered()
+    request = read.request
+    if remembered is not None:
+        reader.cache.statistics.add(request.scope.type.name, l1_hits=1)
+        return remembered
+    reader.read([request], to_fill=read.fill)
+    if request.outcome == HIT and request.value is not None:
+        return read.keep_value(request.value)
+    assert read.query_database is not None
+    value = read.query_database()
+    if request.outcome == MISS and read.fill:
+        request.value = value
+        reader.fill([(request, (), ())])
+        read.keep_value(value)
+    return value
+
+
 def answer(read: CachedRead, reader: Reader) -> list[Any]:
     """Return the model instances of ``read``.
 
@@ -235,13 +270,17 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
     if request.outcome == HIT:
         assert request.rows is not None
         return read.result(request.rows, keep=True)
-    rows = _rows_of(read.queryset.query, read.alias)
-    values = read.factory.values(rows)
+    assert read.query_database is not None
     may_fill = request.outcome == MISS and read.fill
-    if may_fill and request.state is not None:
-        miss = to_fill(read, rows, values)
-        if miss is not None:
-            reader.fill([miss])
+    try:
+        rows = read.query_database()
+        values = read.factory.values(rows)
+        if may_fill and request.state is not None:
+            miss = to_fill(read, rows, values)
+            if miss is not None:
+                reader.fill([miss])
+    finally:
+        reader.release([request])
     return read.result(values, keep=may_fill)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from django.db import connections
+from typing import Any, NamedTuple
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
@@ -73,15 +71,36 @@ class ConnectionState:
         return set(self._connection.sessions_gone(writers))
 
 
-def connection_state(alias: str) -> ConnectionState | None:
-    """Return the :class:`ConnectionState` of this thread's connection to ``alias``.
+def connection_state(connection: Any) -> ConnectionState | None:
+    """Return the :class:`ConnectionState` of a connection of this thread.
 
     Return None if the database backend is not one of this library. Such a connection does not use
     the cache, because its backend does not inform the cache of writes before they are committed.
     """
-    connection = connections[alias]
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):
         # Keep the ConnectionState on its connection object, the only one that it can be used for.
         state = connection.__dict__["_for_cache"] = ConnectionState(connection)
     return state
+
+
+class ConnectionUse(NamedTuple):
+    """The values that all cached reads of rows of one model on one alias share.
+
+    :param factory: makes instances from rows.
+    :param fill: whether a result from the database may be stored in the cache.
+    """
+
+    alias: str
+    state: ConnectionState
+    factory: InstanceFactory
+    fill: bool
+
+
+def connection_use(plan: LookupPlan, connection: Any) -> ConnectionUse | None:
+    """Return how a connection of this thread may use the cache now; None if it must not."""
+    state = connection_state(connection)
+    fill = None if state is None else state.may_fill()
+    if state is None or fill is None:
+        return None
+    return ConnectionUse(connection.alias, state, state.factory(plan), fill)

@@ -1,17 +1,16 @@
 """Plans: what reads through the cache need to know about the key fields of each cached model.
 
-For the primary key and the shard key, a plan has the position in a row, the column, and the names
-of the field. Of ``ShardMeta.isolate_key``, a field that divides the cached lists of a shard key, it has
+For the primary key and the shard key, a plan has the position in a row and the column. Of ``ShardMeta.isolate_key``, a field that divides the cached lists of a shard key, it has
 only the column.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from sharded_orm.cache.guards import digest
-from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.process_cache import Decoded
+from sharded_orm.cache.requests import RowAddress
 from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_model import CachedModel, cached_model
 from sharded_orm.routing.base import Strategy
@@ -20,21 +19,8 @@ from sharded_orm.routing.base import Strategy
 _MOST_ADDRESSES = 4096
 
 
-class RowAddress(NamedTuple):
-    """Where a row is whose primary key is the shard key: on which shard, and where in the cache.
-
-    :param number: the number of the shard.
-    :param scope: the rows of this shard key, as the cache names them.
-    :param token: the primary key in names of cache entries.
-    """
-
-    number: int
-    scope: Scope
-    token: str
-
-
 class LookupPlan:
-    """The key fields of a cached model: the positions, columns and names that cached reads need.
+    """The key fields of a cached model: the positions and columns that cached reads need.
 
     Thread-safe.
     """
@@ -53,24 +39,15 @@ class LookupPlan:
         #: The columns of the shard key and the primary key. If a query compares each of these
         #: columns with one value by ``=``, it selects at most one row.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
-        #: Keyed by the argument names of get() that can be keys, such as "pk" or "user_id". The
-        #: value is True for the primary key (which may also be the shard key), and False for a
-        #: shard key that is not the primary key.
-        self.names: dict[str, bool] = {}
-        if key is not None:
-            self.names |= {key.name: False, key.attname: False}
-        if len(cached.pk_fields) == 1:
-            pk = cached.pk
-            self.names |= {pk.name: True, pk.attname: True, "pk": True}
         self.key_is_pk = key is not None and len(cached.pk_fields) == 1 and key == cached.pk
         self._decoded: dict[tuple[str, str], Decoded] = {}
         self._addresses: tuple[Strategy | None, dict[Any, RowAddress]] = None, {}
 
     def addresses(self, strategy: Strategy) -> dict[Any, RowAddress]:
-        """Return a dict, keyed by primary key, in which callers keep addresses of rows.
+        """Return a dict in which callers keep, by primary key, the addresses (shard and key) of rows.
 
-        :param strategy: the strategy that has found the shards. Another one, after a change of the
-            topology, gets a new dict.
+        :param strategy: the strategy that has found the shards. A change of the topology makes a new
+            strategy, and a new strategy gets a new, empty dict.
         """
         if strategy.moves_keys:
             return {}

@@ -22,7 +22,7 @@ from django.db.models import Choices, lookups
 from django.db.models.expressions import Col, Func, RawSQL, Subquery
 from django.db.models.fields import related_lookups
 from django.db.models.functions import Now
-from django.db.models.lookups import Exact, Lookup
+from django.db.models.lookups import Exact, In, Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
@@ -62,17 +62,28 @@ _READ_HERE = frozenset(
 class QueryFingerprint:
     """The text that identifies a query, and the conditions that set a column equal to a value.
 
-    :param text: identifies the result of the query. None if the SQL must identify it; then call
-        :func:`compiled_text`.
+    :param conditions: the conditions as nested tuples: ``(connector, negated, list of conditions)``,
+        or ``(lookup, column, value)``. None if the SQL must identify the query.
+    :param order: the columns by which the rows are ordered.
+    :param limits: the numbers of the first row, and of the row after the last one or None.
     :param equal: lists of different values, keyed by column. Every row of the result must meet the
         condition ``column = value`` for each value in the column's list.
     :param only_equal: True if the query has no other conditions than those in ``equal``, each of
         them once, and no offset. A limit is allowed, unless it is 0.
     """
 
-    text: str | None
+    conditions: Any
+    order: Any
+    limits: tuple[int, int | None]
     equal: dict[str, list[Any]]
     only_equal: bool
+
+    @property
+    def text(self) -> str | None:
+        """Identifies the result of the query. None if the SQL must; then call :func:`compiled_text`."""
+        if self.conditions is None:
+            return None
+        return repr((self.conditions, self.order, *self.limits))
 
 
 def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
@@ -110,9 +121,11 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
                 order = (order, "reversed")
     low, high = query.low_mark, query.high_mark
     if parts is None or order is None:
-        return QueryFingerprint(None, equal, False)
+        return QueryFingerprint(None, None, (low, high), equal, False)
     return QueryFingerprint(
-        repr((parts, order, low, high)),
+        parts,
+        order,
+        (low, high),
         equal,
         not low and (high is None or high > 0) and _is_flat(where, equal),
     )
@@ -186,6 +199,9 @@ class _Conditions:
             value = list(map(_plain_value, value))
             if not IMMUTABLE.issuperset(map(type, value)):
                 return None
+            if issubclass(kind, In):
+                # In.process_rhs() drops values that occur twice.
+                value = list(dict.fromkeys(value))
         elif type(value := _plain_value(value)) not in IMMUTABLE:
             return None
         elif required and value is not None and issubclass(kind, Exact):

@@ -6,20 +6,22 @@ request to the cache.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
+from django.db import connections
 from django.db.models import QuerySet
-from django.db.models.query import MAX_GET_RESULTS, ModelIterable
+from django.db.models.query import ModelIterable
 from django.db.models.sql import Query
 
 from sharded_orm import runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.requests import HIT, MISS, ListRequest, ObjectRequest
+from sharded_orm.cache.requests import ListRequest
 from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.cached_read import (
     COUNT,
@@ -29,17 +31,19 @@ from sharded_orm.models.cached.cached_read import (
     CachedRead,
     answer,
     prepare,
+    rows_through_cache,
+    value_through_cache,
 )
-from sharded_orm.models.cached.connection_state import connection_state
+from sharded_orm.models.cached.connection_state import connection_use
 from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
-from sharded_orm.models.plans.id_batch import batch_instances, batch_rows, ids_by_shard
+from sharded_orm.models.plans.id_batch import batch_instances, ids_by_shard
 from sharded_orm.models.sharding.bound_key import is_any_bound
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
-# The types of key values for which get() can skip building a query.
+# The types of key values by which rows can be read without building a query.
 _KEYS = frozenset({int, str, UUID})
 # The names of the attributes in the __dict__ of a new Query or of a copy of one. If a query has any
 # other attribute, a method such as distinct() has changed the query.
@@ -50,7 +54,7 @@ _FRESH = frozenset(Query(None).__dict__) | {
 _reader: Reader | None = None
 
 
-def _current_reader() -> Reader | None:
+def current_reader() -> Reader | None:
     """Return the object through which this process reads from the cache.
 
     Return None if no cache is configured, or if the cache's option ``READ`` is off.
@@ -114,28 +118,20 @@ class CachedQuerySet(QuerySet[M]):
             # Call the method of this class, not an override of a subclass. The override would
             # choose the shard of the query, but the shard has been chosen by now.
             read = CachedQuerySet._prepared(self)
-            if read is not None:
-                self._result_cache = self._read_cached(read)
+            reader = None if read is None else current_reader()
+            if read is not None and reader is not None:
+                self._result_cache = rows_through_cache(read, reader)
         super()._fetch_all()
-
-    def _read_cached(self, read: CachedRead) -> list[Any] | None:
-        reader = _current_reader()
-        if reader is None:
-            return None
-        instances: list[Any] | None = read.remembered()
-        if instances is not None:
-            reader.cache.statistics.add(read.request.scope.type.name, l1_hits=1)
-            return instances
-        reader.read([read.request], to_fill=read.fill)
-        return answer(read, reader)
 
     def _scalar(self, kind: str, query_database: Callable[[], int]) -> int:
         plan = plan_of(self.model)
-        read = None if plan is None else prepare(self, plan, kind)
-        reader = None if read is None else _current_reader()
+        read = None
+        if plan is not None:
+            read = prepare(self, plan, kind, lambda: int(query_database()))
+        reader = None if read is None else current_reader()
         if read is None or reader is None:
             return query_database()
-        return int(_value(read, reader, lambda: int(query_database())))
+        return int(value_through_cache(read, reader))
 
     def count(self) -> int:
         if self._result_cache is not None:
@@ -146,11 +142,6 @@ class CachedQuerySet(QuerySet[M]):
         if self._result_cache is not None:
             return super().exists()
         return bool(self._scalar(EXISTS, super().exists))
-
-    def get(self, *args: Any, **kwargs: Any) -> M:
-        if not args and (instance := self._get_by_key(kwargs)) is not None:
-            return instance
-        return super().get(*args, **kwargs)
 
     def numbers_of_key(
         self, key: Any, text: str, query_database: Callable[[], Iterable[int]]
@@ -167,13 +158,14 @@ class CachedQuerySet(QuerySet[M]):
         :param query_database: queries the database for the numbers, without the cache.
         """
         plan = plan_of(self.model)
-        reader = None if plan is None else _current_reader()
+        reader = None if plan is None else current_reader()
         if plan is None or reader is None or self._is_uncached() or is_any_bound():
             return tuple(query_database())
         read = self._read_of_numbers(plan, key, text) if self._has_no_options() else None
         if read is None:
             return tuple(query_database())
-        numbers: tuple[int, ...] = _value(read, reader, lambda: tuple(query_database()))
+        read.query_database = lambda: tuple(query_database())
+        numbers: tuple[int, ...] = value_through_cache(read, reader)
         return numbers
 
     numbers_of_key.queryset_only = True  # type: ignore[attr-defined]  # a function type has no such attribute
@@ -188,81 +180,22 @@ class CachedQuerySet(QuerySet[M]):
         if runtime.strategy(group).moves_keys:
             return None
         shard = runtime.locate(group, cached.key.get_prep_value(key_value))
-        state = None if shard is None else connection_state(shard.alias)
-        fill = None if state is None else state.may_fill()
-        if shard is None or state is None or fill is None:
+        use = None if shard is None else connection_use(plan, connections[shard.alias])
+        if use is None:
             return None
-        factory = state.factory(plan)
         request = ListRequest(
-            cached.scope(cached.place(shard.alias), key),
-            factory,
-            state,
-            digest(text, factory.fingerprint, NUMBERS),
+            cached.scope(cached.place(use.alias), key),
+            use.factory,
+            use.state,
+            digest(text, use.factory.fingerprint, NUMBERS),
             numbers=True,
         )
-        level = request_cache.current()
-        return CachedRead(self, plan, shard.alias, factory, NUMBERS, request, fill, level)
+        return CachedRead(self, plan, use, NUMBERS, request, request_cache.current())
 
     def _prepared(self) -> CachedRead | None:
         """Prepare to read the rows through the cache; return None if the query cannot be cached."""
         plan = plan_of(self.model)
         return None if plan is None else prepare(self, plan, ROWS)
-
-    def _get_by_key(self, named: dict[str, Any]) -> M | None:
-        """Execute ``get(user_id=…, pk=…)`` quickly, without building a query.
-
-        This works only if the queryset has no conditions, and the arguments are exactly the shard
-        key and the primary key.
-
-        :param named: the keyword arguments of ``get()``.
-        :returns: the instance; None if Django's ``get()`` must do the work.
-        :raises DoesNotExist: there is no row with these keys.
-        """
-        plan = plan_of(self.model)
-        if plan is None:
-            return None
-        cached = plan.cached
-        key_value: Any = None
-        pk_value: Any = None
-        for name, value in named.items():
-            is_pk = plan.names.get(name)
-            if is_pk is None or type(value) not in _KEYS:
-                return None
-            if is_pk:
-                pk_value = value
-            else:
-                key_value = value
-        if plan.key_is_pk:
-            key_value = pk_value
-        if pk_value is None or len(named) != (
-            1 if plan.key_is_pk or plan.key_column is None else 2
-        ):
-            return None
-        reader = _current_reader()
-        if reader is None or self._is_uncached() or not self._has_no_options():
-            return None
-        read = self._read_of_row(plan, key_value, pk_value)
-        if read is None:
-            return None
-        request = read.request
-        instances = read.remembered()
-        if instances is not None:
-            reader.cache.statistics.add(cached.type.name, l1_hits=1)
-        else:
-            reader.read([request], to_fill=read.fill)
-            if request.outcome != HIT:
-                # The row is not in the cache, so build the query that Django's get() would send.
-                queryset = self.filter(**named)
-                queryset.query.clear_ordering(force=True)
-                queryset.query.set_limits(high=MAX_GET_RESULTS)
-                read.queryset = queryset
-            instances = answer(read, reader)
-        if not instances:
-            raise self.model.DoesNotExist(
-                f"{self.model._meta.object_name} matching query does not exist."
-            )
-        instance: M = instances[0]
-        return instance
 
     def _is_uncached(self) -> bool:
         return self._uncached or request_cache.is_uncached()
@@ -284,33 +217,6 @@ class CachedQuerySet(QuerySet[M]):
             or not _is_routine(type(self))
         )
 
-    def _read_of_row(self, plan: LookupPlan, key_value: Any, pk_value: Any) -> CachedRead | None:
-        """Prepare to read one row by its keys through the cache; return None if that is impossible."""
-        cached = plan.cached
-        pk = cached.pk_token(pk_value)
-        key: str | None = None
-        if plan.key_column is not None:
-            key = cached.key_token(key_value)
-            if key is None or pk is None:
-                return None
-            assert cached.options is not None
-            shard = runtime.locate(cached.options.group, cached.key.get_prep_value(key_value))
-            if shard is None:
-                return None
-            alias = shard.alias
-        else:
-            alias = self.db
-            if pk is None or not cached.caches_alias(alias):
-                return None
-        state = connection_state(alias)
-        fill = None if state is None else state.may_fill()
-        if state is None or fill is None:
-            return None
-        factory = state.factory(plan)
-        request = ObjectRequest(cached.scope(cached.place(alias), key), factory, state, pk)
-        level = request_cache.current()
-        return CachedRead(self, plan, alias, factory, ROWS, request, fill, level)
-
     def _rows_by_pk(self, ids: list[Any]) -> dict[Any, M] | None:
         """Read rows by primary key through the cache, for a model whose primary key is the shard key.
 
@@ -319,50 +225,33 @@ class CachedQuerySet(QuerySet[M]):
         if self.model._meta.ordering or not self._has_no_options():
             return None
         plan = None if self._is_uncached() else plan_of(self.model)
-        reader = None if plan is None or not plan.key_is_pk else _current_reader()
+        reader = None if plan is None or not plan.key_is_pk else current_reader()
         if plan is None or reader is None:
             options = shard_options(self.model)
             by_shard = None if options is None else ids_by_shard(options, ids)
             if by_shard is None:
                 return None
-            rows = batch_instances(self, batch_rows(self, by_shard))
+            rows = batch_instances(self, by_shard)
         else:
             rows = self._cached_rows(plan, reader, ids)
-        name = self.model._meta.pk.attname
-        return {getattr(row, name): row for row in rows}
+        pks = map(operator.attrgetter(self.model._meta.pk.attname), rows)
+        return dict(zip(pks, rows, strict=True))
 
     def _cached_rows(self, plan: LookupPlan, reader: Reader, ids: list[Any]) -> list[M]:
-        by_keys = [pk for pk in ids if type(pk) in _KEYS]
-        reads, uncached = reads_by_pk(plan, by_keys)
+        others: list[Any] = []
+        if not _KEYS.issuperset(map(type, ids)):
+            others = [pk for pk in ids if type(pk) not in _KEYS]
+            ids = [pk for pk in ids if type(pk) in _KEYS]
+        reads, uncached = reads_by_pk(plan, ids)
         rows: list[M] = read_together(plan, reads, reader, self)
-        uncached += [pk for pk in ids if type(pk) not in _KEYS]
+        uncached += others
         if uncached:
             rows += self.uncached().filter(pk__in=uncached)
         return rows
 
 
-def _value(read: CachedRead, reader: Reader, query_database: Callable[[], Any]) -> Any:
-    """Return the number or numbers that ``read`` finds, from the cache or from the database.
-
-    :param query_database: queries the database for them.
-    """
-    remembered = read.remembered()
-    request = read.request
-    if remembered is not None:
-        reader.cache.statistics.add(request.scope.type.name, l1_hits=1)
-        return remembered
-    reader.read([request], to_fill=read.fill)
-    if request.outcome == HIT and request.value is not None:
-        return read.keep_value(request.value)
-    value = query_database()
-    if request.outcome == MISS and read.fill:
-        request.value = value
-        reader.fill([(request, (), ())])
-        read.keep_value(value)
-    return value
-
-
-_CALLED_BY_GET = (
+# Methods that reads by keys skip.
+_SKIPPED = (
     "filter", "_filter_or_exclude", "_filter_or_exclude_inplace", "_chain", "_clone",
     "_fetch_all", "__iter__",
 )  # fmt: skip
@@ -370,9 +259,9 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether each method of ``kind`` that ``get()`` calls is Django's or this library's.
+    """Whether each method of ``kind`` that reads by keys skip is Django's or this library's.
 
-    If a project overrides one of these methods, ``get()`` must not skip the project's method.
+    If a project overrides one of these methods, a read must not skip the project's method.
 
     :param kind: a queryset class.
     """
@@ -380,7 +269,7 @@ def _is_routine(kind: Any) -> bool:
     if is_routine is None:
         is_routine = _ROUTINE[kind] = all(
             getattr(kind, name).__module__.startswith(("django.db.models.", "sharded_orm.models."))
-            for name in _CALLED_BY_GET
+            for name in _SKIPPED
         )
     return is_routine
 
@@ -416,7 +305,7 @@ def fetch_together(*querysets: Any) -> None:
 
 def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
     """Fill ``querysets`` with rows from the cache; return those that could be looked up there."""
-    reader = _current_reader()
+    reader = current_reader()
     if reader is None:
         return []
     looked_up: list[Any] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.db import connections, models, transaction
@@ -12,7 +12,8 @@ from django.db.models.constants import OnConflict
 from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
-from sharded_orm.models.sharding.options import describe, options_of
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import options_of
 from sharded_orm.topology.model import Shard
 
 #: A function that inserts rows on one database. Its argument is a sequence of fields. The function
@@ -25,16 +26,16 @@ class EmbeddedShardMixin:
 
     The ids are generated during the insert or just before it. If the id is the shard key, a new row
     may go to any shard that is open for new rows. If the model is created with the keyword argument
-    ``near=row``, the new row goes to the shard of ``row``; see :meth:`ShardOptions.place`.
+    ``near=row``, the new row goes to the shard of ``row``; see :func:`row_placement.place`.
     """
 
     layout: PackedLayout | TimestampedLayout
     attname: str
     name: str
 
-    #: If a model has several fields with generated ids, their ``insert_rows()`` methods call each
-    #: other. True if this field's method must be called first: it opens a transaction, in which
-    #: another method may repeat the insert after an error. False if the order does not matter.
+    #: True if ``insert_rows()`` of this field must be called before those of the model's other
+    #: fields with generated ids. The method opens a transaction, in which another field may repeat
+    #: the insert after an error. False if the order does not matter.
     outermost = False
 
     @property
@@ -79,9 +80,9 @@ class EmbeddedShardMixin:
 def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """Return the fields of the model's own table that are of type :class:`EmbeddedShardMixin`.
 
-    The ``insert_rows()`` method of each field calls that of the field before it in the tuple. So
-    the method of the last field is called first. A field whose ``outermost`` is True must be called
-    first, and is therefore the last one in the tuple.
+    The ``insert_rows()`` methods form a chain: the method of the last field in the tuple is called
+    first, and calls that of the field before it. A field whose ``outermost`` is True must be called
+    first, so it is sorted to the end.
     """
     # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
     # model.
@@ -90,11 +91,38 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     return tuple(sorted(generated, key=lambda field: field.outermost))
 
 
+def insert_with_ids(
+    model: Any,
+    rows: Sequence[Any],
+    alias: str,
+    returning: Sequence[Any],
+    insert: Insert,
+    **conflict: Any,
+) -> list[Any]:
+    """Insert ``rows`` on ``alias`` by calling ``insert``, and let the fields generate or check their ids.
+
+    Return the rows that ``insert`` returns.
+
+    :param returning: the fields whose values the INSERT returns.
+    :param conflict: the arguments ``on_conflict`` and ``unique_fields`` of ``QuerySet._insert()``,
+        which say what happens if a row conflicts with a stored row.
+    """
+    for field in generated_id_fields(model):
+        insert = partial(
+            field.insert_rows,
+            rows,
+            alias,
+            insert=insert,
+            on_conflict=conflict.get("on_conflict"),
+            unique_fields=conflict.get("unique_fields"),
+        )
+    return insert(returning)
+
+
 def all_or_nothing(alias: str) -> transaction.Atomic:
     """Return an atomic block on ``alias``: an exception inside it always rolls back its writes."""
-    # If autocommit is off and no atomic block is open yet, transaction.atomic() opens no
-    # transaction, and the caller could commit the rows in spite of the error. In this case the
-    # block needs a savepoint.
+    # If autocommit is off, the outermost atomic block opens no transaction. After an error, the
+    # caller could still commit the rows. So the block needs a savepoint in this case.
     connection = connections[alias]
     needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
     return transaction.atomic(using=alias, savepoint=needs_savepoint)

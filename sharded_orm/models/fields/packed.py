@@ -115,10 +115,13 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     def _checked(self, returning: Sequence[Any], counted: range) -> list[Any]:
         """Return ``returning`` with this field replaced by a copy that checks the ids.
 
-        If an INSERT returns an id for the copy that is not in ``counted``, the INSERT fails.
+        The copy makes the INSERT fail if the database returns an id that is not in ``counted``.
 
         :param returning: the fields whose values the INSERT returns.
         """
+        # Django computes cached_col of a field at its first use. Each copy below is used only once,
+        # so let Django compute the value before it is copied.
+        _ = self.cached_col
         checked: Any = copy(self)
         checked.returned_ids = counted
         return [checked if field is self else field for field in returning]
@@ -133,7 +136,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             )
 
     def _foreign_id(self, alias: str, counted: range) -> int | None:
-        """Return an id in the table that contains another shard or type than it should; else None.
+        """Return an id in the table that contains a wrong shard or type; None if there is none.
 
         Sends one query.
         """
@@ -147,8 +150,8 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
         counted = self.counted_on(shard)
         problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
-        # If the INSERT returned no ids, the wrong id was found by a query of the table, and may
-        # come from an earlier INSERT. The message says that this is possible.
+        # If the INSERT returned no ids, a query of the table has found the wrong id. It may come
+        # from an earlier INSERT, and the message says so.
         problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
         problem += (
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."

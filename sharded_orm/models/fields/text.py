@@ -22,8 +22,8 @@ def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # the class is not generic at run time
     """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` differ on every database.
 
-    The field is meant for shard keys. ``db_collation`` of a plain ``CharField`` can have the same
-    effect, but its value is the name of a collation, and each database has other names.
+    The field is meant for shard keys. A plain ``CharField`` with ``db_collation`` can do the same,
+    but the name of the collation differs between databases.
     """
 
     description = "Text (up to %(max_length)s), compared exactly"

@@ -1,4 +1,4 @@
-"""Confirm reads by shard key: make sure that the key was on the shard while its rows were read.
+"""Confirms reads by shard key: makes sure that the key was on the shard while its rows were read.
 
 A key may move to another shard after the shard has been looked up and before the database returns
 the rows. So after a read, this module checks whether its keys are still on the same shards. If not,
@@ -20,8 +20,8 @@ from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
 R = TypeVar("R")
 
-# The maximum number of attempts to read. Two moves of one key are many seconds apart, so even a
-# second repetition is rare.
+# The maximum number of attempts to read. Even a third attempt is rare, because two moves of one key
+# are many seconds apart.
 _ATTEMPTS = 5
 
 
@@ -57,11 +57,12 @@ def confirmed(group: str, read: Callable[[], R]) -> R:
 def confirmed_stream(
     group: str, open_rows: Callable[[], Iterator[R]], *, several: Callable[[], bool]
 ) -> Iterator[R]:
-    """Return the rows of ``open_rows``; confirm their shard keys when the first row has arrived.
+    """Return the rows of ``open_rows``, and make sure that no key has moved before the first row.
 
-    By then, the database has taken the snapshot from which it reads all rows. If the rows come from
-    several shards, the keys are confirmed once more at the end, because the shards take their
-    snapshots at different moments.
+    When the first row arrives, the database has taken its snapshot, the state from which it reads
+    all rows. If a key has moved by then, ``open_rows`` is called again. Several shards take their
+    snapshots at different moments. So if the rows come from several shards, the keys are checked
+    once more after the last row.
 
     :param open_rows: finds the shards, and returns an iterator over the rows. The iterator sends
         the query when its first row is fetched.
@@ -106,12 +107,12 @@ def _stream(
 def refuse_repetition(group: str) -> None:
     """Raise :exc:`KeyMoved` if a transaction is open on ``group`` or on one of its shards.
 
-    Called before an operation is repeated because a key has moved. In a transaction it must not be
-    repeated: the transaction may have used the key on its former shard.
+    Called before an operation is repeated because a key has moved. Inside a transaction it must not
+    be repeated, because earlier statements of the transaction may have used the key's old shard.
     """
     if in_transaction(group):
-        # The caller will run the transaction again. Query the latest moves now, so that the next
-        # attempt does not use the earlier shard of the key.
+        # Query the latest moves, so that the caller's next attempt does not use the old shard of
+        # the key.
         runtime.placement_lease().renew()
         raise key_moved(group, "moved to another shard while a transaction used it")
 

@@ -1,4 +1,4 @@
-"""Repeat writes that fail because a shard key or a shard moves, until the move has ended.
+"""Repeats writes that fail because a shard key or a shard moves, until the move has ended.
 
 See docs/decisions/0028-key-moves.md and 0035-moves-of-shards.md.
 """
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError, OperationalError, connections
 
 from sharded_orm import runtime
 from sharded_orm.backends.fence_messages import is_deadlock
-from sharded_orm.backends.group.moved_shards import look_up_places, rows_move
+from sharded_orm.backends.group.moved_shards import PlaceWait, place_wait, rows_move
 from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved, SideFenced
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved
 from sharded_orm.routing.placement_lease import KeyInFlight
@@ -25,17 +25,16 @@ R = TypeVar("R")
 
 # The longest pause before the next query or attempt to write, in seconds.
 _PAUSE = 0.02
-# A waiting writer queries again and again which keys are being moved. _LOOK is the shortest
-# interval between two of these queries, in seconds. The interval grows to the fraction _PART of the
-# time that the writer has waited, so that few queries are sent if it takes long to switch a key to
-# its new shard.
+# A waiting writer queries in a loop whether its key is still moving. The pause between two queries
+# is the fraction _PART of the time that it has waited, but at least _LOOK seconds. So a long wait
+# costs only a few queries.
 _LOOK, _PART = 0.003, 0.125
 
 
 class WriteAttempt(PlacementUses):
-    """The placements of keys on which one attempt to write relies. Used by one thread at a time.
+    """The shards on which one attempt to write has found its keys. Used by one thread at a time.
 
-    A placement says on which shard a key is.
+    If one of these keys has moved meanwhile, the attempt must be repeated.
     """
 
     def __init__(self) -> None:
@@ -69,14 +68,19 @@ def repeated(
 ) -> R:
     """Return the result of ``write``. Call ``write`` again if a shard key moves during the call.
 
-    In three cases nothing was written: the shard refuses the write, the rows are gone, or the write
-    fails because of a deadlock with the process that moves the key. Then, outside of transactions,
-    ``write`` is called again every few milliseconds, until it succeeds or ``MOVE_WAIT`` seconds are
-    over. The same happens if the shard itself moves to another node (:func:`follow_shard`).
+    The call is repeated in three cases, in which nothing was written:
 
-    During a move, triggers refuse writes to the rows of the key. But a trigger runs only if the
-    write finds a row. So no trigger refuses a write that arrives after the rows have left the
-    shard. Such a write is recognised by its result or its error.
+    - The shard refuses the write.
+    - The write finds no row, because the rows have left the shard.
+    - The write fails because of a deadlock with the process that moves the key.
+
+    Outside of transactions, ``write`` is then called every few milliseconds, until it succeeds or
+    ``MOVE_WAIT`` seconds are over. The same happens if the shard itself moves to another node
+    (:func:`follow_shard`).
+
+    In the second case no error shows the move: during a move, triggers refuse writes to the rows of
+    the key, but no trigger runs if the write finds no row. So the caller must say by
+    ``nothing_written`` or by an error that no row was found.
 
     :param group: the shard group of the rows.
     :param write: finds the shard each time it is called. It changes all its rows on one shard, or
@@ -84,9 +88,9 @@ def repeated(
     :param nothing_written: a function that receives the result of ``write``. It returns True if
         ``write`` may be called again, because no row was found or because a second call changes
         nothing. None if ``write`` raises an error in such cases.
-    :param joins: if True, and if this thread is executing another write already, this write is a
-        part of that write. Pass True if the caller was given the alias of the shard, because then
-        only the outer write knows the key.
+    :param joins: if True, and if this thread is inside another call of this function, this write
+        counts as a part of that call's write. Pass True if the caller was given the alias of the
+        shard, because then only the outer write knows the key.
     :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
         transaction, nothing is repeated here; the caller may run the transaction again.
     """
@@ -104,8 +108,8 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                # The key has moved meanwhile. But no statement of the write was refused, so the
-                # write was complete before the move. Return its result.
+                # The key has moved after the write: if it had moved during the write, a statement
+                # would have been refused. So the write is complete, and its result is right.
                 return result
             raise key_moved(group, "moved to another shard while it was written")
         except KeyMoved as moved:
@@ -138,9 +142,9 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
     """Wait until no key of ``attempt`` is being switched to a new shard, or until ``deadline``.
 
-    Until then, another attempt would be refused, and would take processor time from the process
-    that moves the key. Sends at least one query. The query renews the lease, the period for which
-    known placements are valid, so the next attempt looks its keys up again.
+    Before that, the shard would refuse the write, and attempts would take processor time from the
+    process that moves the key. Sends at least one query. The query renews the lease, the period for
+    which known shards of keys are valid. So the next attempt looks its keys up anew.
 
     :param deadline: when the writer gives up, by ``time.monotonic()``.
     """
@@ -161,11 +165,10 @@ def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
 def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``. Call ``write`` again if its shard moves to another node meanwhile.
 
-    If ``write`` fails because of such a move, nothing was written. Single statements are repeated
-    on the new node without this function, but transactions are not. So use this function for
-    writes that open a transaction of their own. While shards or keys of the group move, ``write``
-    is also called again after a deadlock, because the deadlock may be with the process that moves
-    them.
+    Use this function for writes that open a transaction of their own. (A single statement needs no
+    help: it is repeated on the new node anyway.) A write that fails because its shard moves has
+    written nothing. While shards or keys of the group move, ``write`` is also called again after a
+    deadlock, because the deadlock may be with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.
@@ -173,6 +176,7 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
         was written.
     """
     deadline = None
+    side_wait: PlaceWait | None = None
     while True:
         try:
             return write()
@@ -186,9 +190,12 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
             elif time.monotonic() > deadline:
                 raise
             if isinstance(error, SideFenced):
-                # The statement that was refused may have been sent with the COMMIT, and so without a
-                # lookup of the shard's present node.
-                look_up_places()
+                # This server has refused the write, because its pair is switching to the other
+                # server. Do not sleep; wait in the database until the switch is over.
+                wrapper = connections[error.alias]
+                side_wait = side_wait or place_wait(wrapper)
+                side_wait.next_place(wrapper.settings_dict, is_fenced=True)
+                continue
         time.sleep(_PAUSE)
 
 

@@ -1,4 +1,4 @@
-"""Make statements for several shards see each row once, even while keys move between the shards.
+"""Makes statements for several shards see each row once, even while keys move between the shards.
 
 See :mod:`sharded_orm.routing.scattered_keys`.
 """
@@ -26,13 +26,14 @@ _ATTEMPTS = 5
 
 
 def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
-    """Return the keys whose rows a statement for several shards must not read, keyed by shard number.
+    """Return the keys whose rows a statement for several shards must leave out, keyed by shard number.
 
-    Called before the first statement is sent. At the end of the operation,
-    :func:`~sharded_orm.models.moves.confirmation.confirmed` makes sure that no key has moved
-    meanwhile.
+    While a key moves, two shards may have its rows. The statement must read them on only one of the two.
 
-    Costs one reading of the clock, and a query while a key of the group is moving.
+    Call this before the first statement is sent. After the last statement,
+    :func:`~sharded_orm.models.moves.confirmation.confirmed` checks that no key has moved meanwhile.
+
+    Cost: one reading of the clock; while a key of the group is moving, also a query.
 
     :raises KeyMoved: a transaction is open, and a key may have moved since the transaction began.
         Or the directory (the table that stores the shard of each key) answers too slowly.
@@ -65,8 +66,8 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
 class MovingKeys:
     """The keys of a group that were moving when this object was created, or have moved since.
 
-    The rows of such a key may be on two shards, or may have been read on the shard that the key has
-    left. Not thread-safe. Costs one query, if keys of the group can move.
+    Such a key's rows may be on two shards, or may have been read on the old shard. Not thread-safe.
+    Cost: one query, if keys of the group can move.
     """
 
     def __init__(self, group: str) -> None:
@@ -74,12 +75,12 @@ class MovingKeys:
         self._strategy = (
             strategy if isinstance(strategy, DirectoryStrategy) and strategy.moves_keys else None
         )
-        # Query the moves with store.moves() and not with lease.renew(), which returns None also if
-        # the answer was slow. Here, None must mean that no key can move.
+        # Do not use lease.renew(), which returns None also if the answer was slow. store.moves()
+        # returns None only if no key can move.
         self._before = None if self._strategy is None else self._strategy.store.moves()
 
     def among(self, keys: Iterable[Any]) -> set[Any]:
-        """Return those of ``keys`` that are moving or have moved since this object was created.
+        """Return the ``keys`` that are moving or have moved since this object was created.
 
         Sends one query.
 

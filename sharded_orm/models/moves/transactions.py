@@ -1,9 +1,12 @@
-"""Refuse a transaction that would see a key both before and after a move.
+"""Refuses a transaction that would see the rows of a key both before and after a move.
 
-A transaction may have read a key's rows on a shard that the key has left since. On the new shard,
-the snapshot of the transaction may be older than the rows that the move has copied there. So an
-open transaction remembers on which shard it used each key. For each shard, it also remembers which
-moves were known when the transaction began there. See docs/decisions/0028-key-moves.md.
+There are two cases. The transaction has used the key on one shard, and then the key has moved to
+another shard. Or the transaction has taken its snapshot of a shard before a move stored the key's
+rows there, so it cannot see them.
+
+To recognise these cases, an open transaction remembers the shard of each key that it has used. For
+each shard, it remembers the moves that were known when it began there. See
+docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.scattered_keys import Snapshot, has_switched
 from sharded_orm.topology.model import Shard
 
-# Keys of the dict in which an open transaction remembers two things: the placements (shards) of its
-# keys, and the snapshot of its first statement for several shards.
+# Names of two entries in the memory of an open transaction: the shards of the keys that it has
+# used, and the snapshot of its first statement for several shards.
 _KEYS, _FIRST_SCATTER = "keys", "scatter"
 
 
@@ -31,11 +34,11 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
     """Return the moves of keys that are known before a transaction on ``shard`` takes its snapshot.
 
     A snapshot is the state of the rows that all statements of the transaction read. Return None if
-    keys of the group do not move, or if nothing is known of their moves.
+    keys of the group do not move, or if the moves are unknown.
 
-    Costs one reading of the clock. Also costs a query to the directory (the table of each key's
-    shard) if a key is moving to this shard, or if the directory's last answer has passed half of
-    the time for which it is valid.
+    Cost: one reading of the clock. Also a query to the directory (the table of each key's shard) if
+    a key is moving to this shard, or if the last answer of the directory has used up half of the
+    time for which it is valid.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -47,12 +50,11 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
             (move.group, move.target) == (shard.group, shard.number) and not has_switched(move)
             for move in poll.moves.in_flight
         ):
-            # A key is moving to this shard. Query the moves again, because the key may have been
+            # A key is moving to this shard. Query the directory again, because the key may have been
             # switched to this shard since the last query.
             poll = lease.renew()
-    # The directory cannot be queried. Ignore the exception, whichever driver raises it: the
-    # transaction may send only raw SQL, which needs no directory. If the transaction looks up a key,
-    # the look-up raises the error.
+    # Every exception means that the directory cannot be queried. Ignore it, because the transaction may
+    # send only raw SQL, which needs no directory. A later look-up of a key would raise the error.
     except Exception:
         return None
     return poll
@@ -106,8 +108,8 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     alias = runtime.shard(group, placement.shard).alias
     wrapper: Any = connections[group]
     if alias not in wrapper.open_transactions():
-        # The transaction has taken no snapshot of the shard yet, so its snapshot will contain the
-        # move.
+        # The transaction will take its snapshot of the shard later, so the snapshot will contain
+        # the move.
         return True
     shard: Any = connections[alias]
     if shard.awaits_snapshot:
@@ -118,20 +120,20 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     now = strategy.lease.valid()
     if now is not None and now.covers(group, key, poll.number):
         return True
-    # The key may have moved after ``poll``, which this process read just before the transaction's first
-    # statement took the snapshot (the state of the rows that the transaction sees). The version of the
-    # placement is the number of the key's last move. Later moves have higher numbers. So the snapshot
-    # contains this move if ``poll`` knows its number, and does not list it as unfinished.
+    # ``poll`` lists the moves that were known just before the transaction took its snapshot (the
+    # state of the rows that it sees). ``placement.version`` is the number of the key's last move.
+    # The snapshot contains the moved rows if that move was announced by then and ``poll`` does not
+    # list it as unfinished.
     return placement.version <= poll.moves.last and not any(
         move.number == placement.version and not has_switched(move) for move in poll.moves.in_flight
     )
 
 
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
-    """Return the snapshots that this thread's open transactions have of shards of the group.
+    """Return the snapshots of shards of the group that this thread's transactions have taken.
 
-    Also add the keys that these transactions have used to the keys that the current operation
-    checks at its end.
+    Also add the keys that these transactions have used to the current operation. At its end, the
+    operation checks that they have not moved.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """
@@ -157,11 +159,11 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """Store ``poll`` in the open transaction, if this is its first statement for several shards.
+    """Store ``poll`` in the open transaction if it has sent no statement for several shards before.
 
     Does nothing outside of transactions.
 
-    :param poll: the moves of keys that are known when the statement is sent.
+    :param poll: the moves of keys that are known when this statement is sent.
     """
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():

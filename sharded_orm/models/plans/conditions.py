@@ -6,7 +6,7 @@ module knows for which values the SQL does not depend on the value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
@@ -70,10 +70,13 @@ class Condition(NamedTuple):
     :param names_shard: whether the condition determines the shard: it is an equality with the shard
         key, or with an id that contains the number of its shard.
     :param form: how the value becomes parameters.
-    :param is_excluded: whether the condition is one of ``exclude()``.
+    :param is_excluded: whether a matching row need not meet the condition: it is one of ``exclude()``, or
+        below NOT, or an OR of several parts, in a ``Q``.
     :param takes_instance: whether the value is an instance to which the foreign key refers.
     :param names_instance: whether the rows are on the shard of that instance, although its key does
         not determine the shard.
+    :param repeats: the position of an earlier condition that determines the shard by the same column,
+        and has the same value. None if there is no such condition.
     """
 
     field: Any
@@ -84,6 +87,7 @@ class Condition(NamedTuple):
     is_excluded: bool = False
     takes_instance: bool = False
     names_instance: bool = False
+    repeats: int | None = None
 
     def frozen(self, value: Any) -> Any:
         """Return the value as it is now: later changes of a list or instance do not change it."""
@@ -126,10 +130,32 @@ class Condition(NamedTuple):
             return prepared
         if self.form is ValueForm.VALUE:
             make = _EXAMPLES.get(type(prepared))
+            if self.repeats is not None:
+                number = example_number(self.repeats)
             return None if make is None else make(number)
         kinds = set(map(type, prepared))
         make = _EXAMPLES.get(kinds.pop()) if len(kinds) == 1 else None
         return None if make is None else tuple(map(make, range(number, number + length)))
+
+
+def example_number(position: int) -> int:
+    """Return the number of the made-up value of the condition at ``position``."""
+    return position * 10 + 1
+
+
+def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Return the conditions of a query, of which those that determine the shard again are marked.
+
+    A related manager and its caller may both add a condition on the shard key.
+    """
+    marked: list[Condition] = []
+    first: dict[str, int] = {}
+    for position, part in enumerate(conditions):
+        if part.names_shard:
+            earlier = first.setdefault(part.field.column, position)
+            part = part._replace(repeats=earlier if earlier < position else None)
+        marked.append(part)
+    return tuple(marked)
 
 
 def kind_of(value: Any) -> Any:

@@ -6,7 +6,7 @@ compiled query serves all shards of a node (a database server).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.db import connections, models
@@ -79,17 +79,28 @@ def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str
     return scatter.fetch_by_key(query, ids)
 
 
-def batch_instances(queryset: Any, rows: Iterable[tuple[str, Row]]) -> list[Any]:
-    """Return the model instances of rows that :func:`batch_rows` has read.
+def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
+    """Return the model instances with the ids, in no particular order.
+
+    Costs what :func:`batch_rows` costs, and raises its errors.
 
     :param queryset: the queryset to which the instances belong.
-    :param rows: pairs of a shard's alias and a row from the driver.
     """
-    by_alias: dict[str, list[Row]] = {}
-    for alias, row in rows:
-        by_alias.setdefault(alias, []).append(row)
+    node_of = {shard.alias: shard.node for shard in ids}
+    by_node: dict[str, tuple[list[Row], list[str]]] = {}
+    for alias, row in batch_rows(queryset, ids):
+        rows, aliases = by_node.setdefault(node_of[alias], ([], []))
+        rows.append(row)
+        aliases.append(alias)
     instances: list[Any] = []
-    for alias, of_alias in by_alias.items():
-        loader = loader_of(queryset.model, connections[alias])
-        instances += loader.instances(loader.values(of_alias), queryset)
+    for rows, aliases in by_node.values():
+        # All shards of a node have its settings, so one loader serves all rows of the node. Loaders
+        # for each shard would take twice as long.
+        loader = loader_of(queryset.model, connections[aliases[0]])
+        if loader.serves_others:
+            instances += loader.instances(loader.values(rows), queryset, aliases)
+            continue
+        for alias, row in zip(aliases, rows, strict=True):
+            loader = loader_of(queryset.model, connections[alias])
+            instances += loader.instances(loader.values([row]), queryset)
     return instances

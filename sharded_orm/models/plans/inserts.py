@@ -16,7 +16,7 @@ from django.db.models.sql import InsertQuery
 
 from sharded_orm import compat, runtime
 from sharded_orm.models.fields.timestamped import ColumnDefault
-from sharded_orm.models.plans.shapes import logger
+from sharded_orm.models.plans.shapes import plan_of
 from sharded_orm.models.plans.updates import PLAIN_TYPES, are_same, has_placeholder
 
 #: The maximum number of plans for the new rows of one model. Django compiles the other INSERTs.
@@ -29,6 +29,7 @@ class _InsertPlan(NamedTuple):
     """The SQL of an INSERT of one row.
 
     :param table: the table that is written.
+    :param columns: the columns of the fields.
     :param sql: the SQL without the clause that returns values.
     :param kinds: the type of each prepared value.
     :param fields: the written fields. Plans are found by the ``id()`` of each field. Because the plan keeps
@@ -37,6 +38,7 @@ class _InsertPlan(NamedTuple):
     """
 
     table: str
+    columns: list[str]
     sql: str
     kinds: list[type]
     fields: Sequence[Any]
@@ -95,12 +97,22 @@ def _statements_of(compiler: Any, compile_by_django: Callable[[], _Statements]) 
     plans = _inserts.setdefault(query.model, {})
     plan = plans.get(shape)
     parameters = tuple(prepared.values())
-    if type(plan) is _InsertPlan and _fits(plan, query, connection, parameters):
+    table, columns = query.get_meta().db_table, [field.column for field in query.fields]
+    if (
+        type(plan) is _InsertPlan
+        and plan.kinds == list(map(type, parameters))
+        and plan.backend is type(connection)
+        and plan.table == table
+        and plan.columns == columns
+    ):
         compiler.returning_params = returning_parameters
         return [(f"{plan.sql} {returning}" if returning else plan.sql, parameters)]
     statements = _compile(compiler, compile_by_django, values, prepared)
-    if plan is _SEEN:
-        plans[shape] = _plan_of(statements, returning, parameters, query, connection)
+    if plan is not None:  # It was seen once, or its plan does not fit.
+        plans[shape] = plan_of(
+            f"INSERT of {query.model.__name__}",
+            lambda: _new_plan(statements, returning, parameters, query, table, columns, connection),
+        )
     elif shape not in plans and len(plans) < MAX_INSERTS:
         plans[shape] = _SEEN
     return statements
@@ -137,19 +149,13 @@ def _returning(compiler: Any) -> tuple[str, Sequence[Any]]:
     return compat.returning_columns(connection.ops, compiler.returning_fields)
 
 
-def _fits(plan: _InsertPlan, query: Any, connection: Any, parameters: Sequence[Any]) -> bool:
-    return (
-        plan.kinds == list(map(type, parameters))
-        and plan.backend is type(connection)
-        and plan.table == query.get_meta().db_table
-    )
-
-
-def _plan_of(
+def _new_plan(
     statements: _Statements,
     returning: str,
     parameters: Sequence[Any],
     query: Any,
+    table: str,
+    columns: list[str],
     connection: Any,
 ) -> _InsertPlan | None:
     """Return the plan of the INSERT that Django has compiled to ``statements``.
@@ -157,24 +163,21 @@ def _plan_of(
     Return None if it is unclear which parameter belongs to which value, or if a part of the SQL may depend
     on a value.
     """
-    plan = None
-    if len(statements) == 1 and not any(map(has_placeholder, query.fields)):
-        sql, compiled = statements[0]
-        clause = f" {returning}" if returning else ""
-        if (
-            are_same(compiled, parameters)
-            and sql.endswith(clause)
-            and not any(hasattr(value, "as_sql") for value in parameters)
-        ):
-            table = query.get_meta().db_table
-            plan = _InsertPlan(
-                table,
-                sql.removesuffix(clause),
-                list(map(type, parameters)),
-                list(query.fields),
-                type(connection),
-            )
-    logger.debug(
-        "INSERT of %s: %s", query.model.__name__, "left to Django" if plan is None else "planned"
+    if len(statements) != 1 or any(map(has_placeholder, query.fields)):
+        return None
+    sql, compiled = statements[0]
+    clause = f" {returning}" if returning else ""
+    if (
+        not are_same(compiled, parameters)
+        or not sql.endswith(clause)
+        or any(hasattr(value, "as_sql") for value in parameters)
+    ):
+        return None
+    return _InsertPlan(
+        table,
+        columns,
+        sql.removesuffix(clause),
+        list(map(type, parameters)),
+        list(query.fields),
+        type(connection),
     )
-    return plan

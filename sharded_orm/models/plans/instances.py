@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from inspect import getattr_static
+from itertools import repeat
 from typing import Any
 
-from django.db.models import Model
+from django.db.models import DecimalField, Model
 from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
 from django.db.models.query_utils import DeferredAttribute
@@ -26,8 +26,8 @@ class InstanceLoader:
     :param connection: the connection that has read the rows. Only its thread may use the loader.
     :param names: the attnames of the fields in a row, in the order of the columns; None for all
         fields of the model. If fields are missing, the instances have deferred fields.
-    :param columns: the columns of a row; None for the columns of the fields. If they are those of
-        several tables, the loader only converts values.
+    :param columns: the columns of a row; None for the columns of the fields. If columns of
+        several tables are given, the loader converts their values, and makes no instances.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class InstanceLoader:
         names: Sequence[str] | None = None,
         columns: Sequence[Any] | None = None,
     ) -> None:
-        fields = model._meta.concrete_fields
+        fields = self._declared = model._meta.concrete_fields
         if names is not None:
             by_name = {field.attname: field for field in fields}
             fields = [by_name[name] for name in names]
@@ -47,18 +47,40 @@ class InstanceLoader:
         self._is_plain = _is_plain(model)
         #: The attnames of the fields in a row.
         self.names = [field.attname for field in fields]
+        self._widths = frozenset({len(self.names)})
         table = model._meta.db_table
         self._columns = columns or [field.get_col(table) for field in fields]
         # Django (SQLCompiler.get_converters) applies first the converters of the backend, then
         # those of the fields. Here values() applies the first, and field_values() the second.
         self._of_backend = self._converters(connection.ops.get_db_converters)
         self._of_fields = self._converters(lambda column: column.get_db_converters(connection))
+        #: Whether the loader may make the instances of all rows that connections with the same
+        #: settings have read, apart from the schema. False if a converter is a project's own, which
+        #: may look at its connection.
+        self.serves_others = all(
+            (getattr(converter, "__module__", None) or "").startswith(("django.", "sharded_orm."))
+            for _, converters, _ in (*self._of_backend, *self._of_fields)
+            for converter in converters
+        )
+        # SQLite's converter of a DecimalField rounds to these places.
+        self._places = [(field, field.decimal_places) for field in self._decimal_fields()]
 
     def _converters(self, find: Callable[[Any], list[Any]]) -> list[_Converters]:
         converters = enumerate(map(find, self._columns))
         return [
             (position, found, self._columns[position]) for position, found in converters if found
         ]
+
+    def _decimal_fields(self) -> list[Any]:
+        fields = [getattr(column, "target", None) for column in self._columns]
+        return [field for field in fields if isinstance(field, DecimalField)]
+
+    def knows_all_fields(self) -> bool:
+        """Whether the model has the same fields as when the loader was made, with the same converters."""
+        # Django makes this list anew if a field was added.
+        return self._declared is self._model._meta.concrete_fields and all(
+            field.decimal_places == places for field, places in self._places
+        )
 
     def values(self, rows: Sequence[Row]) -> list[Row]:
         """Return ``rows`` with values converted by the converters of the backend.
@@ -78,24 +100,27 @@ class InstanceLoader:
         if not columns:
             return list(rows)
         connection = self._connection
-        converted: list[Row] = []
-        for row in map(list, rows):
-            for position, converters, column in columns:
-                value = row[position]
-                for converter in converters:
-                    value = converter(value, column, connection)
-                row[position] = value
-            converted.append(row)
+        converted: list[Any] = list(map(list, rows))
+        for position, converters, column in columns:
+            for converter in converters:
+                for row in converted:
+                    row[position] = converter(row[position], column, connection)
         return converted
 
-    def instances(self, values: Sequence[Row], queryset: Any) -> list[Any]:
+    def instances(
+        self, values: Sequence[Row], queryset: Any, aliases: Iterable[str] | None = None
+    ) -> list[Any]:
         """Return model instances, equal to those that ``Model.from_db`` makes.
 
         :param values: rows that :meth:`values` has returned.
         :param queryset: the queryset that reads the instances; its fetch mode is set on them.
+        :param aliases: the alias of the connection that has read each row; None if the loader's
+            connection has read all of them. See :attr:`serves_others`.
         """
+        if aliases is None:
+            aliases = repeat(self._alias, len(values))
         if self._of_fields:
-            values = self.field_values(values)
+            values = self._converted(values, self._of_fields)
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
         model = self._model
@@ -103,33 +128,39 @@ class InstanceLoader:
             (pre_init.receivers or post_init.receivers)
             and (pre_init.has_listeners(model) or post_init.has_listeners(model))
         )
-        instances = self._plain(values) if is_plain else self._from_db(values, queryset)
+        if is_plain:
+            instances = self._plain(values, aliases)
+        else:
+            instances = self._from_db(values, aliases, queryset)
         compat.set_fetch_mode(instances, queryset, is_set=not is_plain)
         return instances
 
-    def _from_db(self, values: Sequence[Row], queryset: Any) -> list[Any]:
+    def _from_db(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
         from_db = compat.from_db(self._model, queryset)
-        return [from_db(self._alias, list(self.names), list(row)) for row in values]
+        return [
+            from_db(alias, list(self.names), list(row))
+            for alias, row in zip(aliases, values, strict=True)
+        ]
 
-    def _plain(self, values: Sequence[Row]) -> list[Any]:
-        model, alias, names = self._model, self._alias, self.names
+    def _plain(self, values: Sequence[Row], aliases: Iterable[str]) -> list[Any]:
+        model, names = self._model, self.names
+        if not self._widths.issuperset(map(len, values)):
+            raise ValueError(f"A row of {model.__name__} has not {len(names)} values.")
         # For a plain model, the loop does what from_db and Model.__init__ do, in a fifth of the
         # time.
         instances = []
         new = object.__new__
-        for row in values:
+        for alias, row in zip(aliases, values, strict=True):
             instance = new(model)
-            state = ModelState()
+            instance._state = state = ModelState()
             state.adding = False
             state.db = alias
-            attributes = instance.__dict__
-            attributes["_state"] = state
-            attributes.update(zip(names, row, strict=True))
+            # The lengths were compared above: zip(…, strict=True) takes as long as the rest of the line.
+            instance.__dict__.update(zip(names, row))  # noqa: B905
             instances.append(instance)
         return instances
 
 
-@lru_cache(maxsize=1024)
 def _is_plain(model: Any) -> bool:
     """Whether only Django's code runs when an instance of ``model`` is made and its fields are set.
 

@@ -8,9 +8,10 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.conf import settings
 from django.db.models import Count
@@ -18,9 +19,12 @@ from django.db.models.expressions import Col
 from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm.cache.values import Row
 from sharded_orm.models.plans.conditions import MODULES_OF_LOOKUPS, ValueForm
+from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.instances import InstanceLoader
 from sharded_orm.models.plans.joined_instances import JoinedInstances
+from sharded_orm.models.plans.prepared_values import is_sent_unchanged
 from sharded_orm.models.plans.selection import EVERYTHING
 
 if TYPE_CHECKING:
@@ -30,11 +34,49 @@ if TYPE_CHECKING:
 #: ``count()``.
 ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 
+#: The value that a read returns if it was not done: Django must do it.
+UNREAD: Any = object()
+
 _LOADERS = "_sharded_orm_loaders"
 # The maximum number of loaders that a connection keeps.
 _MOST_LOADERS = 500
 # The part of the SQL that each further value of a list adds.
 _FURTHER = ", %s"
+
+
+class ReadCache(Protocol):
+    """Finds the results of queries of one shape in a cache."""
+
+    def is_current(self) -> bool:
+        """Whether the model is cached in the same way as when this object was made."""
+
+    def read(
+        self,
+        queryset: Any,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        query_database: Callable[[], Any],
+    ) -> Any:
+        """Return the result of a read. Return :data:`UNREAD` if the cache must not be used now.
+
+        :param values: one value for each condition, prepared by the condition's field.
+        :param query_database: returns rows as the driver returns them, or for :data:`EXISTS` and
+            :data:`COUNT` the value. Called if the result is not in the cache.
+        """
+
+    def prepare(
+        self,
+        queryset: Any,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        query_database: Callable[[], Any],
+    ) -> Any:
+        """Prepare :meth:`read`, for a caller that looks up several reads together.
+
+        Return None if the cache must not be used now.
+        """
 
 
 class Plan:
@@ -50,12 +92,14 @@ class Plan:
         position of the condition.
     :param names: the attnames of the selected fields; None for all fields of the model.
     :param joined: makes the instances of ``select_related()``; None if the rows are of one table.
+    :param declarations: the declarations from which the SQL was made.
     :param connection: a connection whose class is that of all connections that may use the plan.
+    :param cache: finds the results in a cache; None if these queries are never cached.
     """
 
     __slots__ = (
-        "_bounds", "_conditions", "_constants", "_joined", "_list_end", "_meta", "_names", "_order",
-        "_selection", "_single", "backend", "model", "sql", "tables",
+        "_backend", "_checks", "_conditions", "_constants", "_declarations", "_joined", "_list_end",
+        "_names", "_selection", "_single", "cache", "model", "sql", "tables",
     )  # fmt: skip
 
     def __init__(
@@ -67,73 +111,90 @@ class Plan:
         shape: Shape,
         names: tuple[str, ...] | None,
         joined: JoinedInstances | None,
+        declarations: Declarations,
         connection: Any,
+        cache: ReadCache | None = None,
     ) -> None:
         self.sql = sql
+        self.cache = cache
         self.model = shape.model
-        #: The class of the connections on which the plan may be used.
-        self.backend = type(connection)
+        self._backend = type(connection)
         self._constants = constants
         self._list_end = list_end
         self._selection = shape.selection
         self._names = names
         self._joined = joined
-        self._meta = shape.model._meta
-        # Keep a copy of the list, so that parameters() notices if Meta.ordering was changed in place.
-        self._order = list(self._meta.ordering)
         #: The tables that the SQL reads, first that of the model.
-        self.tables = (self._meta.db_table,) if joined is None else joined.tables
+        self.tables = (shape.model._meta.db_table,) if joined is None else joined.tables
+        self._declarations = declarations
+        # For each condition: the type of values that are sent as they are, if there is one.
         self._conditions = [
-            (
-                part.field,
-                part.target,
-                part.lookup,
-                part.field.get_lookups()[part.lookup],
-                part.form,
-                fixed.get(position, ()),
-            )
+            (part.target, part.form, fixed.get(position, ()), _unchanged_type(part, connection))
             for position, part in enumerate(shape.conditions)
         ]
-        self._bounds = [_bounds(part.target, connection) for part in shape.conditions]
+        checks = [
+            (position, part.form, _bounds(part.target, connection))
+            for position, part in enumerate(shape.conditions)
+            if part.form is not ValueForm.FIXED
+        ]
+        self._checks = [
+            check for check in checks if check[1] is ValueForm.LIST or check[2] is not None
+        ]
         # The number of parameters if a list has one value.
         self._single = len(constants) + sum(
             len(fixed[position]) if part.form is ValueForm.FIXED else 1
             for position, part in enumerate(shape.conditions)
         )
 
-    def parameters(self, values: Sequence[Any], connection: Any) -> list[Any] | None:
-        """Return the parameters of the SQL for ``values``, as Django's lookups make them.
+    def fits(self, connection: Any) -> bool:
+        """Whether the plan may be used on ``connection``.
 
-        Return None if the plan cannot be used. This is so if a number is too large for its column,
-        because the SQL would differ, or if the model or a field was changed
-        since the plan was made.
+        If not, it was made for other connections, or a model, a field or the cache was changed since.
+        """
+        return (
+            type(connection) is self._backend
+            and self._declarations.are_current()
+            and (self.cache is None or self.cache.is_current())
+        )
+
+    def accepts(self, values: Sequence[Any]) -> bool:
+        """Whether the plan can be used for these values.
+
+        False if a number is too large for its column, because the SQL would differ.
 
         :param values: one value for each condition, prepared by the condition's field.
         """
-        if self._meta.db_table != self.tables[0] or list(self._meta.ordering) != self._order:
-            return None
-        parameters = [*self._constants]
-        for (field, target, name, lookup, form, fixed), bounds, value in zip(
-            self._conditions, self._bounds, values, strict=True
-        ):
-            if field.get_lookups().get(name) is not lookup:
-                return None
-            if form is ValueForm.FIXED:
-                parameters += fixed
-                continue
+        for position, form, bounds in self._checks:
+            value = values[position]
             if form is ValueForm.LIST:
                 if None in value:
-                    return None
+                    return False
                 if bounds is not None and not bounds[0] <= min(value) <= max(value) <= bounds[1]:
-                    return None
+                    return False
+            elif bounds is not None and not bounds[0] <= value <= bounds[1]:
+                return False
+        return True
+
+    def parameters(self, values: Sequence[Any], connection: Any) -> list[Any] | None:
+        """Return the parameters of the SQL for ``values``, as Django's lookups make them.
+
+        Return None if the plan does not accept the values, see :meth:`accepts`.
+        """
+        if not self.accepts(values):
+            return None
+        parameters = [*self._constants]
+        for (target, form, fixed, unchanged), value in zip(self._conditions, values, strict=True):
+            if form is ValueForm.FIXED:
+                parameters += fixed
+            elif form is ValueForm.LIST:
                 parameters += [
                     target.get_db_prep_value(item, connection, prepared=True) for item in value
                 ]
-                continue
-            if bounds is not None and not bounds[0] <= value <= bounds[1]:
-                return None
-            # As FieldGetDbPrepValueMixin.get_db_prep_lookup().
-            parameters.append(target.get_db_prep_value(value, connection, prepared=True))
+            elif type(value) is unchanged:
+                parameters.append(value)
+            else:
+                # As FieldGetDbPrepValueMixin.get_db_prep_lookup().
+                parameters.append(target.get_db_prep_value(value, connection, prepared=True))
         return parameters
 
     def statement(
@@ -146,6 +207,77 @@ class Plan:
         # As SQLCompiler.as_sql().
         return sql if limits is None else f"{sql} {connection.ops.limit_offset_sql(*limits)}"
 
+    def read(
+        self,
+        kind: str,
+        queryset: Any,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        check: Callable[[], None] | None = None,
+    ) -> Any:
+        """Return the rows as a list, or for :data:`EXISTS` or :data:`COUNT` the value.
+
+        Return :data:`UNREAD` if the plan cannot be used for these values. Call this only if the plan
+        :meth:`fits` the connection. The result is read through the cache, if the plan has one.
+        Sends at most one query.
+
+        :param kind: the kind of read for which the plan was made.
+        :param queryset: the queryset for which the instances are made.
+        :param values: one value for each condition, prepared by the condition's field.
+        :param limits: the slice as two row numbers, counted from 0: its first row, and the row
+            after its last row.
+        :param check: called before a query is sent.
+        """
+        if not self.accepts(values):
+            return UNREAD
+        is_value = kind in (EXISTS, COUNT)
+        query_database = partial(self._query, values, limits, connection, check, is_value=is_value)
+        if self.cache is not None:
+            result = self.cache.read(queryset, values, limits, connection, query_database)
+            if result is not UNREAD:
+                return result
+        result = query_database()
+        return result if is_value else self._results(result, connection, queryset)
+
+    def prepare(
+        self,
+        queryset: Any,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        check: Callable[[], None] | None = None,
+    ) -> Any:
+        """Prepare a read of rows through the cache. Sends nothing.
+
+        Return None if the cache is not used, and :data:`UNREAD` if the plan cannot be used for these
+        values. The arguments are those of :meth:`read`.
+        """
+        if not self.accepts(values):
+            return UNREAD
+        if self.cache is None:
+            return None
+        query = partial(self._query, values, limits, connection, check, is_value=False)
+        return self.cache.prepare(queryset, values, limits, connection, query)
+
+    def _query(
+        self,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        check: Callable[[], None] | None,
+        *,
+        is_value: bool,
+    ) -> Any:
+        """Send one query, and return its rows as the driver returns them, or its value."""
+        if check is not None:
+            check()
+        parameters = self.parameters(values, connection)
+        assert parameters is not None
+        if is_value:
+            return self.scalar(parameters, connection, limits)
+        return self._fetch(parameters, connection, limits)
+
     def rows(
         self,
         parameters: list[Any],
@@ -156,12 +288,19 @@ class Plan:
         """Send one query and return the results of its rows: instances, or plain values.
 
         :param queryset: the queryset for which the instances are made.
-        :param limits: the slice as two row numbers, counted from 0: its first row, and the row
-            after its last row.
+        :param limits: the slice, as for :meth:`read`.
         """
+        return self._results(self._fetch(parameters, connection, limits), connection, queryset)
+
+    def _fetch(
+        self, parameters: list[Any], connection: Any, limits: tuple[int, int | None] | None
+    ) -> Sequence[Row]:
         with connection.cursor() as cursor:
             cursor.execute(self.statement(parameters, limits, connection), tuple(parameters))
-            rows = cursor.fetchall()
+            rows: Sequence[Row] = cursor.fetchall()
+        return rows
+
+    def _results(self, rows: Sequence[Row], connection: Any, queryset: Any) -> list[Any]:
         if not rows:
             return []
         loader = loader_of(self.model, connection, self._names, self._joined)
@@ -185,6 +324,13 @@ class Plan:
             cursor.execute(self.statement(parameters, limits, connection), tuple(parameters))
             row = cursor.fetchone()
         return None if row is None else row[0]
+
+
+def _unchanged_type(part: Any, connection: Any) -> type | None:
+    """Return the type of those values of a condition that Django sends as they are; None if unknown."""
+    return next(
+        (kind for kind in (int, str) if is_sent_unchanged(part.target, kind, connection)), None
+    )
 
 
 def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
@@ -235,7 +381,7 @@ def loader_of(
     loaders = connection.__dict__.setdefault(_LOADERS, {})
     key = model, names, joined, settings.USE_TZ
     loader: InstanceLoader | None = loaders.get(key)
-    if loader is None:
+    if loader is None or not loader.knows_all_fields():
         if len(loaders) >= _MOST_LOADERS:
             loaders.clear()
         columns = None if joined is None else joined.columns
@@ -244,7 +390,12 @@ def loader_of(
 
 
 def compile_plan(
-    kind: str, shape: Shape, examples: Sequence[tuple[Query, Recording]], connection: Any
+    kind: str,
+    shape: Shape,
+    examples: Sequence[tuple[Query, Recording]],
+    declarations: Declarations,
+    connection: Any,
+    cache: ReadCache | None = None,
 ) -> Plan | None:
     """Compile the plan of the queries of ``shape``, to be used again with other values. Sends nothing.
 
@@ -255,6 +406,8 @@ def compile_plan(
     :param examples: queries without limits, and the recorded calls that have built them. No two of
         the values in a query are equal. If a condition compares with a list, there are several
         examples: lists of one value, of two, and so on. The queries are changed.
+    :param declarations: the declarations of the models before the examples were made.
+    :param cache: finds the results in a cache; None if these queries are never cached.
     """
     if not all(is_plain_query(query) for query, _ in examples):
         return None
@@ -277,7 +430,9 @@ def compile_plan(
     # One parameter of exists() is constant: the 1 in SELECT 1.
     constants = tuple(parameters[:1]) if kind == EXISTS else ()
     fixed = fixed_parameters(shape, examples[0][1].values, compilers[0])
-    plan = Plan(sql, list_end, constants, fixed, shape, names, joined, connection)
+    plan = Plan(
+        sql, list_end, constants, fixed, shape, names, joined, declarations, connection, cache
+    )
     for (_, recording), (sql, parameters) in zip(examples, statements, strict=True):
         expected = plan.parameters(recording.values, connection)
         if expected is None or list(parameters) != expected:

@@ -6,16 +6,19 @@ values. A value of the type ``NoneType`` is a NULL.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import connections
 from django.db.models import Manager
 
 from sharded_orm import runtime
+from sharded_orm.backends.write_hooks import compiled_update
+from sharded_orm.backends.write_hooks.followers import is_followed
 from sharded_orm.models.plans.conditions import ValueForm, condition_of
-from sharded_orm.models.plans.shapes import Recording, Shape, logger
+from sharded_orm.models.plans.declarations import Declarations
+from sharded_orm.models.plans.shapes import Recording, Shape, plan_of
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
 from sharded_orm.models.sharding.options import ShardOptions
 
@@ -23,9 +26,9 @@ from sharded_orm.models.sharding.options import ShardOptions
 MAX_SAVES = 200
 
 _SEEN: Any = object()
-#: The plans of save(), by model and shape: the names of the fields to be saved, the types of the
-#: conditions' values, and those of the new values. A shape that was saved once has the value ``_SEEN``.
-#: None means that Django compiles each save of the shape.
+#: The plans of save(), by model and shape. A shape consists of the names of the fields to be saved, the
+#: types of the conditions' values, and the types of the new values. A plan is made at the second save of a
+#: shape; after the first save, ``_SEEN`` stands in its place. None means that Django compiles each save.
 _saves: dict[Any, dict[tuple[Any, ...], Any]] = {}
 
 
@@ -34,13 +37,16 @@ class SavedTable:
 
     Django makes a queryset of the base manager for each save. A planned save does not need it, so it is
     made only if something is done with it.
+
+    :param is_row_missing: whether the UPDATE was sent already, and found no row.
     """
 
-    __slots__ = ("_manager", "_meta")
+    __slots__ = ("_manager", "_meta", "is_row_missing")
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, is_row_missing: bool) -> None:
         self._meta = model._meta
         self._manager = model._base_manager
+        self.is_row_missing = is_row_missing
 
     @property
     def _base_manager(self) -> SavedTable:
@@ -52,19 +58,22 @@ class SavedTable:
         return self._manager
 
     def using(self, alias: str) -> SavedRows:
-        return SavedRows(self._manager, alias)
+        return SavedRows(self._manager, alias, is_row_missing=self.is_row_missing)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
 
 
 class SavedRows:
-    """All rows of a table, as the queryset ``manager.using(alias)``, which is made when it is used."""
+    """All rows of a table, as the queryset ``manager.using(alias)``, which is made when it is used.
 
-    __slots__ = ("alias", "manager")
+    :param is_row_missing: whether the UPDATE of the saved row was sent already, and found no row.
+    """
 
-    def __init__(self, manager: Any, alias: str) -> None:
-        self.manager, self.alias = manager, alias
+    __slots__ = ("alias", "is_row_missing", "manager")
+
+    def __init__(self, manager: Any, alias: str, *, is_row_missing: bool = False) -> None:
+        self.manager, self.alias, self.is_row_missing = manager, alias, is_row_missing
 
     @property
     def model(self) -> Any:
@@ -74,9 +83,32 @@ class SavedRows:
         return getattr(self.manager.using(self.alias), name)
 
 
+class SavedFields(NamedTuple):
+    """The fields that the saves of a model write, if their names are the same.
+
+    :param declared: the fields of the model, as Django lists them. It makes a new list if one is added.
+    :param attnames: the attnames of these fields.
+    :param pk: the attname of the primary key.
+    :param key: the attname of the shard key.
+    :param written: the fields that are written, in the order of the SQL.
+    """
+
+    declared: Any
+    attnames: frozenset[str]
+    pk: str
+    key: str
+    written: Sequence[Any]
+
+
+#: The fields of saves, by model and the names of the fields to be saved. None means that Django must
+#: find out what is saved.
+_fields: dict[Any, dict[frozenset[str] | None, SavedFields | None]] = {}
+
+
 def forget() -> None:
     """Drop all plans of saves, because the settings have changed."""
     _saves.clear()
+    _fields.clear()
 
 
 runtime.on_reset(forget)
@@ -102,9 +134,135 @@ def save_row(
     :param new_values: triples of a field, None, and the field's new value.
     :param names: the names of the fields to be saved; None for all fields.
     """
+    assert options.key is not None
+    plan = plan_of_save(options, rows, {options.key.attname: key, "pk": pk}, new_values, names)
+    if plan is None:
+        return None
+    values = [key, plan.conditions[1].target.get_prep_value(pk)]
+    connection = connections[rows.alias]
+    changed = plan.execute([value for _, _, value in new_values], values, connection)
+    return None if changed is None else changed > 0
+
+
+def save_loaded_row(
+    options: ShardOptions, model: Any, row: Any, alias: str, names: frozenset[str] | None
+) -> bool | None:
+    """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
+
+    Does what ``Model._save_table()`` and ``_do_update()`` do before the UPDATE. Return None, without
+    sending anything, if Django must save the row; it then calls ``pre_save()`` of the fields once more.
+
+    :param model: the model whose table is written. It is not cached.
+    :param alias: the shard of the row.
+    :param names: the names of the fields to be saved; None for all fields.
+    """
+    plans, key = _saves.get(options.model), options.key
+    if not plans or key is None or not (names is None or type(names) is frozenset):
+        return None
+    saved = _saved_fields(options, model, names)
+    attributes = row.__dict__
+    if (
+        saved is None
+        or type(model._base_manager) is not Manager
+        # pre_save() of the other fields would load theirs first, if they are deferred, too.
+        or key.attname not in attributes
+    ):
+        return None
+    new_values = [field.pre_save(row, False) for field in saved.written]
+    key_value, pk = attributes.get(key.attname), attributes.get(saved.pk)
+    if key_value is None or pk is None:
+        return None
+    key_value = key.get_prep_value(key_value)
+    plan = plans.get((2, names, type(key_value), type(pk), *map(type, new_values)))
+    if plan is None or plan is _SEEN:
+        return None
+    connection: Any = connections[alias]
+    if not plan.fits(connection):
+        return None
+    if is_followed(model, on_shard=getattr(connection, "shard", None) is not None):
+        return None
+    values = [key_value, plan.conditions[1].target.get_prep_value(pk)]
+    bound = plan.bind(new_values, values, connection)
+    return None if bound is None else compiled_update.send(connection, *bound) > 0
+
+
+def known_fields(model: Any, names: frozenset[str] | None) -> SavedFields | None:
+    """Return the fields of a save that Django has done before; None if they are not known.
+
+    :param names: the names of the fields to be saved; None for all fields.
+    """
+    saved = _fields.get(model, {}).get(names)
+    return saved if saved is not None and saved.declared is model._meta.concrete_fields else None
+
+
+def _saved_fields(
+    options: ShardOptions, model: Any, names: frozenset[str] | None
+) -> SavedFields | None:
+    by_names = _fields.setdefault(model, {})
+    try:
+        saved = by_names[names]
+    except KeyError:
+        saved = None
+    else:
+        if saved is None or saved.declared is model._meta.concrete_fields:
+            return saved
+    if saved is not None or len(by_names) < MAX_SAVES:
+        saved = by_names[names] = _find_saved_fields(options, model, names)
+    return saved
+
+
+def _find_saved_fields(
+    options: ShardOptions, model: Any, names: frozenset[str] | None
+) -> SavedFields | None:
+    meta, key = model._meta, options.key
+    declared, pk_fields = meta.concrete_fields, meta.pk_fields
+    fields = [
+        field
+        for field in meta.local_concrete_fields
+        if field not in pk_fields
+        and (not names or field.name in names or field.attname in names)
+        and field is not key
+    ]
+    if (
+        key is None
+        or meta.apps is not apps
+        or meta.parents
+        or len(pk_fields) != 1
+        or key not in meta.local_concrete_fields
+        or options.key_has_pre_save
+        # Since Django 6.0, an UPDATE returns the values of generated fields.
+        or any(field.generated for field in meta.local_concrete_fields)
+        or not fields
+        # Django's own methods may be called twice: they set the time again, or have stored the file.
+        or not all(
+            type(field).pre_save.__module__.startswith("django.db.models.fields")
+            for field in fields
+        )
+    ):
+        return None
+    attnames = frozenset(field.attname for field in declared)
+    return SavedFields(declared, attnames, meta.pk.attname, key.attname, fields)
+
+
+def plan_of_save(
+    options: ShardOptions,
+    rows: SavedRows,
+    conditions: Mapping[str, Any],
+    new_values: Sequence[tuple[Any, Any, Any]],
+    names: frozenset[str] | None,
+) -> UpdatePlan | None:
+    """Return the plan of an UPDATE of one row; None if Django must update the row.
+
+    The arguments are those of :func:`save_row`, except:
+
+    :param conditions: what the row must have, by name. The first condition is that on the shard key,
+        whose value is prepared by its field; the second one is that on the primary key.
+    """
     if names is not None and type(names) is not frozenset:
         return None
-    shape = (names, type(key), type(pk), *[type(value) for _, _, value in new_values])
+    shape = (
+        len(conditions), names, *map(type, conditions.values()), *[type(value) for _, _, value in new_values],
+    )  # fmt: skip
     plans = _saves.get(options.model)
     plan = None if plans is None else plans.get(shape)
     if plan is None:
@@ -113,18 +271,17 @@ def save_row(
     if type(rows.manager) is not Manager:
         return None  # A base manager of the project may add conditions.
     connection: Any = connections[rows.alias]
-    if plan is _SEEN:
-        _learn_save(options, rows, (key, pk), new_values, shape, connection)
+    if plan is _SEEN or not plan.fits(connection):
+        _learn_save(options, rows, conditions, new_values, shape, connection)
         return None
-    values = [key, plan.conditions[1].target.get_prep_value(pk)]
-    changed: int | None = plan.execute([value for _, _, value in new_values], values, connection)
-    return None if changed is None else changed > 0
+    known: UpdatePlan = plan
+    return known
 
 
 def _see(model: Any, shape: tuple[Any, ...]) -> None:
     # Do not store a model of other apps, such as a historical one: it must be possible to
     # garbage-collect it.
-    if model._meta.apps is not apps or not PLAIN_TYPES.issuperset(shape[1:]):
+    if model._meta.apps is not apps or not PLAIN_TYPES.issuperset(shape[2:]):
         return
     plans = _saves.setdefault(model, {})
     if shape not in plans and len(plans) < MAX_SAVES:
@@ -134,51 +291,42 @@ def _see(model: Any, shape: tuple[Any, ...]) -> None:
 def _learn_save(
     options: ShardOptions,
     rows: SavedRows,
-    values: tuple[Any, Any],
+    conditions: Mapping[str, Any],
     new_values: Sequence[tuple[Any, Any, Any]],
     shape: tuple[Any, ...],
     connection: Any,
 ) -> None:
-    """Make the plan of a save, which Django will do this time.
-
-    :param values: the values of the shard key and of the primary key.
-    """
-    plan: UpdatePlan | None = None
-    try:
-        plan = _plan_of_example(options, rows, values, new_values, connection)
-    except Exception:
-        # A field refuses a value. Django will raise the same error now, so ignore it here.
-        logger.debug("save() of %s has no plan", options.model.__name__, exc_info=True)
-    logger.debug(
-        "save() of %s with %s: %s", options.model.__name__, shape,
-        "left to Django" if plan is None else "planned",
-    )  # fmt: skip
+    """Make the plan of a save, which Django will do this time."""
+    plan = plan_of(
+        f"save() of {options.model.__name__} with {shape}",
+        lambda: _plan_of_example(options, rows, conditions, new_values, connection),
+    )
     _saves.setdefault(options.model, {})[shape] = plan
 
 
 def _plan_of_example(
     options: ShardOptions,
     rows: SavedRows,
-    values: tuple[Any, Any],
+    values: Mapping[str, Any],
     new_values: Sequence[tuple[Any, Any, Any]],
     connection: Any,
 ) -> UpdatePlan | None:
-    assert options.key is not None
-    names = (options.key.attname, "pk")
+    names = tuple(values)
     conditions, examples = [], []
-    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+    for number, (name, value) in enumerate(values.items()):
         part = condition_of(rows.model, options, name, value, is_excluded=False)
-        if part is None or part.form is not ValueForm.VALUE:
+        if part is None or not (part.form is ValueForm.VALUE or value is None):
             return None
         conditions.append(part)
         examples.append(part.example(part.prepared(value), number, 1))
     if None in examples:
         return None
-    matching = rows.manager.using(rows.alias)
-    for name, example in zip(names, examples, strict=True):
-        matching = matching.filter(**{name: example})
     shape = Shape(rows.model, options, names, tuple(conditions))
+    declarations = Declarations(shape)
+    matching = rows.manager.using(rows.alias)
+    for name, part, example in zip(names, conditions, examples, strict=True):
+        value = None if part.form is ValueForm.FIXED else example
+        matching = matching.filter(**{name: value})
     pairs = [(field, value) for field, _, value in new_values]
-    return compile_update(
-        shape, [(matching.query, Recording(shape, (), tuple(examples)))], pairs, connection
-    )
+    example = matching.query, Recording(shape, (), tuple(examples))
+    return compile_update(shape, [example], pairs, declarations, connection)

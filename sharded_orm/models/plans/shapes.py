@@ -7,20 +7,35 @@ Django compiles all queries of a shape to the same SQL, so the SQL is kept with 
 The shape of a queryset is recorded only if all of these rules hold. Other querysets are left to
 Django:
 
-- Each condition is one that :mod:`sharded_orm.models.plans.conditions` knows. The conditions are
-  joined by AND, or are those of ``exclude()``. At most one compares with a list.
-- At most one condition is an equality that determines the shard.
+- Each condition is one that :mod:`sharded_orm.models.plans.conditions` knows. At most one compares with a
+  list.
+- At most one condition is an equality that determines the shard. It may be repeated with the same value.
+  It is joined to the others by AND. No condition below OR or NOT, and none of ``exclude()``, is about the
+  shard key.
 - The query selects and is ordered by columns of the model's own table.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.db.models import Q
 
-from sharded_orm.models.plans.conditions import Condition, ValueForm, condition_of, kind_of
+from sharded_orm.models.plans.condition_trees import (
+    ConditionTree,
+    demanded_conditions,
+    with_values,
+)
+from sharded_orm.models.plans.conditions import (
+    Condition,
+    ValueForm,
+    condition_of,
+    example_number,
+    kind_of,
+    with_repeated_key,
+)
 from sharded_orm.models.plans.plan import Plan
 from sharded_orm.models.plans.selection import EVERYTHING, Selection
 from sharded_orm.models.sharding.options import ShardOptions
@@ -28,6 +43,8 @@ from sharded_orm.models.sharding.query import own_columns
 
 if TYPE_CHECKING:
     from sharded_orm.models.plans.updates import UpdatePlan
+
+P = TypeVar("P")
 
 logger = logging.getLogger("sharded_orm.plans")
 
@@ -63,6 +80,7 @@ class Shape:
         "options",
         "ordering",
         "plans",
+        "repeats_key",
         "seen",
         "selection",
         "shard_at",
@@ -88,6 +106,7 @@ class Shape:
         #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
         self.has_list = any(part.form is ValueForm.LIST for part in conditions)
+        self.repeats_key = any(part.repeats is not None for part in conditions)
         self.excludes = any(part.is_excluded for part in conditions)
         #: Whether the values of the last call may be changed by their owner later, or are not
         #: prepared by their field.
@@ -127,7 +146,7 @@ class Recording(NamedTuple):
 
     :param shape: the shape of the calls.
     :param filters: for each call of ``filter()`` and ``exclude()``, whether it was ``exclude()``,
-        and its keyword arguments.
+        and its keyword arguments. If it had others, all of them as one ``Q``.
     :param values: the values of the shape's conditions, each prepared by its field.
     :param limits: the slice as two row numbers, counted from 0: its first row, and the row after
         its last row. None if the queryset was not sliced.
@@ -136,7 +155,7 @@ class Recording(NamedTuple):
     """
 
     shape: Shape
-    filters: tuple[tuple[bool, dict[str, Any]], ...] = ()
+    filters: tuple[tuple[bool, dict[str, Any] | Q], ...] = ()
     values: tuple[Any, ...] = ()
     limits: tuple[int, int | None] | None = None
     instances: tuple[Any, ...] = ()
@@ -162,25 +181,66 @@ class Recording(NamedTuple):
                 (*self.values, *prepared),
                 self.limits,
                 self.instances,
-            )
-        frozen, values, instances = {}, [], self.instances
-        for name, part in new:
-            value = named[name]
-            if part.takes_instance and value.pk is None:
-                return None  # Django raises an error for an instance that is not saved.
-            frozen[name] = part.frozen(value)
-            if part.names_instance:
-                instances = (*instances, frozen[name])
-            values.append(part.prepared(frozen[name]))
-            if part.takes_instance and values[-1] is None:
-                return None
+            )._with_one_key()
+        frozen = self._frozen(child, [(name, named[name]) for name in child.names])
+        if frozen is None:
+            return None
+        values, prepared, instances = frozen
+        named = dict(zip(child.names, values, strict=True))
         return Recording(
             child,
-            (*self.filters, (excluded, frozen)),
-            (*self.values, *values),
+            (*self.filters, (excluded, named)),
+            (*self.values, *prepared),
             self.limits,
             instances,
-        )
+        )._with_one_key()
+
+    def _with_one_key(self) -> Recording | None:
+        """Return this recording; None if it has two conditions on the shard key with other values."""
+        if self.shape.repeats_key:
+            for part, value in zip(self.shape.conditions, self.values, strict=True):
+                if part.repeats is not None and value != self.values[part.repeats]:
+                    return None
+        return self
+
+    def filtered_by_tree(self, tree: ConditionTree, *, excluded: bool = False) -> Recording | None:
+        """Return a new recording as :meth:`filtered`, for a call with ``Q`` objects."""
+        child = self.shape.children.get((excluded, tree.shape))
+        frozen = None if child is None else self._frozen(child, tree.leaves)
+        if child is None or frozen is None:
+            return None
+        values, prepared, instances = frozen
+        given = iter(values)
+        root = with_values(tree.root, lambda _: next(given))
+        return Recording(
+            child,
+            (*self.filters, (excluded, root)),
+            (*self.values, *prepared),
+            self.limits,
+            instances,
+        )._with_one_key()
+
+    def _frozen(
+        self, child: Shape, named: Sequence[tuple[str, Any]]
+    ) -> tuple[list[Any], list[Any], tuple[Any, ...]] | None:
+        """Return the values of one more call: as they are now, and prepared; and all instances.
+
+        Return None if Django must handle the call.
+
+        :param child: the shape after the call.
+        :param named: the names and values of its conditions.
+        """
+        values, prepared, instances = [], [], self.instances
+        for part, (_, value) in zip(child.conditions[len(self.values) :], named, strict=True):
+            if part.takes_instance and value.pk is None:
+                return None  # Django raises an error for an instance that is not saved.
+            values.append(part.frozen(value))
+            if part.names_instance:
+                instances = (*instances, values[-1])
+            prepared.append(part.prepared(values[-1]))
+            if part.takes_instance and prepared[-1] is None:
+                return None
+        return values, prepared, instances
 
     def still_holds(self, named: dict[str, Any]) -> bool:
         """Whether the last call, ``filter(**named)``, would record the same values now."""
@@ -195,20 +255,45 @@ class Recording(NamedTuple):
 
         :returns: False if the shape was known already.
         """
-        shape, call = self.shape, _filter_call(named, excluded)
+        names = tuple(sorted(named))  # As Q() sorts them.
+        return self._learn(
+            _filter_call(named, excluded), [(name, named[name], excluded) for name in names]
+        )
+
+    def learn_tree(self, tree: ConditionTree, *, excluded: bool = False) -> bool:
+        """Record a shape as :meth:`learn_filter`, for a call with ``Q`` objects."""
+        demanded = tree.is_demanded()
+        return self._learn(
+            (excluded, tree.shape),
+            [
+                # For the shard, a condition that rows need not meet is like one of exclude().
+                (name, value, excluded or not is_demanded)
+                for (name, value), is_demanded in zip(tree.leaves, demanded, strict=True)
+            ],
+        )
+
+    def _learn(self, call: tuple[Any, ...], named: Sequence[tuple[str, Any, bool]]) -> bool:
+        """Record the shape after ``call``.
+
+        :param named: the name and value of each condition, and whether it is one of ``exclude()``.
+        :returns: False if the shape was known already.
+        """
+        shape = self.shape
         if call in shape.children:
             return False
-        names = tuple(sorted(named))  # As Q() sorts them.
         new = [
-            condition_of(shape.model, shape.options, name, named[name], is_excluded=excluded)
-            for name in names
+            condition_of(shape.model, shape.options, name, value, is_excluded=is_excluded)
+            for name, value, is_excluded in named
         ]
-        conditions = (*shape.conditions, *(part for part in new if part is not None))
+        conditions = with_repeated_key(
+            (*shape.conditions, *(part for part in new if part is not None))
+        )
         is_plain = (
             None not in new
-            and sum(part.names_shard for part in conditions) < 2
+            and sum(part.names_shard and part.repeats is None for part in conditions) < 2
             and sum(part.form is ValueForm.LIST for part in conditions) < 2
         )
+        names = tuple(name for name, _, _ in named)
         longer = (names, conditions, shape.ordering, shape.selection)
         shape.keep(call, Shape(shape.model, shape.options, *longer) if is_plain else None)
         return True
@@ -252,37 +337,43 @@ class Recording(NamedTuple):
         """Return a copy of this recording without its slice, with made-up values that all differ.
 
         As no two values are equal, each parameter of the compiled SQL shows to which condition it
-        belongs. Return None if a prepared value has a type that is not among the known ones, because
-        the SQL may depend on such a value.
+        belongs. Only a condition that repeats another one has the same value. Return None if a
+        prepared value has a type that is not among the known ones, because the SQL may depend on such
+        a value.
 
         :param length: the number of values in a list.
         """
-        filters: list[tuple[bool, dict[str, Any]]] = []
-        values: list[Any] = []
-        for excluded, named in self.filters:
-            example = {}
-            for name in sorted(named):
-                position = len(values)
-                part = self.shape.conditions[position]
-                value = part.example(self.values[position], position * 10 + 1, length)
-                if value is None:
-                    return None
-                values.append(value)
-                example[name] = named[name] if part.form is ValueForm.FIXED else value
-            filters.append((excluded, example))
+        conditions, values = self.shape.conditions, list[Any]()
+
+        def made_up(given: Any) -> Any:
+            position = len(values)
+            part = conditions[position]
+            values.append(part.example(self.values[position], example_number(position), length))
+            return given if part.form is ValueForm.FIXED else values[-1]
+
+        filters: list[tuple[bool, dict[str, Any] | Q]] = []
+        for excluded, given in self.filters:
+            if isinstance(given, Q):
+                filters.append((excluded, with_values(given, made_up)))
+            else:
+                filters.append((excluded, {name: made_up(given[name]) for name in sorted(given)}))
+        if any(value is None for value in values):
+            return None
         return Recording(self.shape, tuple(filters), tuple(values))
 
     def replay(self, query: Any, *, excludes: bool = True, selects: bool = True) -> None:
         """Apply the recorded calls to ``query``, a new query of the model.
 
-        :param excludes: whether to apply the calls of ``exclude()``, too.
+        :param excludes: whether to apply the calls of ``exclude()``, too, and those parts of a ``Q``
+            that a matching row need not meet.
         :param selects: whether to select only what the recorded calls select.
         """
-        for excluded, named in self.filters:
-            if not excluded:
-                query.add_q(Q(**named))
-            elif excludes:
-                query.add_q(~Q(**named))
+        for excluded, given in self.filters:
+            condition = given if isinstance(given, Q) else Q(**given)
+            if excludes:
+                query.add_q(~condition if excluded else condition)
+            elif not excluded:
+                query.add_q(demanded_conditions(condition))
         if self.shape.ordering is not None:
             query.clear_ordering(force=True, clear_default=False)
             query.add_ordering(*self.shape.ordering)
@@ -290,6 +381,24 @@ class Recording(NamedTuple):
             self.shape.selection.apply(query)
         if self.limits is not None:
             query.set_limits(*self.limits)
+
+
+def plan_of(what: str, make: Callable[[], P | None]) -> P | None:
+    """Return the plan that ``make`` makes; None if Django must handle the statements. Log which.
+
+    Call this for a statement that Django has sent, or sends now.
+
+    :param what: the kind and the shape of the statements, for the log.
+    """
+    plan = None
+    try:
+        plan = make()
+    except Exception:
+        # A field or the backend refuses made-up values, or a value of the caller. If the latter, Django
+        # raises the same error. Otherwise its own statement succeeds. So ignore the error here.
+        logger.debug("%s has no plan", what, exc_info=True)
+    logger.debug("%s: %s", what, "left to Django" if plan is None else "planned")
+    return plan
 
 
 def _filter_call(named: dict[str, Any], excluded: bool) -> tuple[Any, ...]:

@@ -17,7 +17,9 @@ from django.db.models.fields.files import FieldFile, ImageFieldFile
 from django.db.models.sql import Query, UpdateQuery
 
 from sharded_orm.backends.write_hooks import compiled_update
+from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.plan import Plan, end_of_list, fixed_parameters, is_plain_query
+from sharded_orm.models.plans.prepared_values import is_sent_unchanged
 
 if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Recording, Shape
@@ -41,9 +43,10 @@ class UpdatePlan:
     :param fields: the fields that are written, in the order of the SQL.
     :param kinds: the type of each field's prepared value.
     :param omits_null: whether the SQL spells NULL, and has no parameter for it.
+    :param connection: a connection whose class is that of all connections that may use the plan.
     """
 
-    __slots__ = ("_fields", "_omits_null", "_where", "backend", "conditions")
+    __slots__ = ("_fields", "_omits_null", "_where", "conditions")
 
     def __init__(
         self,
@@ -53,34 +56,56 @@ class UpdatePlan:
         kinds: Sequence[type],
         *,
         omits_null: bool,
+        connection: Any,
     ) -> None:
         self._where = where
-        self._fields = tuple(zip(fields, kinds, strict=True))
+        # Each field, the type of its prepared value, and the type of those values that are sent as
+        # they are.
+        self._fields = [
+            (field, kind, kind if is_sent_unchanged(field, kind, connection) else None)
+            for field, kind in zip(fields, kinds, strict=True)
+        ]
         self._omits_null = omits_null
         self.conditions = shape.conditions
-        #: The class of the connections on which the plan may be used.
-        self.backend = where.backend
+
+    def fits(self, connection: Any) -> bool:
+        """Whether the plan may be used on ``connection``. See the plan of a read."""
+        return self._where.fits(connection)
 
     def execute(
         self, new_values: Sequence[Any], values: Sequence[Any], connection: Any
     ) -> int | None:
         """Send the UPDATE, and return the number of rows that matched.
 
-        Return None, without sending anything, if the plan cannot be used.
+        Return None, without sending anything, if the plan cannot be used for these values. Call
+        this only if the plan :meth:`fits` the connection.
 
         :param new_values: the values of the written fields, as they are on the instance.
         :param values: one value for each condition, prepared by the condition's field.
         """
-        if connection.__class__ is not self.backend:
+        if compiled_update.is_observed(connection, self._where.model):
             return None
+        bound = self.bind(new_values, values, connection)
+        return None if bound is None else compiled_update.send(connection, *bound)
+
+    def bind(
+        self, new_values: Sequence[Any], values: Sequence[Any], connection: Any
+    ) -> tuple[str, tuple[Any, ...]] | None:
+        """Check the write, and return its SQL and parameters. Return None if the plan cannot be used.
+
+        The arguments are those of :meth:`execute`, and :meth:`fits` must hold, too. The caller tells those
+        who observe the model.
+        """
         where = self._where
-        if compiled_update.is_observed(connection, where.model):
-            return None
         compiled_update.check_write(connection, where.tables[0])
         parameters = []
         # Prepare each value as the compiler of an UPDATE does.
-        for (field, kind), new_value in zip(self._fields, new_values, strict=True):
-            prepared = field.get_db_prep_save(new_value, connection=connection)
+        for (field, kind, unchanged), new_value in zip(self._fields, new_values, strict=True):
+            prepared = (
+                new_value
+                if type(new_value) is unchanged
+                else field.get_db_prep_save(new_value, connection=connection)
+            )
             if type(prepared) is not kind:
                 return None
             if prepared is not None or not self._omits_null:
@@ -89,13 +114,14 @@ class UpdatePlan:
         if conditions is None:
             return None
         sql = where.statement(conditions, None, connection)
-        return compiled_update.send(connection, sql, (*parameters, *conditions))
+        return sql, (*parameters, *conditions)
 
 
 def compile_update(
     shape: Shape,
     examples: Sequence[tuple[Query, Recording]],
     new_values: Sequence[tuple[Any, Any]],
+    declarations: Declarations,
     connection: Any,
 ) -> UpdatePlan | None:
     """Compile the plan of an UPDATE. Sends nothing.
@@ -106,6 +132,7 @@ def compile_update(
     :param examples: queries with these conditions, as for
         :func:`~sharded_orm.models.plans.plan.compile_plan`.
     :param new_values: pairs of a field and its new value, which is of one of :data:`PLAIN_TYPES`.
+    :param declarations: the declarations of the model before the examples were made.
     """
     fields = [field for field, _ in new_values]
     if any(map(has_placeholder, fields)):
@@ -124,11 +151,11 @@ def compile_update(
     statements = [compiler.as_sql() for compiler in compilers]
     fixed = fixed_parameters(shape, examples[0][1].values, compilers[0])
     list_end = end_of_list(shape, [sql for sql, _ in statements])
-    where = Plan(statements[0][0], list_end, (), fixed, shape, None, None, connection)
+    where = Plan(statements[0][0], list_end, (), fixed, shape, None, None, declarations, connection)
     prepared = [field.get_db_prep_save(value, connection=connection) for field, value in new_values]
     if any(hasattr(value, "as_sql") for value in prepared):
         return None
-    # Django before 6.1 spells NULL in the SQL.
+    # Django before 6.1 writes the word NULL into the SQL, and passes no parameter for it.
     without_null = [value for value in prepared if value is not None]
     for omits_null, of_fields in ((True, without_null), (False, prepared)):
         if all(
@@ -138,7 +165,9 @@ def compile_update(
             for (_, recording), (sql, parameters) in zip(examples, statements, strict=True)
         ):
             kinds = list(map(type, prepared))
-            return UpdatePlan(where, shape, fields, kinds, omits_null=omits_null)
+            return UpdatePlan(
+                where, shape, fields, kinds, omits_null=omits_null, connection=connection
+            )
     return None
 
 

@@ -43,16 +43,18 @@ class RoutedQuerySet(CachedQuerySet[M]):
     _scatters = False
     _partial = False
     _is_using_called = False
-    #: The alias on which the query runs at this moment, so that the query is not routed a second
-    #: time. None while it does not run.
+    #: The alias on which the query is running now; None if it is not running. It saves a second
+    #: look-up of the shards.
     _running_on: str | None = None
-    #: Whether the read that runs now may use a guessed shard: the shard on which a source of keys
-    #: (an object that looks up a row's shard key by another column) last saw the row. ``_guess`` is
-    #: the remembered key. See :mod:`sharded_orm.models.querysets.guesses`.
+    #: Whether the current read may use a guess: the shard key that the row had at an earlier
+    #: look-up, remembered by a source of keys (an object that looks up a row's shard key by another
+    #: column). ``_guess`` is the guess that the read has used. See
+    #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
-    #: The shard keys that the sources of keys (objects that look up a row's shard key by another
-    #: column) have just found for this query. Used once: a repeated read queries them again.
+    #: A function that returns the shard keys of the query's rows. The sources of keys (objects that
+    #: look up a row's shard key by another column) have just found these keys. The function is used
+    #: for one read only: if the read is repeated, the sources are queried again.
     _known_keys: KeysOfRows | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
     #: alias.
@@ -71,7 +73,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return options
 
     def _is_pinned(self) -> bool:
-        """Whether this queryset is bound to one shard by its alias. False for the group's alias."""
+        """Whether this queryset has the alias of a single database. False for the group's alias."""
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
@@ -107,9 +109,9 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def db(self) -> str:
         """The alias on which this query would run now: that of its only shard, or that of the group.
 
-        It is the group's alias if the query would run on several shards or on none. The group's
-        alias refuses SQL. So code that cannot handle several shards gets an error, and does not
-        silently miss rows.
+        If the query would run on several shards or on none, this is the group's alias, which
+        refuses SQL. So code that can only handle one database gets an error, instead of missing
+        rows silently.
         """
         if self._running_on is not None:
             return self._running_on
@@ -124,8 +126,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
     def _destination(self, *, ordered: bool = True) -> str | list[Target]:
         """Return where the query runs: an alias, or a list of shards with their queries.
 
-        It is an alias if Django's own code can run the query there. It is a list if the results of
-        several shards must be merged.
+        It is an alias if Django's own code can run the query on one database. Otherwise, the
+        results of several shards must be merged.
         """
         if self._is_pinned():
             if not self._is_pinned_by_using():
@@ -149,7 +151,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise CrossShardRelation if the query reads rows that may not be on the shard ``alias``."""
+        """Raise CrossShardRelation if the query reads rows that may be outside the shard ``alias``."""
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return
@@ -157,10 +159,9 @@ class RoutedQuerySet(CachedQuerySet[M]):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """Return a checker for the statements that run at ``destination``, see :class:`Colocation`.
+        """Return a :class:`Colocation`, which checks the statements that run at ``destination``.
 
-        The checker raises an error if a statement reads rows that may not be stored at
-        ``destination``.
+        It raises an error if a statement reads rows that may be stored on other shards.
 
         :param destination: the alias of a shard, or a list of shards, as :meth:`_destination`
             returns it.
@@ -179,7 +180,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return None if isinstance(destination, str) else destination
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``run``, a method of Django, while :attr:`db` is fixed to ``alias``.
+        """Call ``run``, a method of Django, while :attr:`db` always returns ``alias``.
 
         Each use of :attr:`db` in ``run`` then returns ``alias`` without routing the query again.
         """
@@ -269,7 +270,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
-            # Remove the routing hints of the first queryset, which may be wrong for the others.
+            # Remove the routing hints. They are those of the first queryset, and may be wrong for
+            # the others.
             combined._hints = {}
         return combined
 
@@ -280,7 +282,7 @@ class RoutedQuerySet(CachedQuerySet[M]):
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
             # The queryset ``other`` may come from a plain base manager of Django. Then it is not of
-            # this library's class, but it may still be bound to an alias.
+            # this library's class, but it may still have an alias.
             alias = getattr(other, "_db", None)
             is_pinned = alias not in (None, self._options.group)
             if (self._is_pinned() or is_pinned) and alias != self._db:

@@ -18,7 +18,7 @@ from django.db.models.query import EmptyQuerySet, ModelIterable
 from sharded_orm.exceptions import BoundKeyMismatch
 from sharded_orm.models.querysets.reads import ReadingQuerySet
 from sharded_orm.models.querysets.route import Route
-from sharded_orm.models.querysets.upserts import refuse_upserts_without_key
+from sharded_orm.models.querysets.update_conflicts import refuse_upserts_without_key
 from sharded_orm.models.querysets.writes import WritingQuerySet
 from sharded_orm.models.sharding.bound_key import (
     EXEMPT,
@@ -60,9 +60,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     The bound key is the shard key that a ``with bound()`` block or a request sets for its queries.
 
     A queryset remembers the key that was bound when the queryset was built; see
-    :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. Each method that sends a query
-    runs on a copy that has the condition on the key. So the queryset itself has no such condition,
-    and :meth:`scatter` can still make it a queryset for all keys.
+    :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. The condition on the key is not
+    in the queryset itself: each method that sends a query adds it to a copy and runs the copy. So
+    :meth:`scatter` can still turn the queryset into one for all keys.
     """
 
     #: Whether this queryset is a copy that has the condition on the bound key (set by bound()).
@@ -80,7 +80,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
         The bound key is the shard key that a ``with bound()`` block or a request has set.
 
-        :raises BoundKeyMismatch: the queryset was built while another key was bound than now.
+        :raises BoundKeyMismatch: the queryset was built while a key was bound that differs from the
+            present one.
         """
         if self._has_bound_key:
             return self
@@ -91,15 +92,15 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if key is not None:
             self._check_against(key)
         keyed = self._chain()
-        # Set _query instead of query, because Django's setter of ``query`` also changes the class
-        # of the rows.
+        # Set _query, because Django's setter of ``query`` would also set _iterable_class, so that
+        # values_list() would become values().
         keyed._query = keyed.query.with_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
         keyed._has_bound_key = True
         keyed._result_cache = self._result_cache
         return keyed
 
     def _check_against(self, key: BoundKey) -> None:
-        """Raise an error if this queryset has read rows of another key, or would read them.
+        """Raise an error if this queryset has read, or would read, rows without the key ``key``.
 
         :param key: the bound key, which a ``with bound()`` block or a request has set.
         """
@@ -109,9 +110,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if self._result_cache is None:
             return
         if query.bound_key is None and query.lacks(key):
-            # The rows were read before bound() set this key, so they may have other keys. If the
-            # rows are model instances, their keys can be checked. Other rows, such as those of
-            # values(), are refused.
+            # The rows were read before bound() set this key, so they may not have it. Check the
+            # keys of model instances. Refuse the results of values() and similar calls, because
+            # they may lack the key.
             if not issubclass(self._iterable_class, ModelIterable):
                 raise BoundKeyMismatch(
                     f"Values of {self.model.__name__} were read outside of the block, and may be of"
@@ -141,8 +142,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # Store the bound key (set by bound()) in this queryset, too, not only in its copy. The
-            # queryset keeps the rows that are read now, so it must not be usable under another key.
+            # This queryset keeps the rows that are read now. So store the bound key (set by
+            # bound()) in it, and not only in its copy. Then it raises an error if it is used while
+            # a different key is bound.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
@@ -186,14 +188,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return super(BoundKeyQuerySet, keyed).db
 
     def get(self, *args: Any, **kwargs: Any) -> M:
-        keyed = self._with_bound_key()
-        if keyed is not self and not args:
-            # Read a simple get() from the cache before the condition on the key is added. With this
-            # condition, the cache's shortcut for get() would not be used.
-            named = keyed._naming_bound_key(kwargs)
-            if (instance := self._get_by_key(named)) is not None:
-                return instance
-        return super(BoundKeyQuerySet, keyed).get(*args, **kwargs)
+        return super(BoundKeyQuerySet, self._with_bound_key()).get(*args, **kwargs)
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[M, bool]:
         keyed = self._with_bound_key()
@@ -210,11 +205,12 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def _naming_bound_key(
         self, lookup: dict[str, Any], *new_values: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """Return ``lookup`` with the bound key, which ``bound()`` has set, added to it.
+        """Return ``lookup`` with the bound key (set by ``bound()``) added.
 
         :param lookup: keyword arguments such as those of ``get()``.
         :param new_values: values of the row that is created or updated, such as ``defaults``.
-        :raises BoundKeyMismatch: one of the arguments has another key than the bound one.
+        :raises BoundKeyMismatch: one of the arguments contains a shard key that is not the bound
+            key.
         """
         query: Any = self.query
         bound_key: BoundKey | None = query.bound_key
@@ -250,10 +246,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     ) -> Any:
         """Run raw SQL on one shard, see :meth:`ReadingQuerySet.raw`.
 
-        The bound key, which ``bound()`` sets, cannot filter raw SQL. So it does not choose the
-        shard, either.
+        The bound key (set by ``bound()``) cannot filter raw SQL, so it does not choose the shard.
         """
-        self._with_bound_key()  # This call raises an error if the conditions contain another key.
+        self._with_bound_key()  # Raises an error if a condition contains a wrong key.
         return super().raw(raw_query, params, translations, using)
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[M]:
@@ -280,8 +275,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             refuse_other_key(obj)
             refuse_rows_given_by_id(obj, fields)
         keyed = self._with_bound_key()
-        # The keys of related rows have been checked above. Skip the check in update(): Django's
-        # bulk_update() passes expressions to it, in which keys cannot be checked.
+        # Skip the check of related rows' keys in update(), because they were checked above.
+        # Django's bulk_update() passes expressions to update(), and the check cannot look into
+        # them.
         with related_rows_checked():
             return super(BoundKeyQuerySet, keyed).bulk_update(objs, fields, batch_size)
 
@@ -339,7 +335,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
     def _refuse_part_of_other_key(self, other: Any) -> None:
         # The combined queryset has one bound key (set by bound()), so both querysets must have been
-        # built under this key.
+        # built while the same key was bound.
         if not isinstance(other, BoundKeyQuerySet) or other.model is not self.model:
             return
         if isinstance(self, EmptyQuerySet) or isinstance(other, EmptyQuerySet):
@@ -353,9 +349,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             )
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
-        # Combine copies of the querysets, because a copy has the condition on the bound key (set by
-        # bound()). Django would combine the queries of the querysets themselves, which may have
-        # been built before the key was bound.
+        # Combine copies of the querysets. A copy has the condition on the bound key (set by
+        # bound()), but a queryset that was built before bound() has none.
         if not is_any_bound():
             return super()._combinator_query(combinator, *others, **kwargs)
         copies = [
@@ -379,7 +374,7 @@ def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
 def _refuse_prefetches_of_one_key(rows: Any) -> None:
     """Raise :exc:`BoundKeyMismatch` if a prefetch of ``rows`` uses a queryset for one key only.
 
-    Such a prefetch would leave rows of other keys without related rows.
+    Rows with a different key would then seem to have no related rows.
 
     :param rows: a queryset for all keys.
     """

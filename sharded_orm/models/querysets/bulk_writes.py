@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,19 @@ from sharded_orm.models.fields.generated_id import (
     EmbeddedShardMixin,
     forget_shard_choice,
     generated_id_fields,
+    insert_with_ids,
 )
 from sharded_orm.models.moves.repetition import refuse_former_route, repeated
 from sharded_orm.models.plans.inserts import insert_row
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.route import colocation_on
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.current_shard import current_alias
-from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, describe
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.references import check_references
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_insert, check_update
 from sharded_orm.models.sharding.type_variables import M
@@ -56,8 +59,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         pending = objs
 
         def write() -> None:
-            # If a key moves, this function is called again. It then looks up the shard of each row
-            # again, because some keys may have moved, and leaves out rows that are stored already.
+            # If a key moves, this function is called once more. It then looks up the shards of
+            # those rows that are not stored yet.
             nonlocal pending
             for alias, rows in self._new_rows_by_alias(pending):
                 self.using(alias)._store(rows, *args, **kwargs)
@@ -109,16 +112,16 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         new = [obj for obj in objs if obj._state.adding]
         try:
             create = super().bulk_create
-            # Fix the alias. Otherwise the shard would be looked up for each row, because Django reads
-            # ``self.db`` once for each row.
+            # Django reads ``self.db`` once for each row. Inside _run_on(), this does not look up
+            # the shard each time.
             rows: list[Any] = (
                 self._run_on(str(self._db), create, objs, *args, **kwargs)
                 if objs
                 else create(objs, *args, **kwargs)
             )
         except BaseException:
-            # If one batch fails, the rows of the earlier batches are rolled back too. So remove the
-            # new ids from all objects, which are still new.
+            # If one batch fails, the rows of the earlier batches are rolled back too. So no object is
+            # stored: remove the new ids from all objects, and mark the objects as new again.
             for obj, attname in without_id:
                 setattr(obj, attname, None)
             for obj in new:
@@ -147,17 +150,9 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
                 objs, fields, returning, raw, using, **conflict
             )
 
-        model: Any = self.model
-        for field in generated_id_fields(model):
-            insert = partial(
-                field.insert_rows,
-                objs,
-                str(using),
-                insert=insert,
-                on_conflict=conflict.get("on_conflict"),
-                unique_fields=conflict.get("unique_fields"),
-            )
-        return insert(returning_fields or ())
+        return insert_with_ids(
+            self.model, objs, str(using), returning_fields or (), insert, **conflict
+        )
 
     def _fill_ids(self, objs: list[Any]) -> None:
         for field in self.model._meta.concrete_fields:
@@ -174,14 +169,13 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             key = self._options.key
             for obj in objs:
                 refuse_related_of_other_key(obj, fields)
-                # Skip a row whose key is None. A deferred key, which is not loaded, does not count
-                # as None.
+                # Skip a row whose key is None, but not a row whose key was deferred.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
-        # Check all rows before the first write. Django's own checks in bulk_update() run shard by
-        # shard, so some of them would come after a write on another shard.
+        # Check all rows before the first write. Django would check them shard by shard, and could
+        # raise an error after it has already written to one shard.
         if not all(obj._is_pk_set() for obj in objs):
             raise ValueError("All bulk_update() objects must have a primary key set.")
         columns = [self.model._meta.get_field(name) for name in fields]
@@ -196,9 +190,9 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
                     number = super(BulkWritingQuerySet, self.using(alias)).bulk_update(
                         rows, fields, batch_size
                     )
-                    # Raise an error before the commit if a key has moved, because the UPDATE may
-                    # have missed rows. Then nothing is committed, so a repetition updates no row
-                    # twice.
+                    # If a key has moved, the UPDATE may have missed rows. Then raise an error
+                    # before the commit. So nothing is committed on this shard, and a second attempt
+                    # updates no row twice.
                     refuse_former_route()
                 updated += number
                 done = set(map(id, rows))
@@ -220,7 +214,7 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         for obj in objs:
             alias = current_alias(self._options, obj)
             if alias is None or obj._state.adding:
-                shard = self._options.locate(obj)
+                shard = row_placement.locate(self._options, obj)
                 alias = shard.alias if shard is not None else None
             if alias is not None:
                 obj._refuse_other_shard(alias)
@@ -228,8 +222,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
                 refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            # Check that this shard has all rows that the filters of this queryset read, because the
-            # filters become part of the UPDATE on the shard.
+            # The filters of this queryset become a part of the UPDATE on the shard. Check that they
+            # read no rows of other shards.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sorted(by_shard.items())
@@ -257,8 +251,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 def refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
     """Raise :exc:`CrossShardRelation` if an instance in ``values`` is on another shard than ``alias``.
 
-    ``values`` are the values of a row that is to be stored on ``alias``. The row would refer to an
-    instance on another shard.
+    ``values`` are the values of a row that is to be stored on ``alias``, so the row must not refer to
+    an instance on another shard.
     """
     for value in values:
         value_alias = colocated_alias(options, value) if isinstance(value, Model) else None
@@ -278,8 +272,9 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
-        refuse_related_of_other_key(row)
-        refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
+        if related := row._state.fields_cache:
+            refuse_related_of_other_key(row)
+            refuse_rows_of_other_shards(options, related.values(), alias)
     check_insert(colocation_on(options, alias), rows)
     check_references(alias, rows)
 
@@ -290,14 +285,16 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     Each list keeps the order of ``objs``. If a key has no shard yet, a shard is assigned to the key
     and recorded in the directory, the table that stores the shard of each key.
     """
-    for obj in objs:
-        # Copy the primary keys of related rows into ``obj``: a related row may have been saved
-        # after it was assigned to ``obj``.
-        obj._prepare_related_fields_for_save(operation_name="bulk_create")
+    meta = options.model._meta
+    if any(field.is_relation for field in (*meta.concrete_fields, *meta.private_fields)):
+        for obj in objs:
+            # Copy the primary keys of related rows into ``obj``: a related row may have been saved
+            # after it was assigned to ``obj``.
+            obj._prepare_related_fields_for_save(operation_name="bulk_create")
     by_alias: dict[str, list[Any]] = {}
     if options.key is None:
         for obj in objs:
-            shard = options.place(obj)
+            shard = row_placement.place(options, obj)
             obj._refuse_other_shard(shard.alias)
             by_alias.setdefault(shard.alias, []).append(obj)
         return by_alias
@@ -314,11 +311,15 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
         value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
     }
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
-    numbers = options.place_keys(dict.fromkeys(keys.values()))
+    numbers = row_placement.place_keys(options, dict.fromkeys(keys.values()))
     group = runtime.group(options.group)
     aliases = {number: runtime.shard_in(group, number).alias for number in set(numbers.values())}
     for value, obj in zip(values, objs, strict=True):
         is_awaiting = id(obj) in awaiting
-        alias = options.place(obj).alias if is_awaiting else aliases[numbers[keys[value]]]
+        alias = (
+            row_placement.place(options, obj).alias
+            if is_awaiting
+            else aliases[numbers[keys[value]]]
+        )
         by_alias.setdefault(alias, []).append(obj)
     return by_alias

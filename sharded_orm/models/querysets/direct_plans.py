@@ -1,4 +1,4 @@
-"""Reads of models that are not sharded by plans: SQL that was compiled once for many queries."""
+"""Plans for models that are not sharded. A plan is SQL that is compiled once and used many times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from django.conf import settings
 from django.db import connections, models, router
 from django.db.models.sql import Query
 
-from sharded_orm.models.cached.cached_model import declares_cache
-from sharded_orm.models.plans.plan import GET, ROWS
+from sharded_orm.models.plans.plan import UNREAD
 from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.querysets.plan_examples import learn
 from sharded_orm.models.querysets.recorder import CallRecorder
@@ -25,10 +24,8 @@ class DirectPlanReader(CallRecorder[M]):
     """
 
     @classmethod
-    def _first_shape(cls, model: Any, *, is_uncached: bool) -> Shape | None:
-        if shard_options(model) is not None or declares_cache(model):
-            return None
-        return Shape(model, None)
+    def _first_shape(cls, model: Any) -> Shape | None:
+        return Shape(model, None) if shard_options(model) is None else None
 
     @classmethod
     def _new_query(cls, model: Any) -> Any:
@@ -50,26 +47,22 @@ class DirectPlanReader(CallRecorder[M]):
         if plan is None:
             return read_by_django()
         connection: Any = connections[alias]
-        if plan is _UNKNOWN or plan.backend is not type(connection):
+        if plan is _UNKNOWN or not plan.fits(connection):
             result = read_by_django()
             if kind in shape.seen:
                 learn(kind, key, recording, type(self), connection)
             shape.seen.add(kind)
             return result
-        parameters = plan.parameters(recording.values, connection)
-        if parameters is None:
-            return read_by_django()
-        if kind in (ROWS, GET):
-            return plan.rows(parameters, connection, self, limits)
-        return plan.scalar(parameters, connection, limits)
+        result = plan.read(kind, self, recording.values, limits, connection)
+        return read_by_django() if result is UNREAD else result
 
 
 _UNKNOWN: Any = object()
 
 
 def _are_plans_on() -> bool:
-    # Read the setting itself, because the checked settings need the topology, without which rows of
-    # other models can be read.
+    # Read Django's setting. The library's own settings object also reads the topology, but a model that
+    # is not sharded must be readable even if the topology is missing.
     setting = getattr(settings, "SHARDED_ORM", None)
     return not isinstance(setting, dict) or setting.get("READ_PLANS", True) is not False
 

@@ -1,10 +1,9 @@
-"""Reads a row at a guessed shard: the shard that a source of keys remembers for a value of the row.
+"""Reads a row by a guess: the shard key that a source of keys remembers for a value of the row.
 
-A source of keys is an object that looks up a row's shard key by a value in another column. A row is
-read at the guessed shard only if at most one row of all shards can have the value. If the guessed
-shard returns a row with the value, this is the row, and the source need not be queried. If the
-shard has no such row, the guess may be out of date. Then the read is repeated with the shard that
-the source returns now.
+A source of keys is an object that looks up a row's shard key by a value in another column. A guess
+is used only if the value is unique over all shards. If the guessed key's shard returns a row with
+the value, it is the right row, and the source need not be queried. If not, the guess may be out of
+date. Then the read is repeated with the key that the source returns now.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from sharded_orm.topology.model import Shard
 def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
     """Return the guess for a query of the form ``column = value AND …``; None for any other query.
 
-    A guess is a shard key that a source of keys (an object that looks up a row's shard key by a
-    value) remembers for the only row that has the value. The query reads only rows that have the
-    value. Sends nothing.
+    A guess is the shard key of the row that had ``value`` in ``column`` when it was last looked up.
+    A source of keys, an object that looks up shard keys by a value, remembers it. Sends nothing.
     """
     model = query.model
     if model is None or not key_sources.has_key_sources():
@@ -50,10 +48,10 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
 
 
 def shard_of(group: str, key_guess: KeyGuess) -> Shard | None:
-    """Return the guessed shard; None if there is no guess.
+    """Return the shard of the guessed key; None if no key is remembered.
 
     Return None also if the shard has rows of keys that are moving. Such a row may be an outdated
-    copy, so it does not prove the guess.
+    copy, so it does not show that the guess is right.
     """
     shard = None if key_guess.key is None else runtime.locate(group, key_guess.key)
     if shard is None or shard.number in keys_left_out(group):

@@ -1,7 +1,7 @@
 """The base class of mixins that override methods of Django's queryset.
 
-The mypy plugin of django-stubs derives the manager of a queryset from that of its first base class
-only. So a mixin that is listed first must not be a queryset for type checkers.
+The mypy plugin of django-stubs makes the type of a queryset's manager from the queryset's first
+base class only. If this is a mixin, type checkers must not take it for a queryset.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ from django.db.models.query import MAX_GET_RESULTS
 
 
 def matching_rows(queryset: Any) -> list[Any]:
-    """Return the rows of ``queryset``, at most ``MAX_GET_RESULTS``, for ``get()``. Changes its query."""
+    """Return at most ``MAX_GET_RESULTS`` rows of ``queryset``, for ``get()``.
+
+    Changes the query of ``queryset``: it has a limit and no ordering afterwards.
+    """
     queryset.query.clear_ordering(force=True)
     queryset.query.set_limits(high=MAX_GET_RESULTS)
     return list(queryset)

@@ -1,4 +1,4 @@
-"""Makes the plan of a recorded query from examples: queries of the same shape with made-up values.
+"""Makes the plan of a recorded query from examples: queries of the same form with made-up values.
 
 A plan is SQL that was compiled once for all queries that differ only in their values.
 """
@@ -9,40 +9,46 @@ from typing import Any
 
 from django.db.models.sql import Query
 
+from sharded_orm.models.cached.queryset import CachedQuerySet
+from sharded_orm.models.cached.request_plan import request_plan
+from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.plan import GET, ROWS, Plan, compile_plan
 from sharded_orm.models.plans.selection import EVERYTHING
-from sharded_orm.models.plans.shapes import Recording, logger
+from sharded_orm.models.plans.shapes import Recording, plan_of
 from sharded_orm.models.querysets.route import has_one_table
 
-#: The kind of examples for an UPDATE.
+#: The ``kind`` of a query that is not a read but an UPDATE.
 UPDATE = "update"
 
 
 def learn(kind: str, key: Any, recording: Recording, queryset_class: Any, connection: Any) -> None:
-    """Make the plan of a recorded query. Called after Django has run the query on ``connection``.
+    """Make the plan of the query in ``recording``, and store it in ``recording.shape.plans[key]``.
 
-    :param key: the key of the plan in the shape's plans.
+    A plan is SQL for all queries of the same form. Called after Django has run the query on
+    ``connection``.
     """
     shape = recording.shape
-    plan: Plan | None = None
-    try:
+
+    def make() -> Plan | None:
+        declarations = Declarations(shape)
         examples = examples_of(kind, recording, queryset_class)
-        if examples:
-            plan = compile_plan(kind, shape, examples, connection)
-    except Exception:
-        # A field or the backend refuses the values of the example query. The read itself has
-        # succeeded, so ignore the error. Django compiles such reads each time.
-        logger.debug("%s has no plan", shape, exc_info=True)
-    logger.debug("%s of %s: %s", kind, shape, "left to Django" if plan is None else "planned")
-    shape.plans[key] = plan
+        if not examples:
+            return None
+        cache = None
+        if issubclass(queryset_class, CachedQuerySet):
+            cache = request_plan(kind, queryset_class._new_query(shape.model), recording)
+        return compile_plan(kind, shape, examples, declarations, connection, cache)
+
+    shape.plans[key] = plan_of(f"{kind} of {shape}", make)
 
 
 def examples_of(
     kind: str, recording: Recording, queryset_class: Any
 ) -> list[tuple[Query, Recording]]:
-    """Return queries of the shape of ``recording`` with made-up values, and their recordings.
+    """Return queries like that of ``recording``, with made-up values, and their recordings.
 
-    Return an empty list if the queries of the shape can have no plan.
+    Return an empty list if the query can have no plan (SQL that is compiled once for all queries of
+    the same form).
 
     :param kind: the kind of the read, or :data:`UPDATE`.
     """

@@ -6,25 +6,28 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from django.db import connections
+from django.db.models.query import MAX_GET_RESULTS
 
 from sharded_orm import runtime
 from sharded_orm.backends import key_guard
-from sharded_orm.models.cached.cached_model import declares_cache
+from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.moves.confirmation import confirmed
-from sharded_orm.models.plans.plan import COUNT, GET, ROWS
+from sharded_orm.models.plans.plan import COUNT, GET, ROWS, UNREAD
 from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import are_plans_on
 from sharded_orm.models.plans.switch import without_plans as without_plans
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
 from sharded_orm.models.querysets.guesses import shard_of
+from sharded_orm.models.querysets.one_row import only_row
 from sharded_orm.models.querysets.plan_examples import learn
 from sharded_orm.models.querysets.recorder import CallRecorder
 from sharded_orm.models.querysets.route import PLAIN_KEYS, is_scoped, plain_key
 from sharded_orm.models.querysets.value_keys import ValueKeys
 from sharded_orm.models.sharding import key_sources
-from sharded_orm.models.sharding.bound_key import is_any_bound
-from sharded_orm.models.sharding.options import colocated_alias, shard_options
+from sharded_orm.models.sharding.bound_key import is_any_bound, key_in_force
+from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.routing.where_clause import KeysOfRows
 from sharded_orm.topology.model import Shard
@@ -36,12 +39,17 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
     A plan is SQL that was compiled once for all queries which differ only in their values.
     """
 
+    def _with_bound_key(self) -> Self:
+        if self._recording is not None and key_in_force(self.model) is None:
+            # No key is bound now, and the query has stored no key, because it is not built yet.
+            # Return here, because ``super()`` would build the query.
+            return self
+        return super()._with_bound_key()
+
     @classmethod
-    def _first_shape(cls, model: Any, *, is_uncached: bool) -> Shape | None:
+    def _first_shape(cls, model: Any) -> Shape | None:
         options = shard_options(model)
-        if options is None or options.key is None:
-            return None
-        return Shape(model, options) if is_uncached or not declares_cache(model) else None
+        return None if options is None or options.key is None else Shape(model, options)
 
     @classmethod
     def _new_query(cls, model: Any) -> Any:
@@ -50,7 +58,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
         shape = example.shape
-        # The conditions of exclude() do not determine the shard.
+        # Leave out the conditions of exclude(), which never determine the shard.
         query = ShardedQuery(shape.model)
         example.replay(query, excludes=False, selects=False)
         key = None if shape.shard_at is None else example.values[shape.shard_at]
@@ -63,15 +71,37 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
     def _may_read_by_plan(self) -> bool:
         return self._db is None and not is_any_bound()
 
-    def uncached(self) -> Self:
-        clone = super().uncached()
-        # Querysets of cached models record no calls, because a plan does not ask the cache. This one
-        # will not ask it, either.
-        if clone._recording is None and are_plans_on() and clone._records(clone._db, clone._hints):
-            query: Any = clone.query
-            if clone._has_no_options() and query.bound_key is None:
-                clone._start_recording(is_uncached=True)
-        return clone
+    def get(self, *args: Any, **kwargs: Any) -> M:
+        recording = None
+        if self._recording is None and kwargs and not args:
+            recording = self._recording_under_bound_key()
+        if recording is None:
+            return super().get(*args, **kwargs)
+        # Add the bound key (set by bound()) to the conditions, so that a plan can read the row.
+        named = self._naming_bound_key(kwargs)
+        selected = recording.filtered(named)
+        if selected is None:
+            found = super().get(**kwargs)
+            recording.learn_filter(named)
+            return found
+        by_django = super().get
+        limits = (0, MAX_GET_RESULTS)
+        row: M = only_row(
+            self.model, self._read(GET, selected, limits, lambda: [by_django(**kwargs)])
+        )
+        return row
+
+    def _recording_under_bound_key(self) -> Recording | None:
+        """Return an empty recording if this queryset selects exactly the rows of the bound key.
+
+        A recording is a list of the calls that build a queryset. Return None for other querysets,
+        and for models that are not cached.
+        """
+        key = key_in_force(self.model) if is_any_bound() else None
+        if key is None or plan_of(self.model) is None or not are_plans_on():
+            return None
+        query: Any = self.query
+        return self._new_recording() if query.bound_key == key and self._has_no_options() else None
 
     def _read(
         self,
@@ -84,12 +114,13 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
 
         A plan is SQL that was compiled once for all such queries.
 
-        :returns: the rows as a list, or for :data:`EXISTS` or :data:`COUNT` the value.
+        :returns: the rows as a list; a bool if ``kind`` is :data:`EXISTS`; the number of rows if it is
+            :data:`COUNT`.
         """
         shape = recording.shape
         if (
             self._for_write
-            or shape.plans.get(kind, _UNKNOWN) is None
+            or shape.plans.get(kind, UNREAD) is None
             or not runtime.config().read_plans
         ):
             return read_by_django()
@@ -100,28 +131,52 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             key = recording.values[shape.shard_at]
             if type(key) not in PLAIN_KEYS:
                 return read_by_django()
-            result = planned.at_shard(lambda: runtime.locate(shape.options.group, key))
-        if result is _UNKNOWN:
+            result = confirmed(shape.options.group, planned.at_key)
+        if result is UNREAD:
             if planned.known_keys is not None:
                 self._known_keys = planned.known_keys
             try:
                 result = read_by_django()
             finally:
                 self.__dict__.pop("_known_keys", None)
-            if planned.alias is not None:
-                learn(kind, kind, recording, type(self), connections[planned.alias])
+            planned.learn()
         return result
+
+    def _prepared(self) -> Any:
+        # Of fetch_together(), which confirms afterwards that no key has moved.
+        recording = self._recorded() if self._result_cache is None else None
+        planned = None if recording is None else self._planned_by_key(recording)
+        if planned is None:
+            return super()._prepared()
+        read = planned.at_key(prepares=True)
+        if read is UNREAD:
+            read = super()._prepared()
+            planned.learn()
+        return read
+
+    def _planned_by_key(self, recording: Recording) -> _PlanRead | None:
+        """Return the read of the recorded rows by their plan; None if they have no plan."""
+        shape = recording.shape
+        if (
+            shape.shard_at is None
+            or type(recording.values[shape.shard_at]) not in PLAIN_KEYS
+            or self._for_write
+            or shape.plans.get(ROWS, UNREAD) is None
+            or not runtime.config().read_plans
+        ):
+            return None
+        return _PlanRead(self, ROWS, recording, recording.limits)
 
     def _read_by_values(self, planned: _PlanRead) -> Any:
         """Read a query whose conditions have no shard key, on the shard that a source of keys finds.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
 
-        If a source only remembers the key, reading the key's shard shows whether the key is right;
-        see :mod:`sharded_orm.models.querysets.guesses`.
+        A source may only remember the key from an earlier look-up. Then the read itself shows
+        whether the key is still right; see :mod:`sharded_orm.models.querysets.guesses`.
         """
         if not key_sources.has_key_sources() or self._scatters or self._hints or is_scoped():
-            return _UNKNOWN
+            return UNREAD
         keys = ValueKeys(planned.recording)
         excludes = planned.recording.shape.excludes
         key_guess = None if planned.kind == COUNT or excludes else keys.guess()
@@ -132,7 +187,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
             finally:
                 if not result:
                     key_guess.forget()
-            if result:  # The result is rows, True for exists(), or _UNKNOWN.
+            if result:  # ``result`` is a list of rows, True for exists(), or UNREAD.
                 return result
         planned.known_keys = keys.known_keys
         return planned.at_shards(keys.shards)
@@ -153,56 +208,79 @@ class _PlanRead:
     ) -> None:
         self.kind, self.recording = kind, recording
         self._queryset, self._limits = queryset, limits
-        #: The alias of the shard on whose connection a plan is to be compiled, once Django has run
-        #: the query; None if no plan is to be made.
+        #: The alias of the shard on whose connection a plan (SQL for all similar queries) will be
+        #: compiled after Django has run the query. None if no plan will be compiled.
         self.alias: str | None = None
-        #: The shard keys that the sources of keys have found for the query's values. They are
-        #: stored here so that the sources are not queried again.
+        #: A function that returns the shard keys that the sources of keys (such as a lookup table)
+        #: have found already. Django's read uses it, so that the sources are not queried twice.
         self.known_keys: KeysOfRows | None = None
 
+    def at_key(self, *, prepares: bool = False) -> Any:
+        """Do the read on the shard of the recorded shard key; return UNREAD if Django must do it.
+
+        The caller confirms that the key was there.
+
+        :param prepares: whether to prepare a read through the cache, instead of doing it. The result is
+            then None if the cache is not used.
+        """
+        shape, values = self.recording.shape, self.recording.values
+        assert shape.shard_at is not None
+        shard = runtime.locate(shape.options.group, values[shape.shard_at])
+        return UNREAD if shard is None else self._on(shard, prepares=prepares)
+
     def at_shard(self, find: Callable[[], Shard | None]) -> Any:
-        """Do the read on the shard that ``find()`` returns; return _UNKNOWN if Django must do it."""
+        """Do the read on the shard that ``find()`` returns; return UNREAD if Django must do it."""
 
         def read() -> Any:
             shard = find()
-            return _UNKNOWN if shard is None else self._on(shard)
+            return UNREAD if shard is None else self._on(shard)
 
         return confirmed(self.recording.shape.options.group, read)
 
     def at_shards(self, find: Callable[[], Sequence[Shard] | None]) -> Any:
-        """Do the read if ``find()`` returns a list of at most one shard; otherwise return _UNKNOWN."""
+        """Do the read if ``find()`` returns a list of at most one shard; otherwise return UNREAD."""
 
         def read() -> Any:
             shards = find()
             if shards is None or len(shards) > 1:
-                return _UNKNOWN
+                return UNREAD
             if shards:
                 return self._on(shards[0])
             return [] if self.kind in (ROWS, GET) else 0  # No shard has rows.
 
         return confirmed(self.recording.shape.options.group, read)
 
-    def _on(self, shard: Shard) -> Any:
+    def learn(self) -> None:
+        """Make a plan, if Django has run such a query before."""
+        if self.alias is not None:
+            learn(
+                self.kind,
+                self.kind,
+                self.recording,
+                type(self._queryset),
+                connections[self.alias],
+            )
+
+    def _on(self, shard: Shard, *, prepares: bool = False) -> Any:
         kind, recording = self.kind, self.recording
         shape = recording.shape
         connection: Any = connections[shard.alias]
         plan = shape.plans.get(kind)
-        if plan is None or plan.backend is not type(connection):
+        if plan is None or not plan.fits(connection):
             self.alias = shard.alias if kind in shape.seen else None
             shape.seen.add(kind)
-            return _UNKNOWN
+            return UNREAD
         for instance in recording.instances:
             if colocated_alias(shape.options, instance) != shard.alias:
-                return _UNKNOWN
-        parameters = plan.parameters(recording.values, connection)
-        if parameters is None:
-            return _UNKNOWN
-        # Check the collation of text shard keys, as the compiler does for each statement (ReadMixin).
-        if (own := getattr(connection, "shard", None)) is not None:
-            key_guard.check(connection, (own,), plan.tables)
-        if kind in (ROWS, GET):
-            return plan.rows(parameters, connection, self._queryset, self._limits)
-        return plan.scalar(parameters, connection, self._limits)
+                return UNREAD
 
+        def check_collation() -> None:
+            # Check that the database compares text keys exactly. If Django sends the query, the SQL
+            # compiler of the shards makes this check; a plan uses no compiler.
+            if (own := getattr(connection, "shard", None)) is not None:
+                key_guard.check(connection, (own,), plan.tables)
 
-_UNKNOWN: Any = object()
+        values = recording.values
+        if prepares:
+            return plan.prepare(self._queryset, values, self._limits, connection, check_collation)
+        return plan.read(kind, self._queryset, values, self._limits, connection, check_collation)

@@ -1,4 +1,7 @@
-"""Splits prefetches: instances by their database, and lookups by the group to which they lead."""
+"""Helpers for ``prefetch_related()``, because Django sends a prefetch to one database only.
+
+The instances are split by their database, and the lookups by whether they leave the shard group.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 
-from sharded_orm.models.sharding.options import colocated_alias, group_of, shard_options
+from sharded_orm.models.sharding.options import group_of, shard_options
+from sharded_orm.models.sharding.row_placement import colocated_alias
 
 
 def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
@@ -48,8 +52,8 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)
         )
-        # A generic foreign key finds the shards of all instances by itself, and may refer to rows
-        # of any group. So it counts as leaving the group.
+        # A generic foreign key may refer to rows of any group, and its prefetch handles the
+        # instances of all shards together.
         leaves_group = leaves_group or getattr(descriptor, "leads_anywhere", False)
         (other_group if leaves_group else same_group).append(lookup)
     return other_group, same_group

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # the class is not generic at run time
     """Raw SQL that runs on the shard of a key. The shard is looked up when the rows are read.
 
-    After the read, it is checked that the key was on this shard all the time, as for other reads by
-    key.
+    If the key moves during the read, the rows are read once more; in a transaction, :exc:`KeyMoved`
+    is raised.
     """
 
     #: The queryset whose conditions contain the shard key.

@@ -1,6 +1,6 @@
 """The reading methods of sharded querysets.
 
-Django's own code reads from one shard. The results of several shards are merged.
+Django's own code runs a query for a single shard. The results of several shards are merged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from django.db.models.query import prefetch_related_objects
 
 from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import ShardKeyRequired
-from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.moves.confirmation import confirmed, confirmed_stream
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
@@ -23,7 +22,8 @@ from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookup
 from sharded_orm.models.querysets.raw import RawKeyQuerySet
 from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.key_sources import KeyGuess
-from sharded_orm.models.sharding.options import colocated_alias, target_field
+from sharded_orm.models.sharding.options import target_field
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.scatter import Target
@@ -42,9 +42,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def _merge_options(self, *, groups: bool = True) -> dict[str, Any]:
         """Return keyword arguments for the functions of :mod:`sharded_orm.scatter`.
 
-        The arguments determine what happens if a shard fails. They also contain the column of the
-        shard key, as ``local_columns``. All rows with the same key are on one shard, so if a GROUP
-        BY contains the key, its groups need no merge.
+        The arguments say what happens if a shard fails. They also contain the column of the shard
+        key, as ``local_columns``. If a GROUP BY contains this column, each group is on one shard,
+        and the groups of several shards need not be merged.
 
         :param groups: whether the function to be called accepts ``local_columns``. If False,
             ``local_columns`` is left out.
@@ -56,9 +56,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # ``local_columns`` are the columns in which equal values are always on one shard. A text
-        # key is not one of them: the database's collation may treat different keys as equal, so one
-        # group of GROUP BY may have rows on two shards.
+        # ``local_columns`` are columns whose equal values are always on one shard. A text key is
+        # left out: a collation may treat different keys as equal, so that a group of GROUP BY has
+        # rows on two shards.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(
@@ -73,11 +73,11 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._proved(self._fetch_rows)
 
     def _proved(self, read: Callable[[], bool]) -> bool:
-        """Call ``read``, which may read only the shard that a source of keys remembers.
+        """Call ``read``, which may use a guess: the shard key that a source of keys remembers.
 
         A source of keys is an object that looks up a row's shard key by a value in another column.
-        If the remembered shard has no matching row, forget it and call ``read`` once more. See
-        :mod:`sharded_orm.models.querysets.guesses`.
+        If the shard of the guessed key has no matching row, forget the guess and call ``read`` once
+        more. See :mod:`sharded_orm.models.querysets.guesses`.
 
         :param read: reads the rows, and returns whether there are any.
         """
@@ -93,7 +93,10 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed(self._options.group, read)
 
     def _guess_of_read(self) -> KeyGuess | None:
-        """Return the guessed shard key that the last read used, or None. Forget the guess."""
+        """Return the guess (a remembered shard key) that the last read used, or None.
+
+        The guess is forgotten, so a second call returns None.
+        """
         key_guess, self._may_guess, self._guess = self._guess, False, None
         return key_guess
 
@@ -118,12 +121,12 @@ class ReadingQuerySet(RoutedQuerySet[M]):
 
     def _prefetch_related_objects(self) -> None:
         # Django sends a prefetch to the database of its first instance. So prefetch separately for
-        # the instances of each database. Lookups that begin with a foreign key to another group are
-        # prefetched for all instances together, because the rows of the other group are not on the
-        # instances' databases.
+        # the instances of each database. But if a lookup begins with a foreign key to another
+        # group, the related rows are on other databases anyway; prefetch them for all instances
+        # together.
         rows: list[Any] = self._result_cache or []
         if rows and not isinstance(rows[0], Model):
-            # Rows of values() are no instances. Django ignores the prefetch for them.
+            # values() returns dicts or tuples, for which Django ignores a prefetch.
             super()._prefetch_related_objects()  # type: ignore[misc]  # missing in Django's type stubs
             return
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
@@ -170,16 +173,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             for row in chunk:
                 yield row
 
-    def _get_by_key(self, named: dict[str, Any]) -> M | None:
-        if plan_of(self.model) is None:
-            return None
-        return confirmed(
-            self._options.group, lambda: super(ReadingQuerySet, self)._get_by_key(named)
-        )
-
     def get(self, *args: Any, **kwargs: Any) -> M:
-        if not args and (instance := self._get_by_key(kwargs)) is not None:
-            return instance
         query = self.query
         if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
             return super().get(*args, **kwargs)
@@ -189,9 +183,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return row
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:
-        # If possible, filter by the ids before calling Django's in_bulk(), because the ids may
-        # determine the shards. Django's in_bulk() reads the database's alias before it filters by
-        # the ids.
+        # Django's in_bulk() chooses the database before it filters by the ids. But the ids may
+        # determine the shards. So filter by the ids first, if possible.
         if self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         if id_list is None:
@@ -207,13 +200,13 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def _rows_by_value(self, field_name: str) -> dict[Any, M]:
         """Return the rows, keyed by a unique field. Refuse rows of two shards with the same value.
 
-        On each shard, the field is unique. If it is not the shard key, two shards may have rows with
-        the same value, as Django's ``in_bulk()`` does not expect.
+        The field is unique only on each shard. If it is not the shard key, rows of two shards may have
+        the same value. Django's ``in_bulk()`` would silently return one of them.
         """
-        # Without rows, Django's method only checks the arguments.
+        # Call Django's method on an empty queryset: it only checks the arguments.
         super(ReadingQuerySet, self.none()).in_bulk(field_name=field_name)
         if self._fields is not None:
-            # From Django 6.1 on, in_bulk() also returns the values of values() and values_list().
+            # Since Django 6.1, in_bulk() works after values() and values_list().
             if not isinstance(self._destination(ordered=False), str):
                 raise refuse(
                     "in_bulk() after values() or values_list()",
@@ -287,8 +280,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # Return one plan for each shard, because the database's plan depends on the rows of the
-        # shard.
+        # Return the database's query plan of each shard, because it depends on the rows of the shard.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets

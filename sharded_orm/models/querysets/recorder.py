@@ -1,10 +1,10 @@
 """Querysets that record the calls that build them, so that plans can read their rows.
 
 A plan is SQL that was compiled once for all queries that differ only in their values. A new
-queryset records the calls that build it (see :mod:`sharded_orm.models.plans.shapes`). If the rows
-are read when nothing else was done with the queryset, a plan sends the query. Every other use needs
-:attr:`CallRecorder.query`, which applies the recorded calls to an ordinary query. From then on, the
-queryset is like any other.
+queryset has no query; it records the calls that build it (see
+:mod:`sharded_orm.models.plans.shapes`). If its rows are then read, a plan may send the SQL. Any
+other use of the queryset needs the query. Then :attr:`CallRecorder.query` builds it from the
+recorded calls, and the queryset behaves like any other from then on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from django.db.models.query import (
 )
 
 from sharded_orm import runtime
+from sharded_orm.models.plans.condition_trees import ConditionTree
 from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS
 from sharded_orm.models.plans.selection import (
     DEFERRED,
@@ -38,21 +39,22 @@ from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
 from sharded_orm.models.sharding.type_variables import M
 
-# The value of ``_query`` as long as the recorded calls have not been applied to a query.
+# The value of ``_query`` before the recorded calls are applied to a query.
 _UNBUILT: Any = object()
 _build_lock = RLock()
 
 # The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
 # querysets.
 _COPIED = frozenset(QuerySet().__dict__) | {
-    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
+    "_is_using_called", "_known_keys", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
 
 class CallRecorder(QuerySetMixin[M]):
-    """A mixin that records the calls that build a queryset, for subclasses that read by plans.
+    """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`_read`.
+    A subclass defines :meth:`_read`. It reads the rows with a plan: SQL that was compiled once for
+    all queries that were built by the same calls, with other values.
     """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
@@ -71,7 +73,7 @@ class CallRecorder(QuerySetMixin[M]):
             super().__init__(model, _UNBUILT, using, hints)
             self._recording = recording
 
-    if not TYPE_CHECKING:  # For type checkers, ``query`` is the attribute of Django's QuerySet.
+    if not TYPE_CHECKING:  # For type checkers, ``query`` stays the attribute of Django's QuerySet.
 
         @property
         def query(self) -> Any:
@@ -92,11 +94,8 @@ class CallRecorder(QuerySetMixin[M]):
     # -- What a subclass decides -----------------------------------------------------------
 
     @classmethod
-    def _first_shape(cls, model: Any, *, is_uncached: bool) -> Shape | None:
-        """Return the shape of a queryset of all rows; None if no calls are recorded for ``model``.
-
-        :param is_uncached: whether the queryset does not read through the cache (otherwise it may).
-        """
+    def _first_shape(cls, model: Any) -> Shape | None:
+        """Return the shape (calls without values) of all rows; None if ``model`` records no calls."""
         raise NotImplementedError
 
     @classmethod
@@ -106,7 +105,11 @@ class CallRecorder(QuerySetMixin[M]):
 
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
-        """Whether a plan for the query of ``example`` would read the database that Django reads."""
+        """Return whether the query that ``example`` has recorded may have a plan.
+
+        A plan is SQL that is compiled once for all similar queries. It must be sent to the same
+        database to which Django would send the query.
+        """
         return True
 
     def _records(self, using: str | None, hints: Any) -> bool:
@@ -114,7 +117,7 @@ class CallRecorder(QuerySetMixin[M]):
         return True
 
     def _may_read_by_plan(self) -> bool:
-        """Whether this queryset may be read by a plan, at this moment."""
+        """Return whether a plan (SQL of an earlier, similar query) may read this queryset now."""
         return True
 
     def _read(
@@ -126,18 +129,16 @@ class CallRecorder(QuerySetMixin[M]):
     ) -> Any:
         """Read the recorded query by its plan, or by ``read_by_django`` if it has no plan.
 
-        :returns: the rows as a list, or for :data:`EXISTS` or :data:`COUNT` the value.
+        :returns: the rows as a list; a bool if ``kind`` is :data:`EXISTS`; the number of rows if it is
+            :data:`COUNT`.
         """
         raise NotImplementedError
 
     # -- Recording -------------------------------------------------------------------------
 
-    def _start_recording(self, *, is_uncached: bool) -> None:
-        """Record the calls on this queryset of all rows from now on, if its class records calls."""
-        recording = _new_recording(type(self), self.model, is_uncached=is_uncached)
-        if recording is not None:
-            self._query = _UNBUILT
-            self._recording = recording
+    def _new_recording(self) -> Recording | None:
+        """Return an empty recording of calls; None if the class of this queryset records no calls."""
+        return _new_recording(type(self), self.model)
 
     def _end_recording(self) -> None:
         """Apply the recorded calls to an ordinary query, and stop recording."""
@@ -149,8 +150,9 @@ class CallRecorder(QuerySetMixin[M]):
             recording = self._recording
             if recording is not None and self._query is _UNBUILT:
                 if self._deferred_filter is not None:
-                    # Django applies the deferred filter itself, with the values that the instance
-                    # of a related manager has by then.
+                    # The last filter is that of a related manager. Leave it out, because Django
+                    # applies it later, with the values that the manager's instance has at that
+                    # time.
                     recording = recording._replace(filters=recording.filters[:-1])
                 query = self._new_query(self.model)
                 recording.replay(query)
@@ -172,7 +174,7 @@ class CallRecorder(QuerySetMixin[M]):
         return super().__deepcopy__(memo)
 
     def _recorded(self) -> Recording | None:
-        """Return the recorded calls; None if no call may be recorded and no plan may be used."""
+        """Return the recorded calls; None if Django must execute the next call or read."""
         recording = self._recording
         if (
             recording is None
@@ -180,15 +182,17 @@ class CallRecorder(QuerySetMixin[M]):
             or not getattr(self, "_cloning_enabled", True)  # of Django 6.1
             or self._sticky_filter
             or self._defer_next_filter
-            # The rows of a related manager may lack the field that refers to the known instance.
+            # Use no plan after only() or defer() on a related manager: its rows may lack the field
+            # by which Django assigns the known instance.
             or (self._known_related_objects and recording.shape.selection.defers)
             or not self._may_read_by_plan()
             or not are_plans_on()
         ):
             return None
         if self._deferred_filter is not None:
-            # A related manager has filtered by its instance. Django reads the value of the instance
-            # only now, so the recorded value must be the same.
+            # The condition of a related manager was recorded with the instance's value at that
+            # time. Django reads the value later, namely now. So use the recording only if the value
+            # has not changed.
             _, _, kwargs = self._deferred_filter
             if not recording.still_holds(kwargs):
                 return None
@@ -222,7 +226,7 @@ class CallRecorder(QuerySetMixin[M]):
         return super()._clone() if recording is None else self._with_recording(recording)
 
     def _by_django(self, recording: Recording, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make a call as Django does, but on a copy, so that this queryset goes on recording.
+        """Call Django's method on a copy, so that this queryset can go on recording.
 
         :param recording: the calls that this queryset has recorded.
         """
@@ -231,17 +235,17 @@ class CallRecorder(QuerySetMixin[M]):
         )
 
     def filter(self, *args: Any, **kwargs: Any) -> Self:
-        is_recorded = kwargs and not args
-        filtered = self._filtered("filter", kwargs) if is_recorded else None
+        filtered = self._filtered("filter", args, kwargs) if args or kwargs else None
         return super().filter(*args, **kwargs) if filtered is None else filtered
 
     def exclude(self, *args: Any, **kwargs: Any) -> Self:
-        is_recorded = kwargs and not args
-        filtered = self._filtered("exclude", kwargs) if is_recorded else None
+        filtered = self._filtered("exclude", args, kwargs) if args or kwargs else None
         return super().exclude(*args, **kwargs) if filtered is None else filtered
 
-    def _filtered(self, method: str, kwargs: dict[str, Any]) -> Self | None:
-        """Return the queryset after a call of filter() or exclude(); None if it is not recorded."""
+    def _filtered(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self | None:
+        """Return the result of filter() or exclude(); None if Django must execute the call."""
+        if args:
+            return self._filtered_by_tree(method, args, kwargs)
         is_deferred, self._defer_next_filter = self._defer_next_filter, False
         recording = self._recorded()
         if recording is None or recording.limits is not None:
@@ -251,8 +255,8 @@ class CallRecorder(QuerySetMixin[M]):
         try:
             longer = recording.filtered(kwargs, excluded=excluded)
         except Exception:
-            # A field does not accept its value. If the filter is deferred, Django raises the error
-            # later.
+            # A field does not accept a value of the filter. A related manager's filter is deferred:
+            # Django applies it later, and then raises the error. So do not raise it now.
             if not is_deferred:
                 raise
             longer = None
@@ -265,11 +269,30 @@ class CallRecorder(QuerySetMixin[M]):
             recording.learn_filter(kwargs, excluded=excluded)
             self._defer_next_filter = True
             return None
-        # As QuerySet._filter_or_exclude(), but without a second copy of the query.
+        # Do the same as QuerySet._filter_or_exclude(), but without a second copy of the query.
         filtered = self._with_recording(recording)
         filtered._filter_or_exclude_inplace(excluded, (), kwargs)
         if recording.learn_filter(kwargs, excluded=excluded):
             filtered._recording = recording.filtered(kwargs, excluded=excluded)
+        return filtered
+
+    def _filtered_by_tree(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Self | None:
+        """Return the queryset after a call with ``Q`` objects; None if Django must run the call."""
+        # _recorded() returns None also if Django defers the filter of a related manager.
+        recording = self._recorded()
+        tree = None if recording is None else ConditionTree.of(args, kwargs)
+        if recording is None or tree is None or recording.limits is not None:
+            return None
+        excluded = method == "exclude"
+        longer = recording.filtered_by_tree(tree, excluded=excluded)
+        if longer is not None:
+            return self._with_recording(longer)
+        filtered = self._with_recording(recording)
+        filtered._filter_or_exclude_inplace(excluded, args, kwargs)
+        if recording.learn_tree(tree, excluded=excluded):
+            filtered._recording = recording.filtered_by_tree(tree, excluded=excluded)
         return filtered
 
     def order_by(self, *field_names: Any) -> Self:
@@ -291,7 +314,7 @@ class CallRecorder(QuerySetMixin[M]):
 
     def values_list(self, *fields: Any, flat: bool = False, named: bool = False) -> Any:
         iterable = VALUES_LISTS.get((bool(flat), bool(named)))
-        # If both arguments are true, Django raises an error.
+        # ``iterable`` is None if both ``flat`` and ``named`` are true: Django raises an error for that.
         selection = None if iterable is None else Selection(iterable, fields)
         rows = self._selected(selection, "values_list", *fields, flat=flat, named=named)
         return super().values_list(*fields, flat=flat, named=named) if rows is None else rows
@@ -311,7 +334,14 @@ class CallRecorder(QuerySetMixin[M]):
     def _selected(
         self, selection: Selection | None, method: str, *fields: Any, **options: Any
     ) -> Self | None:
-        """Return the queryset after a call that selects fields; None if it is not recorded."""
+        """Record a call that selects fields, and return the queryset after this call.
+
+        Return None if the call cannot be recorded, so that Django must execute it.
+
+        :param selection: a description of the fields; None if the call cannot be recorded.
+        :param method: the name of the called method, such as ``only``; ``fields`` and ``options`` are
+            its arguments.
+        """
         recording = None if selection is None else self._recorded()
         if selection is None or recording is None or recording.shape.selection is not EVERYTHING:
             return None
@@ -347,20 +377,32 @@ class CallRecorder(QuerySetMixin[M]):
         super()._fetch_all()
 
     def get(self, *args: Any, **kwargs: Any) -> M:
-        recording = None if args else self._recorded()
+        recording = self._recorded()
+        tree = ConditionTree.of(args, kwargs) if args and recording is not None else None
         # Only _fetch_all() prefetches.
-        if recording is None or recording.limits is not None or self._prefetch_related_lookups:
+        if (
+            recording is None
+            or recording.limits is not None
+            or self._prefetch_related_lookups
+            or (args and tree is None)
+        ):
             return super().get(*args, **kwargs)
-        selected = recording.filtered(kwargs) if kwargs else recording
+        selected: Recording | None = recording
+        if tree is not None:
+            selected = recording.filtered_by_tree(tree)
+        elif kwargs:
+            selected = recording.filtered(kwargs)
         if selected is None:
-            matching = self.filter(**kwargs)
+            matching = self.filter(*args, **kwargs)
             if matching._recording is not None:
                 matching._recording.shape.seen.add(GET)
             rows = matching_rows(matching)
         else:
-            matching = self._with_recording(selected)
             limits = (0, MAX_GET_RESULTS)
-            rows = matching._read(GET, selected, limits, lambda: matching_rows(matching))
+            # Copy the queryset only if Django reads the rows.
+            rows = self._read(
+                GET, selected, limits, lambda: matching_rows(self._with_recording(selected))
+            )
         row: M = only_row(self.model, rows)
         return row
 
@@ -401,12 +443,12 @@ _SKIPPED = (
     "_filter_or_exclude_inplace", "_values", "db", "filter", "query",
 )  # fmt: skip
 _METHODS = {n for n, m in vars(QuerySet).items() if callable(m) or isinstance(m, property)}
-_new_recordings: dict[tuple[Any, Any, bool], Recording | None] = {}
+_new_recordings: dict[tuple[Any, Any], Recording | None] = {}
 
 
 def _forget() -> None:
-    # The settings have changed, and with them perhaps which ids determine a shard. So drop all
-    # shapes, the stored forms of queries.
+    # After a change of the settings, other ids may determine a shard. So drop all shapes (the stored
+    # forms of recorded querysets), because they contain the field that determines the shard.
     _new_recordings.clear()
     forget_shapes()
 
@@ -414,15 +456,10 @@ def _forget() -> None:
 runtime.on_reset(_forget)
 
 
-def _new_recording(
-    queryset_class: Any, model: Any, *, is_uncached: bool = False
-) -> Recording | None:
-    """Return an empty recording of calls for a new queryset; None if its class records no calls.
-
-    :param is_uncached: whether the queryset does not read through the cache (default: it may).
-    """
+def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
+    """Return an empty recording of calls for a new queryset; None if its class records no calls."""
     try:
-        return _new_recordings[queryset_class, model, is_uncached]
+        return _new_recordings[queryset_class, model]
     except KeyError:
         pass
     if model is None or model._meta.apps is not apps or not apps.models_ready:
@@ -431,21 +468,22 @@ def _new_recording(
         return None
     shape = None
     if _skips_nothing(queryset_class):
-        shape = queryset_class._first_shape(model, is_uncached=is_uncached)
+        shape = queryset_class._first_shape(model)
     recording = None if shape is None else Recording(shape)
-    _new_recordings[queryset_class, model, is_uncached] = recording
+    _new_recordings[queryset_class, model] = recording
     return recording
 
 
 def _skips_nothing(queryset_class: Any) -> bool:
-    """Whether all methods that a plan skips are Django's or this package's.
+    """Return whether a plan may read querysets of this class, although it skips some methods.
 
-    All base classes are examined, also those that come after this package's classes in the method
-    resolution order.
+    The skipped methods must be Django's or this package's: then a plan has the same effect. All
+    base classes are examined, even those behind this package's classes in the method resolution
+    order.
     """
     bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
-    # A class of the project that comes after CallRecorder may override any method of Django's,
-    # because the methods of CallRecorder may not call it.
+    # In the method resolution order, a class of the project may come after CallRecorder. It must
+    # not override a method of Django's QuerySet, because CallRecorder does not always call super().
     behind = bases[bases.index(CallRecorder) :]
     return all(
         _module_of(member).startswith(("django.db.models.", "sharded_orm.models."))

@@ -25,12 +25,9 @@ from sharded_orm.models.moves.scatter import keys_left_out
 from sharded_orm.models.sharding import key_sources, ordering
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.expressions import is_known, is_plain_value
-from sharded_orm.models.sharding.options import (
-    ShardOptions,
-    colocated_alias,
-    shard_key_required,
-    where_key,
-)
+from sharded_orm.models.sharding.key_errors import shard_key_required
+from sharded_orm.models.sharding.options import ShardOptions, where_key
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
 from sharded_orm.routing.where_clause import (
     Bound,
@@ -62,7 +59,7 @@ def scoped(alias: str) -> Iterator[None]:
 
 
 def is_scoped() -> bool:
-    """Whether the calling code runs inside of a :func:`scoped` block."""
+    """Whether the calling code runs inside a :func:`scoped` block, which sets a default shard."""
     return _scope.get() is not None
 
 
@@ -70,9 +67,9 @@ def is_scoped() -> bool:
 class Route:
     """The shards to which a query is sent, and the reason.
 
-    ``shards`` are the numbers of these shards in ``group``, ascending. ``aliases`` are their Django
-    aliases. ``nodes`` are the names of the primary database servers that have these shards.
-    ``str(route)`` is a sentence for people.
+    ``shards`` contains the numbers of these shards in ``group``, in ascending order; ``aliases``
+    their Django aliases; ``nodes`` the names of the primary database servers that have these
+    shards. ``str(route)`` is a sentence for people.
     """
 
     group: str
@@ -82,9 +79,9 @@ class Route:
     #: database that had the table before the model was sharded. None if ``using()`` chose a shard
     #: of the group, or was not called.
     outside: str | None = None
-    #: Whether the shards come from a source of keys (an object that looks up a row's shard key by a
-    #: value in another column), because the conditions contain no shard key. Then the conditions
-    #: may also match rows of a key that has moved away, which its old shard still stores.
+    #: Whether the shards were found by a source of keys (an object that looks up a row's shard key
+    #: by a value in another column). The query then has no condition on the shard key. So it may
+    #: also match rows of a moved key that are still stored on the key's old shard.
     by_values: bool = False
 
     @property
@@ -114,7 +111,7 @@ class Route:
 
 
 def _shards(group: ShardGroup, numbers: Iterable[int]) -> list[Shard]:
-    return [runtime.shard_in(group, number) for number in numbers]
+    return runtime.shards_in(group, numbers)
 
 
 def find_route(
@@ -128,20 +125,20 @@ def find_route(
 ) -> tuple[Route, ShardGroup]:
     """Return the :class:`Route` of ``query`` (the shards to which it is sent), and the shard group.
 
-    Sends nothing if the group's strategy computes shards. With the directory strategy, sends at
-    most one query to the directory for each condition on the key. If no condition contains a key,
-    the sources of keys are queried: objects that look up a row's shard key by another column
+    Cost: no query if the group's strategy computes shards. With the directory strategy, at most one
+    query to the directory for each condition on the key. If no condition contains a key, the
+    sources of keys are also queried: objects that look up a row's shard key by another column
     (:mod:`sharded_orm.models.sharding.key_sources`).
 
     :param options: the group and shard key of the query's model.
     :param scatter: whether the query may go to all shards.
-    :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
-        too. False for a count, for example.
+    :param ordered: whether the SQL will have an ORDER BY, whose expressions must then be checked.
+        False for a count, for example.
     :param known_keys: the function that queries the sources of keys.
     :raises ShardKeyRequired: the query's conditions determine no shard, and the query may not go to
         all shards.
-    :raises CrossShardRelation: the query reads rows that may be on other shards than its own.
-    :raises UnknownExpression: it is unknown to the library which rows an expression reads.
+    :raises CrossShardRelation: the query reads rows that the shards to which it is sent may lack.
+    :raises UnknownExpression: the library cannot know which rows an expression reads.
     """
     bound = _bound_of_combination(options, query) if query.combinator else _bound(options, query)
     if bound is None:
@@ -155,8 +152,8 @@ def find_route(
     if bound is None and not scatter:
         problem = "this query does not say which shards it is about"
         raise shard_key_required(options, problem + key_sources.hint(options.model))
-    # Read the group only now, after the look-up of the keys. Meanwhile this process may have loaded a
-    # newer topology, and the directory may have returned a shard that the older topology lacks.
+    # Read the group after the look-up of the keys. During the look-up, this process may have loaded
+    # a newer topology with more shards, and a key may be on one of these.
     group = runtime.group(options.group)
     if bound is not None:
         numbers = tuple(sorted(bound.shards))
@@ -181,9 +178,9 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 
 
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
-    """Return a checker for statements that run on ``shards``, see :class:`Colocation`.
+    """Return a :class:`Colocation`, which checks statements that run on ``shards``.
 
-    The checker raises an error if a statement reads rows that may not be stored on these shards.
+    It raises an error if a statement reads rows that may be stored on other shards.
 
     :param shards: shard numbers; None for all shards of the group.
     """
@@ -199,9 +196,9 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 
 
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
-    """Return a checker for statements that run on the shard ``alias``, see :class:`Colocation`.
+    """Return a :class:`Colocation`, which checks statements that run on the shard ``alias``.
 
-    The checker raises an error if a statement reads rows that may not be stored on this shard.
+    It raises an error if a statement reads rows that may be stored on other shards.
     """
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
@@ -228,7 +225,7 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
     A simple query reads one table, and its conditions compare columns with plain values, joined by
     AND. One condition is an equality with the shard key, or with an id that contains its shard
-    number. No other condition compares these columns with another value. Sends nothing.
+    number. If there are several such equalities, they have the same value. Sends nothing.
     """
     if not has_one_table(query, ordered=ordered):
         return None
@@ -239,18 +236,18 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # A condition other than an equality can exclude rows, but it does not change the
-            # shard. So ignore it if it compares a column with plain values. An exception is __in
-            # on a key column: if its list lacks the value of the equality, the query matches no
-            # row and needs no shard.
+            # This condition is not an equality. Ignore it if it compares a column with plain
+            # values, because it can exclude rows, but cannot change the shard. An exception is __in
+            # on a key column: if its list lacks the key, the query matches no row and needs no
+            # shard.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
                 continue
             return None
         if field is key or (field.column in columns and options.names_shard(field)):
-            # Accept two equalities with the same value, because a related manager and the caller
-            # may both add one. With two different values, the query is not simple.
+            # A second equality, for example of a related manager, must have the same value. With
+            # two different values, the query is not simple.
             if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs
@@ -262,7 +259,7 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
 
 def has_one_table(query: Query, *, ordered: bool) -> bool:
-    """Whether ``query`` reads one table only, with conditions that are joined by AND. Sends nothing.
+    """Whether ``query`` reads only one table, and joins its conditions by AND. Sends nothing.
 
     The conditions themselves are not examined.
     """
@@ -324,10 +321,10 @@ def _number_in(group: str) -> Any:
 def _bound_of_combination(options: ShardOptions, query: Query) -> Bound | None:
     """Return the bound of a union(), intersection() or difference().
 
-    The bound is the set of shards of all rows that can match. Return None if one of the combined
+    The bound is the set of shards that can have matching rows. Return None if one of the combined
     queries has no bound.
 
-    :raises ScatterNotSupported: the combined queries need more than one shard in total.
+    :raises ScatterNotSupported: the combined queries together need more than one shard.
     """
     bounds = []
     for part in query.combined_queries:
@@ -357,9 +354,8 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
-    shard. While a key moves, two shards may have its rows. Then the query for one of these shards
-    hides the second copy. Only a query whose conditions contain shard keys of a single shard needs
-    no such filter.
+    shard. While a key moves, two shards may have its rows. Then the query for one of them excludes
+    the rows of the key, unless all keys in the conditions are on one shard.
 
     :param group: the shard group of ``options``.
     """
@@ -407,7 +403,7 @@ def _narrowed_query(
 ) -> Query:
     """Return a copy of ``query`` whose lists of keys (``IN (…)``) contain only keys of ``shard``.
 
-    If a condition compares with an instance of another shard, it matches no row in the copy.
+    A condition that compares with an instance of another shard matches no row in the copy.
 
     :param numbers: the shard number of each key. Keys that have no shard are left out.
     """

@@ -1,4 +1,4 @@
-"""``update()`` by plans: the SQL for updates of one shape is compiled once, and reused with other values."""
+"""``update()`` by plans: SQL that is compiled once for all updates which differ only in their values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from django.db import connections, transaction
 
 from sharded_orm import runtime
 from sharded_orm.models.moves.repetition import repeated
+from sharded_orm.models.plans.declarations import Declarations
 from sharded_orm.models.plans.selection import EVERYTHING
-from sharded_orm.models.plans.shapes import Recording, has_room, logger
+from sharded_orm.models.plans.shapes import Recording, has_room, plan_of
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.plans.updates import PLAIN_TYPES, UpdatePlan, compile_update
 from sharded_orm.models.querysets.plan_examples import UPDATE, examples_of
@@ -19,7 +20,7 @@ from sharded_orm.models.querysets.route import PLAIN_KEYS
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.topology.model import Shard
 
-#: The names of the written fields and the types of their values.
+#: The fields that an update writes, and the types of the new values.
 _Write = tuple[Any, ...]
 
 
@@ -50,7 +51,10 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
         return changed
 
     def _recorded_update(self, new_values: dict[str, Any]) -> Recording | None:
-        """Return the recorded calls if ``update(**new_values)`` may use a plan; otherwise None."""
+        """Return the recorded calls if ``update(**new_values)`` may use a plan, a compiled UPDATE.
+
+        Return None if Django must run the update.
+        """
         recording = (
             self._recorded() if PLAIN_TYPES.issuperset(map(type, new_values.values())) else None
         )
@@ -60,9 +64,10 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
             or recording.shape.ordering is not None
             or recording.shape.selection is not EVERYTHING
             or recording.shape.shard_at is None
-            # The shard of an instance is compared only by Django.
+            # A plan does not check on which shard an instance is. So use none if a condition
+            # compares with an instance.
             or recording.instances
-            # The queryset of a related manager.
+            # A queryset of a related manager uses no plan.
             or self._hints
             or self._known_related_objects
             or self._deferred_filter is not None
@@ -72,13 +77,19 @@ class PlannedUpdateQuerySet(PlannedQuerySet[M]):
 
 
 def _update(plan: UpdatePlan, recording: Recording, new_values: list[Any]) -> int | None:
-    """Update rows by ``plan``. Return None, without sending anything, if Django must update them."""
+    """Update rows with ``plan``, a compiled UPDATE, and return their number.
+
+    Return None, without sending anything, if the plan cannot be used, so that Django must update.
+    """
     shard = _shard_of(recording)
     if shard is None:
         return None
-    # Mark the transaction after an error, as Django does for each update().
+    connection = connections[shard.alias]
+    if not plan.fits(connection):
+        return None
+    # If the UPDATE fails inside an atomic block, mark the block for rollback, as Django's update() does.
     with transaction.mark_for_rollback_on_error(using=shard.alias):
-        return plan.execute(new_values, recording.values, connections[shard.alias])
+        return plan.execute(new_values, recording.values, connection)
 
 
 def _shard_of(recording: Recording) -> Shard | None:
@@ -91,33 +102,33 @@ def _shard_of(recording: Recording) -> Shard | None:
 def _learn(
     recording: Recording, write: _Write, values: dict[str, Any], queryset_class: Any
 ) -> None:
-    """Make the plan of an update, if it is the second one of its shape. Called after Django's update."""
+    """Compile a plan for an update that Django has executed, if it is the second of its shape.
+
+    A shape is the list of a queryset's calls, without the values. Later updates of this shape use
+    the plan.
+    """
     shape = recording.shape
     if write not in shape.seen:
         if has_room():
             shape.seen.add(write)
         return
     if write in shape.updates:
-        return
-    plan: UpdatePlan | None = None
-    try:
-        plan = _plan_of_examples(recording, values, queryset_class)
-    except Exception:
-        # A field or the backend refuses the values of the example query. The update itself has
-        # succeeded, so ignore the error. Django compiles such updates each time.
-        logger.debug("update() of %s has no plan", shape, exc_info=True)
-    logger.debug(
-        "update() of %s, %s: %s", shape, write, "left to Django" if plan is None else "planned"
+        plan, shard = shape.updates[write], _shard_of(recording)
+        if plan is None or shard is None or plan.fits(connections[shard.alias]):
+            return
+    shape.updates[write] = plan_of(
+        f"update() of {shape}, {write}",
+        lambda: _plan_of_examples(recording, values, queryset_class),
     )
-    shape.updates[write] = plan
 
 
 def _plan_of_examples(
     recording: Recording, values: dict[str, Any], queryset_class: Any
 ) -> UpdatePlan | None:
     shape, shard = recording.shape, _shard_of(recording)
+    declarations = Declarations(shape)
     examples = [] if shard is None else examples_of(UPDATE, recording, queryset_class)
     if shard is None or not examples:
         return None
     fields = [(shape.model._meta.get_field(name), value) for name, value in values.items()]
-    return compile_update(shape, examples, fields, connections[shard.alias])
+    return compile_update(shape, examples, fields, declarations, connections[shard.alias])

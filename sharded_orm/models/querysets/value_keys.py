@@ -1,6 +1,7 @@
-"""Finds the shard keys for a recorded query whose conditions contain none, by the sources of keys.
+"""Finds the shard keys of a query whose conditions contain no shard key.
 
-A source of keys is an object that looks up a row's shard key by a value in another column.
+It queries the sources of keys: objects that look up a row's shard key by a value in another column.
+The query is given as a recording: the calls of its queryset, which are not compiled yet.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from sharded_orm.topology.model import Shard
 class ValueKeys:
     """Finds the shard keys for the ``column = value`` conditions of one query. Not thread-safe.
 
-    It queries the sources of keys (objects that find a row's shard key by a value). All conditions
-    are joined by AND, so the shards found for one condition have all rows of the query.
+    It queries the sources of keys, objects that find a row's shard key by a value. The conditions
+    are joined by AND. So the keys found for one condition are enough: each row of the query has one
+    of these keys.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -47,10 +49,10 @@ class ValueKeys:
     def shards(self) -> list[Shard] | None:
         """Return the shards that can have rows of the query; None if they are unknown.
 
-        They are the shards of the keys that a source of keys (an object that finds the shard keys
-        of rows by another column) returns for the value of a condition. Return None also if there
-        is only one shard, and it may have rows of a key that is moving, because these rows may
-        match, too. Each call queries the sources.
+        The shards are those of the keys that a source of keys returns for the value of a condition.
+        (A source of keys finds the shard keys of rows by another column.) If the result is a single
+        shard that may also have rows of a moving key, return None, because these rows may match,
+        too. Each call queries the sources.
         """
         self._answers.clear()
         for field, value in self._equalities:
@@ -65,9 +67,10 @@ class ValueKeys:
         return None
 
     def known_keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Return the shard keys that the sources know; query the sources only once for one value.
+        """Return the shard keys of the rows whose ``field`` has one of ``values``.
 
-        See :func:`~sharded_orm.models.sharding.key_sources.known_keys`.
+        Like :func:`~sharded_orm.models.sharding.key_sources.known_keys`. But the result for a
+        single value is remembered, so that the sources of keys are queried only once for it.
         """
         if len(values) != 1:
             return key_sources.known_keys(model, field, values)

@@ -17,12 +17,9 @@ from sharded_orm.models.querysets.bulk_writes import (
     refuse_rows_of_other_shards,
 )
 from sharded_orm.models.querysets.route import names_shards, plain_key
-from sharded_orm.models.sharding.options import (
-    describe,
-    options_of,
-    required_options,
-    shard_key_required,
-)
+from sharded_orm.models.sharding import row_placement
+from sharded_orm.models.sharding.key_errors import describe, shard_key_required
+from sharded_orm.models.sharding.options import options_of, required_options
 from sharded_orm.models.sharding.same_key import (
     cross_key_relation,
     joined_instances,
@@ -65,7 +62,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             return self._on_shard_of_near(values)._found_or_created(
                 values,
                 defaults,
-                lambda rows: super(WritingQuerySet, rows).get_or_create(defaults, **values),  # noqa: UP008  # not of self
+                # super() has arguments because the method is called on ``rows`` and not on ``self``.
+                lambda rows: super(WritingQuerySet, rows).get_or_create(defaults, **values),  # noqa: UP008
             )
 
         return repeated(
@@ -88,7 +86,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             return self._on_shard_of_near(values)._found_or_created(
                 values,
                 new_row,
-                lambda rows: super(WritingQuerySet, rows).update_or_create(  # noqa: UP008  # not of self
+                # super() has arguments because the method is called on ``rows`` and not on ``self``.
+                lambda rows: super(WritingQuerySet, rows).update_or_create(  # noqa: UP008
                     defaults, create_defaults, **values
                 ),
             )
@@ -112,14 +111,14 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
         """Return this queryset, limited to the shard of the row ``values["near"]``.
 
-        The new row is to be stored on the same shard as this row. ``near`` is removed from
+        The argument ``near`` means: store the new row on the shard of that row. It is removed from
         ``values``. Return the queryset unchanged if ``values`` has no ``near``, or if the model
         does not generate its shard key.
         """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:
             return self
-        alias = options.place(self.model(near=near)).alias
+        alias = row_placement.place(options, self.model(near=near)).alias
         if self._is_pinned() and self._db != alias:
             raise CrossShardRelation(
                 f"near={describe(near)} is on {alias!r}, and the row is to be found or created on"
@@ -133,16 +132,18 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         new: dict[str, Any] | None,
         run: Callable[[Self], tuple[M, bool]],
     ) -> tuple[M, bool]:
-        """Call ``run`` with this queryset, limited to the shard of the row to be found or created.
+        """Call ``run`` with a copy of this queryset for the shard of the row.
 
-        For ``values`` and ``new``, see :meth:`_on_shard_of_lookup`.
+        :param values: the values by which the row is looked up. A new row gets them, too.
+        :param new: more values of a new row.
         """
         on_shard = self._on_shard_of_lookup(values, new)
         try:
             return run(on_shard)
         except CrossShardRelation:
-            # A row on that shard had the values, but was gone when it was to be read. Another key
-            # may be that of the new row, which was refused before it was written.
+            # The row was found on this shard, but was deleted before ``run`` read it. Then ``run``
+            # tried to create a new row here. This was refused, because the key in ``new`` belongs
+            # on another shard. So look up the shard once more.
             again = self._on_shard_of_lookup(values, new)
             if again._db == on_shard._db:
                 raise
@@ -151,15 +152,15 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def _on_shard_of_lookup(self, values: dict[str, Any], new: dict[str, Any] | None) -> Self:
         """Return this queryset limited to the shard of the row that is to be found or created.
 
-        ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``;
-        ``new`` are the other values of a row to be created. If ``using()`` was not called,
-        ``values`` must contain the shard key, or other conditions that determine one shard. A key
-        in ``new`` is enough only if it is known that no shard has a row that matches ``values``.
-        Otherwise a matching row on another shard could be missed.
+        :param values: the keyword arguments of ``get_or_create()`` or ``update_or_create()``.
+            Unless ``using()`` was called, they must determine one shard, by the shard key or
+            otherwise.
+        :param new: more values of a row to be created. A shard key in ``new`` is enough only if it
+            is certain that no shard has a row that matches ``values``.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
-        # Check the instances among ``values`` even if using() chooses the shard, because a new row
-        # would refer to these instances.
+        # Check the instances among ``values`` even if using() chooses the shard: if a row is
+        # created, it refers to them.
         refuse_rows_of_other_shards(self._options, values.values(), alias)
         # Pass ordered=False, because get(), which will read the row, sends no ORDER BY.
         self.filter(**values)._check_colocation_on(alias, ordered=False)
@@ -169,7 +170,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         options = self._options
         for name in key_names(options).intersection(values):
             probe = self.model(**{name: values[name]})
-            return options.place(probe).alias
+            return row_placement.place(options, probe).alias
         matching = self._chain()
         conditions = {k: v for k, v in values.items() if LOOKUP_SEP not in k}
         matching = matching.filter(**conditions) if conditions else matching
@@ -182,9 +183,9 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             and not names_shards(options, matching.query)
             and not (route.shards and matching.exists())
         ):
-            # A condition on another column than the key determines the shards, and no shard has
-            # such a row. So create the row on the shard of its own key.
-            return options.place(self.model(**key)).alias
+            # ``values`` contain no key, but determine at most one shard, and this shard has no such
+            # row. So create the row on the shard of the key in ``new``.
+            return row_placement.place(options, self.model(**key)).alias
         if len(route.shards) != 1:
             raise shard_key_required(options, "the row to find or create is on no one shard")
         return route.aliases[0]
@@ -192,7 +193,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
     def update(self, **kwargs: Any) -> int:
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
-            return super().update(**kwargs)  # Raises Django's error for a slice or a union().
+            return super().update(**kwargs)  # Django refuses to update a slice or a union().
         self._refuse_instances_of_other_key(kwargs)
         return repeated(
             self._options.group,
@@ -223,8 +224,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         return updated
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
-        # Refuse update(album=album) if one of the rows to be updated has another shard key than the
-        # album. If the conditions do not contain the key, send one query for each instance.
+        # Refuse update(album=album) if a row to be updated has a shard key that differs from the
+        # album's. Sends one query for each instance, unless the conditions contain the key.
         options = self._options
         if options.key is None:
             self._refuse_ends_of_two_keys(values)
@@ -274,7 +275,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
-            return super().delete()  # Raises Django's error for a slice or a union().
+            return super().delete()  # Django refuses to delete a slice or a union().
         return repeated(
             self._options.group,
             self._delete_rows,

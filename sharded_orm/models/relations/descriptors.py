@@ -1,7 +1,7 @@
 """Descriptors for both sides of the relations of sharded models.
 
-Django prefetches for a list of instances with one query, which is routed by the first instance. The
-descriptors of this module send one query per shard if the instances are on several shards.
+Django prefetches for a list of instances by one query to one database. The descriptors of this
+module send one query to each shard that has some of the instances.
 """
 
 from __future__ import annotations
@@ -31,21 +31,17 @@ from sharded_orm.models.relations.outside_managers import FromOutside, NullableF
 from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
-from sharded_orm.models.sharding.options import (
-    group_of,
-    key_of_row_changed,
-    options_of,
-    shard_options,
-)
+from sharded_orm.models.sharding.key_errors import key_of_row_changed
+from sharded_orm.models.sharding.options import group_of, options_of, shard_options
 from sharded_orm.models.sharding.same_key import key_for_related, known_key, refuse_two_keys
 
 
 class _PerShard:
     """A mixin that prefetches separately for each shard.
 
-    Rows of two shards may have the same id. So a related row belongs to an instance only if both
-    have the same value of the relation and are on the same shard. The instances can be on several
-    shards after an outer prefetch for global rows, or in a call of ``prefetch_related_objects()``.
+    Rows of two shards may have the same id. So a related row is matched with an instance only if
+    both are on the same shard. A list of instances is on several shards, for example, if an outer
+    prefetch for global rows has read them.
     """
 
     get_queryset: Callable[..., Any]
@@ -81,7 +77,7 @@ class _PerShard:
     def _refuse_several_rows(self, part: Any) -> Any:
         """Raise an error if a relation to a single row has matched several rows.
 
-        This can happen because values are unique only within each shard.
+        This can happen because a unique constraint holds only within one shard.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         if not single or group_of(self._sides()[1]) is None:
@@ -94,7 +90,7 @@ class _PerShard:
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
     """Raise :exc:`CrossShardRelation` if rows of several shards are related to the same instance.
 
-    Called for relations to a single row.
+    An instance can have only one related row here.
 
     :param rows: the rows of a prefetch.
     :param value_of: returns the value by which a row is related to an instance.
@@ -117,14 +113,14 @@ def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> 
 class _ByConditions(_PerShard):
     """A mixin for relations to a single row, which may be of another group than the instance.
 
-    If the groups differ, the instance does not determine the shard of the related row. Then the
-    conditions of the query determine it.
+    If the groups differ, the instance does not determine the shard of the related row. The
+    conditions of the query determine the shard.
     """
 
     def get_queryset(self, **hints: Any) -> Any:
-        # Overrides get_queryset() of Django's descriptor, which uses a plain base manager. A
-        # queryset of that manager would get its alias from the router, which does not know the
-        # relation.
+        # Overrides get_queryset() of Django's descriptor. Django's queryset would get its alias
+        # from the router. But the router does not know the relation, so it could return the wrong
+        # shard.
         if (instance := hints.get("instance")) is not None:
             refuse_other_key(instance)
         rows = super().get_queryset(**hints)
@@ -132,8 +128,8 @@ class _ByConditions(_PerShard):
         if type(rows) is QuerySet and not self._stays_on_shard() and group_of(model) is not None:
             rows = ShardedQuerySet(model, hints=hints)
         if isinstance(rows.query, BoundKeyQuery):
-            # Return the referenced row, as a plain base manager does, even if its key is not the
-            # bound key (the key that bound() sets for all queries).
+            # Do not filter by the bound key (the key that bound() sets for all queries), because
+            # the referenced row may have a different key.
             rows.query.bound_key = EXEMPT
         return rows if instance is None else compat.copy_fetch_mode(rows, instance)
 
@@ -153,12 +149,12 @@ class _Forward(_ByConditions):
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
         # Refuse a change of the shard key as soon as it is made in memory. save() would refuse it,
-        # too, but person.albums.add(album) updates the column without calling save().
+        # too, but person.albums.add(album) updates the key's column without calling save().
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
-        # Type the field as Any: the type checker takes a shard key for a plain field, but this one
-        # is a relation.
+        # Type the field as Any, because the type checker does not know that this shard key is a
+        # relation.
         field: Any = self.field
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
@@ -188,13 +184,13 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). If the row has another shard key than the
-        # instance, it counts as missing, no matter how it was read: by this call, together with the
-        # instance, or by a prefetch.
+        # Overrides ReverseOneToOneDescriptor.__get__(). A row whose shard key differs from that of
+        # the instance counts as missing. It may come from this call or from an earlier read, such
+        # as a prefetch.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
-            # Call Django's method again: as None is cached now, it raises DoesNotExist.
+            # None is cached now, so this second call raises DoesNotExist.
             return super().__get__(instance, cls)
         return row
 
@@ -236,8 +232,8 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
-#: For a prefetched row that belongs to no instance, this object replaces the value by which rows
-#: and instances are matched.
+#: Prefetched rows and instances are matched by equal values. A row that must match no instance gets
+#: this object as its value.
 _UNRELATED = object()
 
 
@@ -257,17 +253,16 @@ class _RelatedManager(_PerShard):
         super().__init__(instance)  # type: ignore[call-arg]  # Django's manager class has this method
 
     def __call__(self, *, manager: str) -> Any:
-        # Overrides __call__() of Django's managers, which returns a manager of Django's class,
-        # without the methods of this module.
+        # Overrides __call__() of Django's managers, which returns a manager without the methods of
+        # this module.
         other = super().__call__(manager=manager)  # type: ignore[misc]  # Django's manager class has this method
         own = make_related_manager(type(other), self._rel, self._mixins, reverse=self._reverse)
         return own(self.instance)
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
-        # queryset. So pass a copy: the queryset may belong to a Prefetch object of the project,
-        # which prefetch_one_level() passes on without a copy. Also filter by the shard key of the
-        # instance, because related rows have the same key.
+        # queryset. Pass a copy, because the queryset may belong to a Prefetch object of the
+        # project. Also filter by the shard key of the instance, which related rows have, too.
         rows = queryset._chain()
         if key := key_for_related(queryset.model, self._rel.field, self.instance):
             rows = rows.filter(**key)
@@ -334,8 +329,7 @@ def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
     The model on the other side gets a descriptor even if it is a global or plain Django model.
-    Django's own descriptor would get the alias from the router, which does not know the relation
-    that is followed.
+    Django's own descriptor would get the alias from the router, which cannot know the relation.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:

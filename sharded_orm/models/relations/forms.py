@@ -1,4 +1,4 @@
-"""Relations in forms of sharded models: a visitor can choose only rows with the row's shard key.
+"""Relations in forms of sharded models: a visitor can choose only rows with the key of the form's row.
 
 A model field creates its form field (``formfield()``), and sets the value of a form on the row
 (``save_form_data()``). :func:`install_relations_in_forms` overrides both methods on the relation
@@ -22,18 +22,18 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, nam
 
 
 def install_relations_in_forms(model: type[Model]) -> None:
-    """Make forms of ``model`` offer and accept only related rows with the row's own shard key.
+    """Make forms of ``model`` offer and accept only related rows with the shard key of the form's row.
 
-    Without this, a choice of a row with another key would raise :exc:`CrossShardRelation`, which a
-    visitor should not see.
+    Otherwise a visitor could choose a row with a different key. This would raise
+    :exc:`CrossShardRelation`, which a visitor should not see.
     """
     field: Any
     for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
         if not (field.many_to_one or field.one_to_one or field.many_to_many):
             continue
         # Set the methods on the field object, where deconstruct() does not see them, so that
-        # migrations do not contain them. If the field has such an attribute already, as a shard key
-        # may, keep it.
+        # migrations do not contain them. If the field has such an attribute already, keep it. (The
+        # field of a shard key may have one.)
         field.__dict__.setdefault("formfield", partial(_formfield, field))
         if not field.many_to_many:
             field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
@@ -53,13 +53,13 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
 
     def get_bound_field(self, form: Any, field_name: str) -> Any:
         # Overrides Field.get_bound_field(), which a form calls before it shows or cleans the field.
-        # ``self`` belongs to this form alone, because each form copies its fields.
+        # ``self`` can be changed, because each form has its own copy of the field.
         rows: Any = self.queryset
         # Offer the rows of a slice as they are, because a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
             bound_key = key_in_force(rows.model)
-            # If bound() has set another key than that of the form's row, offer nothing: a query for
-            # the row's key would raise an error.
+            # If the key of the form's row is not the bound key (set by bound()), offer no rows,
+            # because a query for the row's key would raise an error.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
         elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
@@ -67,9 +67,9 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # the class
         return super().get_bound_field(form, field_name)
 
     def _is_key_wrong(self, form: Any) -> bool:
-        """Whether no rows can be offered because the visitor has sent no valid key for the new row.
+        """Whether no rows can be offered, because the form has no valid shard key for its new row.
 
-        The form itself reports that the shard key is wrong.
+        The visitor has sent no key or a wrong one. The form reports that.
         """
         row: Any = getattr(form, "instance", None)
         options = None if row is None else options_of(row)
@@ -131,7 +131,7 @@ def _submitted_key(form: Any, key: Any) -> Any:
     """Return the shard key that the visitor has entered into the form's field for the key.
 
     Return None if the visitor has entered no value or an invalid one. Checking the value may cost a
-    query, so the result is stored on the form, for its other relations.
+    query, so the result is stored on the form: its other relation fields use it, too.
     """
     if not hasattr(form, "_submitted_shard_key"):
         form._submitted_shard_key = _read_submitted_key(form, key)
@@ -186,9 +186,10 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
             row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
-    # If the chosen row has another shard key, it cannot be assigned, so set only its id. Usually
-    # Model.clean_fields() then reports that there is no such row. But the choice may be right if the
-    # visitor has also changed the key of the form's row.
+    # If the key of the chosen row differs from that of the form's row, the chosen row cannot be
+    # assigned, so set only its id. Usually Model.clean_fields() then reports that there is no such
+    # row. But the choice is right if the visitor has also changed the key of the form's row
+    # accordingly.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:

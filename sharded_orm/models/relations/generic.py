@@ -1,8 +1,8 @@
 """Generic relations of sharded models: ``note.content_object`` and ``photo.notes``.
 
-A note is *about* the row to which its generic foreign key refers. Inside a group, both rows are on
-one shard, as with a foreign key. A relation to a row outside of the group is followed if the stored
-values determine the shard; otherwise it is refused.
+A note is *about* the row to which its generic foreign key refers. If both rows are in one group,
+they are on one shard, as with a foreign key. If the other row is outside of the group, the relation
+is followed only if the stored values determine the shard; otherwise it is refused.
 
 The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
 """
@@ -37,29 +37,25 @@ from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.instance_shard import on_shard_of
-from sharded_orm.models.sharding.options import (
-    colocated_alias,
-    describe,
-    group_of,
-    key_of_row_changed,
-    required_options,
-)
+from sharded_orm.models.sharding.key_errors import describe, key_of_row_changed
+from sharded_orm.models.sharding.options import group_of, required_options
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
 
 
 class ShardedGenericForeignKey(GenericForeignKey):
     """A generic foreign key that looks up the row to which it refers in the right database.
 
-    If both rows are of one group, this is the shard of the referring row. Otherwise it is the
-    global database, or the shard that the id of the referenced row determines.
+    If both rows are of one group, the right database is the shard of the referring row. Otherwise it
+    is the global database, or the shard that the id of the referenced row determines.
     """
 
-    #: Tells ``Colocation``, which refuses queries of rows on other shards, that subqueries along
-    #: this field are allowed: if both rows of the relation are of one group, they are on one shard.
+    #: ``Colocation`` refuses queries of rows on other shards. This attribute allows subqueries
+    #: along this field: if both rows of the relation are of one group, they are on one shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
-        """Raise :exc:`CrossShardRelation` if a new row refers to a row on another shard or of another key.
+        """Raise :exc:`CrossShardRelation` if a new row refers to a row of a different shard or key.
 
         The row to which a new row refers must be stored on the same shard, under the same shard key. No
         constraint of the database ensures this. If only the id of the referenced row was set, a query
@@ -121,8 +117,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
     def rows_of(self, model: Any, instance: Any) -> Any:
         """Return a queryset of ``model`` that finds the row to which ``instance`` refers.
 
-        :raises BoundKeyMismatch: ``instance`` has another key than the bound key, which a ``with
-            bound()`` block or a request has set.
+        :raises BoundKeyMismatch: ``instance`` does not have the bound key, which a ``with bound()``
+            block or a request has set.
         """
         refuse_other_key(instance)
         rows = model._base_manager.db_manager(hints={"instance": instance}).all()
@@ -142,13 +138,13 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
     #: A :class:`ShardedGenericForeignKey`, typed as Any: the type checker would take the
     #: attribute for the value of the field.
     field: Any
-    #: Tells ``split_lookups()``, which splits the lookups of a prefetch, that one prefetch can
-    #: handle the instances of all shards together.
+    #: Most prefetches are split by shard. This attribute tells ``split_lookups()`` not to split a
+    #: prefetch along this field, because it handles the instances of all shards together.
     leads_anywhere = True
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides GenericForeignKeyDescriptor.__get__(), which looks for the other row in the
-        # database of ``instance``. Here, look on the shard of the other row.
+        # Overrides GenericForeignKeyDescriptor.__get__(), which looks for the referenced row in the
+        # database of ``instance``. Look on the shard of the referenced row instead.
         model = None if instance is None else self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             return super().__get__(instance, cls)
@@ -160,8 +156,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
         return self.field.get_cached_value(instance)
 
     def fetch_one(self, instance: Any) -> None:
-        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), which looks for the other
-        # row in the database of the instance. Here, look on the shard of the other row.
+        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), which queries the database
+        # of ``instance``. Query the shard of the referenced row instead.
         model = self.field.content_model(instance)
         if model is None or not self.field.concerns_shards([model]):
             super().fetch_one(instance)
@@ -177,8 +173,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
 
     def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
         # Overrides GenericForeignKeyDescriptor.get_prefetch_querysets(), which sends one query for
-        # each content type. If the rows are on the shards of the instances, send one query for each
-        # content type and shard.
+        # each content type. If the referenced rows are in the group of the instances, they are on
+        # the same shards. Then send one query for each content type and shard.
         model_by_type: dict[Any, Any] = {}
         instance_by_place: dict[tuple[Any, str | None], Any] = {}
         pks_by_place: dict[tuple[Any, str | None], set[Any]] = defaultdict(set)
@@ -215,8 +211,8 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
                 return None
             model = model_by_type.get(type_id)
             if model is None:
-                # Return a key that no instance has, because no instance refers to a row of this
-                # content type.
+                # The content type's model no longer exists, or no instance with this content type has
+                # an id. So no row was read for the instance. Return None, which matches no row.
                 return None
             return (
                 model,
@@ -247,7 +243,7 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
 
 
 def generic_foreign_key(model: Any, ct_field: str, fk_field: str) -> GenericForeignKey | None:
-    """Return the generic foreign key of ``model`` whose values are stored in these two fields."""
+    """Return the generic foreign key of ``model`` with the fields ``ct_field`` and ``fk_field``."""
     names = ct_field, fk_field
     for field in model._meta.private_fields:
         if isinstance(field, GenericForeignKey) and (field.ct_field, field.fk_field) == names:
@@ -262,8 +258,8 @@ class ShardedGenericRelation(GenericRelation):
     too. Related rows of another group prevent the deletion.
     """
 
-    #: Tells ``Colocation``, which refuses reads of rows on other shards, that a join along this
-    #: field finds all rows on the same shard.
+    #: ``Colocation`` refuses reads of rows on other shards. This attribute allows joins along this
+    #: field, because they find all rows on the same shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
@@ -319,8 +315,8 @@ class GenericRows(RelatedRows):
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides _apply_rel_filters() of Django's manager, which gets an alias from the router
-        # and passes it to using(). But a queryset with an alias is not checked for conditions that
+        # Overrides _apply_rel_filters() of Django's manager, which always calls using() with an
+        # alias from the router. A queryset with an alias would not be checked for conditions that
         # select another shard. So call using() only if the caller has chosen the alias.
         queryset._add_hints(instance=self.instance)
         if self._db:
@@ -337,7 +333,7 @@ class GenericRows(RelatedRows):
     def _refuse_key_change(self, objs: Iterable[Any]) -> None:
         """Raise :exc:`ShardKeyChanged` if relating ``objs`` would change their shard key.
 
-        Relating a row changes its key if the field with the id of the other row is the shard key.
+        That is the case if the shard key is the field that stores the id of the related row.
         """
         key = self._options.key
         if key is None or key.name not in (relating := self._related({})):
@@ -365,8 +361,8 @@ class GenericBeside(GenericRows, NullableBeside):
         return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # Django's manager class has this method
 
     def _on_shard(self, queryset: Any, instance: Any) -> Any:
-        # Add a condition on the shard of ``instance``. Otherwise other conditions could select
-        # another shard, where another row may have the same primary key.
+        # Add a condition that selects the shard of ``instance``. On another shard, a different row
+        # may have the same primary key.
         alias = colocated_alias(self._options, instance)
         if alias is None:
             return queryset
@@ -410,7 +406,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     def add(self, *objs: Any, bulk: bool = True) -> None:
         self._refuse_key_change(objs)
         if bulk:
-            self._pks_by_alias(objs)  # Raise an error first if a row is not stored, as Django does.
+            self._pks_by_alias(objs)  # Refuse rows that are not stored, as Django does.
         super().add(*objs, bulk=bulk)
 
     add.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
@@ -439,7 +435,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _check_fk_val(self) -> None:
-        pass  # Django, too, checks no value here for generic relations.
+        pass  # Do nothing, as Django does: a generic relation has no foreign key to check.
 
     def _relation_and_change(self) -> tuple[str, str]:
         rel: Any = self._rel
@@ -447,7 +443,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
 
 
 def install() -> None:
-    """Replace Django's fields and descriptors of generic relations on all models by this module's.
+    """Replace Django's classes for generic relations on all models by the classes of this module.
 
     Plain models get them, too, because any model may be on the other side of a generic relation. If
     neither side is on shards, they behave like Django's.

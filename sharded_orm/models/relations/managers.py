@@ -1,9 +1,9 @@
 """Mixins that make Django's related managers find the right shards.
 
-A related manager of Django gets one alias from the router, to which it passes the manager's
-instance as a hint. The alias is right if the related rows are on the shard of the instance: see
-:class:`Beside` and :class:`ManyBeside`. The alias is wrong if the instance is global or of another
-group: see :class:`~sharded_orm.models.relations.outside_managers.FromOutside`.
+A related manager of Django gets one alias from the router, which knows only the manager's instance.
+If the related rows are on the shard of the instance, the alias is right; see :class:`Beside` and
+:class:`ManyBeside`. If the instance is global or of another group, the alias is wrong; see
+:class:`~sharded_orm.models.relations.outside_managers.FromOutside`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from sharded_orm.models.moves.repetition import repeated, write_in_part
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.instance_shard import on_shard_of
-from sharded_orm.models.sharding.options import (
-    ShardOptions,
-    colocated_alias,
-    describe,
-    shard_options,
-)
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys, with_key
 
 
@@ -44,7 +41,7 @@ class RelatedRows:
     _db: str | None
     #: Django's relation object, such as a ManyToOneRel, which belongs to the referenced model.
     _rel: Any
-    #: The class of Django's related manager, which comes after the mixin in the MRO.
+    #: The class of Django's related manager, the base class that follows the mixins.
     _django: type[Any]
 
     @property
@@ -87,8 +84,8 @@ class RelatedRows:
 def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
     """Raise :exc:`CrossShardRelation` if one of ``rows`` cannot be related to ``instance``.
 
-    It cannot be related if it has another shard key, or is on another shard. Without this check, a
-    different row might be changed: a row on the shard of ``instance`` that has the same id.
+    A row cannot be related if its shard or its shard key differs from that of ``instance``. Without
+    this check, a wrong row might be changed: a row on the shard of ``instance`` with the same id.
 
     :param field: the foreign key or many-to-many field of the relation.
     """
@@ -113,8 +110,8 @@ class Beside(RelatedRows):
 
         def change() -> None:
             for obj in objs:
-                # Set the current alias of each row, because Django compares the aliases of the
-                # rows. If a row was read before its shard key moved, its alias is outdated.
+                # Update the alias of each row: it is outdated if the row was read before its shard
+                # key moved. Django would refuse such a row.
                 if isinstance(obj, self.model) and not obj._state.adding:
                     obj._state.db = current_alias(self._options, obj)
             add(*objs, bulk=bulk)
@@ -171,8 +168,8 @@ class NullableBeside(Beside):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear, which fails if a shard key moves between the choice of the
-        # shard and the write. In this case, call it again.
+        # Overrides RelatedManager.clear. If the shard key moves to another shard during the call,
+        # Django's method fails. Then it is called once more, and finds the new shard.
         clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(lambda: clear(bulk=bulk))
 
@@ -190,12 +187,12 @@ class ManyBeside(RelatedRows):
     target_field_name: str
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides ManyRelatedManager._apply_rel_filters(), which compares only the instance's
-        # primary key. Related rows may have the shard key of the instance; then the condition on
-        # this key determines the shard. Otherwise, add a condition on the instance's shard, so that
-        # later filters cannot select another shard, where another row may have the same primary
-        # key. add_q() changes the queryset in place, which is safe: _RelatedManager passes a copy
-        # of the caller's queryset.
+        # Overrides ManyRelatedManager._apply_rel_filters(), which filters only by the instance's
+        # primary key. On another shard, a different row may have the same primary key. If related
+        # rows have the shard key of the instance, Django's condition is enough, because the key
+        # determines the shard. Otherwise, add a condition that selects the instance's shard.
+        # add_q() changes the queryset in place. This is safe, because _RelatedManager passes a
+        # copy.
         if key_for_related(self.model, self._rel.field, self.instance):
             return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # Django's manager class has this method
         alias = colocated_alias(self._options, self.instance)
@@ -208,10 +205,10 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would skip it without an
         # error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # If a key moves, this add() may be repeated. But a create() or get_or_create() that calls
-        # add() must not be repeated, because it may have stored the related row already. So record
-        # here that a part of the write is stored. In a transaction, such as that of set(), nothing
-        # is repeated.
+        # This add() may be repeated if a key moves. But create() or get_or_create() may have called
+        # it after they stored the related row, and they must not be repeated. So record that a part
+        # of their write is stored. Not necessary in a transaction, such as that of set(): there,
+        # nothing is repeated.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # Django's manager class has this method
@@ -261,8 +258,8 @@ class ManyBeside(RelatedRows):
     remove.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def clear(self) -> None:
-        # Overrides ManyRelatedManager.clear(), which fails if a shard key moves between the choice
-        # of the shard and the write. In this case, call it again.
+        # Overrides ManyRelatedManager.clear(). If the shard key moves to another shard during the
+        # call, Django's method fails. Then it is called once more, and finds the new shard.
         clear = super().clear  # type: ignore[misc]  # Django's manager class has this method
         self._repeated(clear)
 
@@ -303,9 +300,9 @@ class ManyBeside(RelatedRows):
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _add_items(self, *args: Any, **kwargs: Any) -> None:
-        # Overrides ManyRelatedManager._add_items(), which inserts rows of the many-to-many table by
-        # ids. Skip the check of these rows: _check_targets() has compared the shard keys of the two
-        # rows that each of them relates.
+        # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many
+        # table. Skip the check of their shard keys: _check_targets() has compared the keys of the
+        # instances to be related already.
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # Django's manager class has this method
 

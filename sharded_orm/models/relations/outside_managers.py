@@ -13,7 +13,8 @@ from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.relations.managers import RelatedRows
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias
-from sharded_orm.models.sharding.options import colocated_alias, describe
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.row_placement import colocated_alias
 
 
 class FromOutside(RelatedRows):
@@ -122,8 +123,8 @@ class FromOutside(RelatedRows):
     def _plain_manager_method(self, name: str) -> Any:
         """Return the method called ``name`` of the model's own manager, such as ``create()``.
 
-        ``super()`` without arguments would return the method of Django's related manager, which
-        comes before the model's own manager in the MRO.
+        In the MRO, Django's related manager comes before the model's own manager. So a plain
+        ``super()`` would find the related manager's method.
         """
         return getattr(super(self._django, self), name)
 
@@ -165,9 +166,9 @@ class FromOutside(RelatedRows):
         )
 
     def _relation_and_change(self) -> tuple[str, str]:
-        """Return the name of this manager, and the queryset call that unrelates rows, as texts.
+        """Return this manager's name and a queryset call that unrelates rows, for an error message.
 
-        Both are for an error message.
+        For example, ``("photos", "update(person=None)")``.
         """
         return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
 
@@ -216,8 +217,8 @@ class NullableFromOutside(FromOutside):
     clear.alters_data = True  # type: ignore[attr-defined]  # Django's method has this attribute, too
 
     def _alias_of(self, row: Any) -> str:
-        # Accept a row that was not read from a database if its values determine its shard. Django
-        # accepts such an instance, too, if it has a primary key.
+        # Accept any row whose values determine its shard, even if it was not read from a database.
+        # Django, too, accepts such a row if it has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

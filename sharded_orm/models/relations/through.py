@@ -18,7 +18,9 @@ from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.querysets.sharded import ShardedManager
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, refuse_rows_given_by_id
-from sharded_orm.models.sharding.options import colocated_alias, describe, shard_options
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 
 
@@ -73,7 +75,7 @@ _delete.alters_data = True  # type: ignore[attr-defined]  # Django's method has 
 
 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
-    """Raise :exc:`BoundKeyMismatch` if the stored row has another key than the bound key.
+    """Raise :exc:`BoundKeyMismatch` if the stored row does not have the bound key.
 
     The bound key is the shard key that ``bound()`` has set.
 

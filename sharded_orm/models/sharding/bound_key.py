@@ -23,12 +23,8 @@ from django.db.models import Field, Model
 
 from sharded_orm.exceptions import BoundKeyMismatch, InvalidBoundKey
 from sharded_orm.models.sharding.imports_under_way import count_imports_under_way
-from sharded_orm.models.sharding.options import (
-    ShardOptions,
-    describe,
-    required_options,
-    shard_options,
-)
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import ShardOptions, required_options, shard_options
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -36,7 +32,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BoundKey:
-    """The value that a binding, an active ``bound()`` block, prescribes for one model's shard key.
+    """The value to which an active ``bound()`` block binds the shard key of one model.
 
     :param name: the ``attname`` of the shard key's field, such as ``owner_id``. An automatic
         many-to-many table has no key of its own. For such a table, ``name`` is the path to the key
@@ -62,7 +58,7 @@ class _Binding:
     Only ``_keys`` changes while the block is active. It caches the results of :meth:`key_of`.
 
     :param owner: the :class:`bound` or :class:`unbound` object of the block.
-    :param outer: the binding that was in force before the block.
+    :param outer: the binding of the enclosing block; None if there is none.
     :param values: the value of each bound shard key, as the key's field stores it, keyed by field.
         Values of outer blocks are included. Empty in an ``unbound()`` block.
     """
@@ -80,11 +76,10 @@ class _Binding:
     def holds(self) -> bool:
         """Whether the binding applies to the calling code.
 
-        It does not apply to the code of a module that is being imported inside the block.
+        False for the code of a module that is being imported inside the block.
         """
         imports = count_imports_under_way()
-        # An import that was under way before the block began does not count: the whole program may
-        # run inside of an import.
+        # Ignore imports that began before the block: the whole program may run inside an import.
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
@@ -102,8 +97,8 @@ class _Binding:
         if options.key is not None:
             value = self.values.get(options.key)
             return None if value is None else BoundKey(options.key.attname, value)
-        # The model is an automatic many-to-many table. A row of it has the shard key of the two
-        # rows that it relates, so use the key of one of these.
+        # The model is an automatic many-to-many table. Its rows have the shard key of the two rows
+        # that they relate. So use the key of a related model.
         if not relates_one_key(options):
             return None
         for relation in options.relations:
@@ -123,16 +118,15 @@ def _binding_in_force() -> _Binding | None:
 
 def is_any_bound() -> bool:
     """Whether ``bound()`` has set a shard key, of any model, for the calling code."""
-    binding = _binding_in_force()
-    return binding is not None and bool(binding.values)
+    binding = _binding.get()
+    return binding is not None and binding.holds() and bool(binding.values)
 
 
 def key_in_force(model: type[Any]) -> BoundKey | None:
-    """Return the shard key that ``bound()`` prescribes for rows of ``model`` now; else None.
+    """Return the shard key that ``bound()`` has set for rows of ``model``, or None.
 
-    Use the attribute ``name`` of the returned :class:`BoundKey` only in filters. It may be a path
-    such as ``photo__owner_id``, because rows of an automatic many-to-many table have no shard key
-    of their own.
+    :attr:`BoundKey.name` may be a path such as ``photo__owner_id``, because rows of an automatic
+    many-to-many table have no shard key of their own. So use it only in filters.
     """
     binding = _binding_in_force()
     return None if binding is None else binding.key_of(model)
@@ -141,8 +135,8 @@ def key_in_force(model: type[Any]) -> BoundKey | None:
 class _Block:
     """The base class of :class:`bound` and :class:`unbound`.
 
-    One object may be entered several times, even by several threads and tasks at once, because each
-    context (:mod:`contextvars`) has its own chain of entered blocks.
+    An object may be entered several times, even by several threads and tasks at once. Each thread
+    or task has its own list of entered blocks (:mod:`contextvars`).
     """
 
     def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
@@ -158,9 +152,9 @@ class _Block:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # A block may end in another context than the one where it began, because the garbage
-        # collector may close an abandoned generator anywhere. Then do not change the binding (the
-        # bound keys) of the other context.
+        # The garbage collector may close an abandoned generator, and so end its block, in any
+        # thread or task. Then this block is not in the binding (the bound keys) of that thread or
+        # task; leave that binding unchanged.
         binding = _binding.get()
         while binding is not None and binding.owner is not self:
             binding = binding.outer
@@ -174,7 +168,10 @@ class _Block:
         self.__exit__()
 
     def __call__(self, function: _Function) -> _Function:
-        """Decorate a function, a coroutine function or a generator function."""
+        """Decorator: each call of ``function`` runs inside the block.
+
+        ``function`` may also be a coroutine function or a generator function.
+        """
         run: Any
         if inspect.isasyncgenfunction(function):
 
@@ -217,8 +214,8 @@ class bound(_Block):  # used like a function
             Case.objects.create(title="…")  # a case of the tenant
 
     In the block, each query of a model with this shard key is filtered by the key, as by
-    ``filter(tenant=…)``, and the key is set on each new row. A query or row with another key is
-    refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
+    ``filter(tenant=…)``, and the key is set on each new row. A query or row that has a different
+    key is refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
 
     As a decorator, ``@bound("tenant_id")`` takes the value from the function's argument of that
     name. Functions, coroutine functions and generator functions can be decorated. While a decorated
@@ -234,7 +231,7 @@ class bound(_Block):  # used like a function
         ``tenant_id``.
     :raises InvalidBoundKey: no model has such a shard key, or the value cannot be a key. Raised
         when the block begins.
-    :raises BoundKeyMismatch: an outer block binds the key to another value.
+    :raises BoundKeyMismatch: an outer block binds the key to a different value.
     """
 
     def __init__(self, *names: str, **keys: Any) -> None:
@@ -293,7 +290,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run the steps of ``generator`` inside ``block``, but the code that uses its items outside."""
+    """Yield the items of ``generator``, whose own code runs inside ``block``."""
     step, argument = generator.send, None
     while True:
         with block:
@@ -313,7 +310,7 @@ def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
 
 
 async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
-    """Run the steps of an asynchronous ``generator`` inside ``block``, as :func:`_each_step` does."""
+    """Like :func:`_each_step`, for an asynchronous ``generator``."""
     step, argument = generator.asend, None
     while True:
         with block:
@@ -348,8 +345,8 @@ def _keys_named(name: str, given: Any) -> set[Any]:
     A shard key that is generated for each new row cannot be bound, because all rows would have the
     same key.
 
-    :param name: the name of the field or its ``attname``. If a foreign key has this name, plain
-        fields whose name is its ``attname`` are included.
+    :param name: the name of the field or its ``attname``. If it is the name of a foreign key, such as
+        ``owner``, plain fields called ``owner_id`` are included.
     :raises InvalidBoundKey: there is no such field.
     """
     all_options = filter(None, map(shard_options, apps.get_models()))
@@ -405,10 +402,10 @@ def prepared_key(key: Any, value: Any) -> Any:
 class _DefaultOfKey:
     """Replaces ``get_default()`` of a shard key's field, so that new instances have the bound key.
 
-    The bound key is the shard key that a ``with bound()`` block sets.
+    The bound key is the shard key that the caller's ``with bound()`` block sets.
 
-    Django calls ``get_default()`` for each field that the caller of ``Model()`` does not set, and
-    never for a row from the database. So reading rows does not become slower.
+    Reading rows does not become slower: Django calls ``get_default()`` only if the caller of
+    ``Model()`` has not set the field, and never for a row from the database.
     """
 
     def __init__(self, key: Any) -> None:
@@ -422,7 +419,7 @@ class _DefaultOfKey:
 
 
 def _install_default(key: Any) -> None:
-    # Replace the method only on shard keys that bound() has set at least once. So projects without
-    # bound keys run Django's own method.
+    # Called when bound() sets a shard key. So the method is not replaced in projects that never
+    # call bound().
     if "get_default" not in key.__dict__:
         key.get_default = _DefaultOfKey(key)

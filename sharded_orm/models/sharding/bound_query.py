@@ -26,12 +26,12 @@ _TOO_LATE = (
 
 
 class BoundKeyQuery(Query):
-    """A query that remembers the key that was bound when it was built, and filters by it when run.
+    """A query that remembers the shard key that was bound when the query was built.
 
-    A key is bound by a ``with bound()`` block.
+    A ``with bound()`` block binds a key. The query is filtered by the key when it is run.
 
-    While the query is being built, it has no condition on the key, so that ``scatter()`` can still
-    make it a query for all keys. :meth:`with_bound_key` returns the query to be run.
+    Before that, it has no condition on the key, so that ``scatter()`` can still make it a query for
+    all keys. :meth:`with_bound_key` returns the query to be run.
     """
 
     #: The key that bound() had set when the query was built or first evaluated. None if it had set
@@ -43,8 +43,8 @@ class BoundKeyQuery(Query):
     def take_bound_key(self) -> None:
         """Store in the query the shard key that ``bound()`` has set now.
 
-        :raises BoundKeyMismatch: the query has stored another key. Or the query was built outside
-            of the ``bound()`` block, and a condition cannot be added any more.
+        :raises BoundKeyMismatch: the query has stored a different key before. Or the query was
+            built outside of the ``bound()`` block, and it is too late to add a condition.
         """
         if self.model is None or (key := key_in_force(self.model)) is None:
             return
@@ -60,9 +60,9 @@ class BoundKeyQuery(Query):
             )
 
     def _take_late(self, key: BoundKey) -> None:
-        """Prepare a query for :meth:`take_bound_key` if it was built before ``bound()`` was called.
+        """Prepare the parts and subqueries of a query that was built before ``bound()`` was called.
 
-        Also called for a new query, which needs no preparation.
+        Called by :meth:`take_bound_key`, even for a new query, which has no parts yet.
         """
         if self.combined_queries:
             self.combined_queries = tuple(map(_taken, self.combined_queries))
@@ -99,7 +99,7 @@ class BoundKeyQuery(Query):
 
         The bound key is the shard key that was set by ``bound()`` when the query was built.
 
-        :raises BoundKeyMismatch: the query's conditions contain another key.
+        :raises BoundKeyMismatch: a condition of the query contains a key that is not the bound key.
         """
         key = self.bound_key
         if key is None or key is EXEMPT or key == EXEMPT:
@@ -121,8 +121,7 @@ class BoundKeyQuery(Query):
         """Whether the query lacks a condition that limits it to rows with the shard key ``key``.
 
         :param key: the bound key, which ``bound()`` has set.
-
-        :raises BoundKeyMismatch: the query's conditions contain another key.
+        :raises BoundKeyMismatch: a condition of the query contains a key that is not ``key``.
         """
         if self.combinator or not self.where.children:
             return True
@@ -142,9 +141,13 @@ class BoundKeyQuery(Query):
     ) -> Iterator[tuple[str, list[Any], bool]]:
         """Yield the conditions in ``node`` that compare the shard key with values.
 
-        Each condition is a tuple of three: the path to the key, as in :attr:`BoundKey.name`; the
-        list of values; and whether every row of the query must meet the condition. Conditions under
-        a NOT are left out, because they exclude keys.
+        Each is a tuple of
+
+        - the path to the key, as in :attr:`BoundKey.name`,
+        - the list of values,
+        - whether all rows of the query must meet the condition.
+
+        Conditions under a NOT are left out.
         """
         denied = denied != node.negated
         required = (
@@ -173,16 +176,16 @@ class BoundKeyQuery(Query):
         if options.key is not None:
             is_key = _is_column(column, options.key) and column.alias in self._tables_of_row()
             return options.key.attname if is_key else None
-        # The model is an automatic many-to-many table. A row of it has the shard key of the two
-        # rows that it relates, so search for the keys of these.
+        # The model is an automatic many-to-many table. Its rows have the shard key of the two rows
+        # that they relate. So search for the shard key of either related model.
         for relation in options.relations:
             end = shard_options(relation.related_model)
             key: Any = None if end is None else end.key
             if key is None:
                 continue
             is_key = _is_column(column, key) and column.alias in self._tables_of_row(relation)
-            # If the foreign key stores the shard key itself, Django compares the column of the
-            # foreign key, without a join.
+            # If the foreign key refers to the shard key, its column contains the key. Then Django
+            # compares this column, without a join.
             holds_key = _is_column(column, relation) and relation.target_field == key
             if is_key or (holds_key and column.alias in self._tables_of_row()):
                 return f"{relation.name}__{key.attname}"
@@ -211,9 +214,9 @@ class BoundKeyQuery(Query):
         return tables
 
     def exists(self, limit: bool = True) -> Self:
-        # Overrides exists() of Django's query, which Django calls for Exists() expressions, too.
-        # The override records that exists() has set the only limit, so the query is no slice and can
-        # still be filtered by the bound key.
+        # Overrides exists() of Django's query, which sets a limit of one row. A query with any
+        # other limit is a slice, which cannot be filtered by the bound key. So record that the
+        # limit is this one.
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy
@@ -226,8 +229,8 @@ class BoundKeyQuery(Query):
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query.resolve_expression(), which Django calls for every subquery, to filter the
-        # subquery by the bound key, which bound() has set.
+        # Overrides Query.resolve_expression(), which Django calls for every subquery. Filter the
+        # subquery by the bound key (set by bound()).
         return super(BoundKeyQuery, _filtered(_taken(self))).resolve_expression(
             query, *args, **kwargs
         )

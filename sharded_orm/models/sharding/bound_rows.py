@@ -1,4 +1,4 @@
-"""Rows under a bound key: the key is set on new rows, and rows of another key are refused.
+"""Rows under a bound key: new rows get the key, and rows with a different key are refused.
 
 The bound key is the shard key that a ``with bound()`` block sets for all rows used in it.
 """
@@ -14,13 +14,14 @@ from django.db.models import Model
 
 from sharded_orm.exceptions import BoundKeyMismatch
 from sharded_orm.models.sharding.bound_key import BoundKey, key_in_force
-from sharded_orm.models.sharding.options import describe, required_options
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import required_options
 
 
 def give_bound_key(instance: Any) -> None:
     """If the new row ``instance`` has no shard key yet, set it to the key that ``bound()`` has set.
 
-    :raises BoundKeyMismatch: the row has another key.
+    :raises BoundKeyMismatch: the row has a different key.
     """
     bound_key = key_in_force(type(instance))
     if bound_key is None:
@@ -43,7 +44,7 @@ def refuse_other_key(instance: Any) -> None:
 
     Does nothing if no key of the instance's model is bound, and for a row without a key. If the key
     was not loaded, one query loads it. A row of an automatic many-to-many table is refused if one
-    of the two related rows is in memory and has another key.
+    of the two related rows is in memory and does not have the bound key.
     """
     bound_key = key_in_force(instance.__class__)
     if bound_key is None:
@@ -63,7 +64,7 @@ def refuse_other_key(instance: Any) -> None:
 def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
     """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by its id.
 
-    The id alone does not determine the key of that row. Does nothing inside
+    The id does not show which shard key that row has. Does nothing inside
     :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no key
     is bound for the rows.
 
@@ -83,7 +84,7 @@ def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None)
 def refuse_values_given_by_id(
     model: type[Model], values: Mapping[str, Any], row: str | None = None
 ) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``values`` would relate many-to-many rows to rows of another key.
+    """Raise :exc:`BoundKeyMismatch` if ``values`` would relate rows that lack the bound key.
 
     Each value must be an instance with the bound key (set by ``bound()``), because an id alone does
     not determine the key. Does nothing inside :func:`related_rows_checked`, for other models than
@@ -125,9 +126,9 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 def related_rows_checked() -> Iterator[None]:
     """Context manager that switches off a check of new many-to-many rows.
 
-    The check refuses to relate rows that have another shard key than the one that ``bound()`` has
-    set, and rows that are given by an id or an expression. A caller that has compared the keys itself
-    switches it off, so that it can use ids and expressions.
+    The check refuses two kinds of rows: rows whose shard key differs from the key that ``bound()``
+    has set, and rows given by an id or an expression, whose key is unknown. Use this context
+    manager after the keys have been compared in another way.
     """
     token = _are_related_rows_checked.set(True)
     try:
@@ -137,7 +138,7 @@ def related_rows_checked() -> Iterator[None]:
 
 
 def has_other_key(instance: Any) -> bool:
-    """Whether ``instance``, a row of a model with a shard key, has another key than the bound one.
+    """Whether ``instance``, a row of a model with a shard key, does not have the bound key.
 
     The bound key is the shard key that a ``with bound()`` block has set.
 

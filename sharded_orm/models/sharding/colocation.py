@@ -1,8 +1,8 @@
 """Refuses statements that read rows of another database than the one that executes them.
 
-Joins, ``select_related`` and subqueries are executed by the database of one shard. So every table
-in a statement must belong to the group of the query's model. Every row that a subquery or join
-needs must be on the shard that executes the statement. This is checked before a statement is sent.
+One database executes a statement with its joins, ``select_related`` and subqueries. So every table
+in the statement must belong to the group of the query's model, and every row that a subquery or
+join needs must be on the shard that executes it. This is checked before the statement is sent.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Colocation:
     :param alias: the alias of a database for which the statement can be compiled.
     :param shards: the numbers of the shards that execute the statement; None for all shards of the
         group.
-    :param bound_of: a function that returns the shards which a subquery's own conditions determine,
-        or None if these conditions determine no shard.
+    :param bound_of: a function that returns the shards that are determined by the conditions of a
+        subquery; None if its conditions determine no shard.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Colocation:
             too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
-        :raises UnknownExpression: it is unknown to the library which rows an expression reads.
+        :raises UnknownExpression: the library cannot know which rows an expression reads.
 
-        The check of a query on one table with plain values costs next to nothing. The query itself
-        is never sent. Only ``bound_of`` may send a query, to the directory: the table that records
-        the shard of each key.
+        Cost: next to nothing for a query on one table with plain values. The query is never sent.
+        Only ``bound_of`` may send a query, to the directory: the table that records the shard of
+        each key.
         """
         for part in query.combined_queries:
             if part.model is not None:
@@ -115,9 +115,9 @@ class Colocation:
                 self._check_model(query, models[alias], "joins")
                 self._check_way_from_copy(query, models[join.parent_alias], models[alias])
                 self._check_join(query, join)
-        # exclude() along a relation makes a subquery on the query's own model, and then removes the
-        # table of this model from the subquery: see Query.trim_start(). So check also the models
-        # of the compared columns.
+        # The loop above does not check the first table. It is usually the table of query.model. But
+        # in a subquery that exclude() has made, Query.trim_start() removes this table, and another
+        # model's table is the first. Find its model by the compared columns.
         for lookup in required_conditions(query.where):
             for column in columns(getattr(lookup, "lhs", None)):
                 if column.alias in tables:
@@ -126,8 +126,8 @@ class Colocation:
     def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
         """Raise an error if a join leads from copies of global rows back to rows of the group.
 
-        Such a join would miss rows on other shards that refer to the same global row. (Global rows
-        of a reference model are copied to every shard.)
+        Global rows of a reference model are copied to every shard. Rows of several shards may refer
+        to the same global row, so a join on one shard would miss some of them.
         """
         if self._group is not None and has_copies(model) and not has_copies(joined):
             raise CrossShardRelation(
@@ -147,8 +147,8 @@ class Colocation:
             return
         if getattr(field, "stays_on_shard", False):
             return
-        # A ForeignObject may join rows of different shards. So such a join is allowed only if rows
-        # with equal values in the compared columns are always on one shard.
+        # A ForeignObject may join rows of different shards. Allow the join only if equal values in
+        # the two columns mean that the rows are on the same shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
@@ -173,10 +173,11 @@ class Colocation:
         )
 
     def _check_select_related(self, query: Query) -> Query:
-        """Check the relations that ``select_related()`` follows, and return the query to check further.
+        """Raise an error if ``select_related()`` follows a relation to another database.
 
-        This is usually ``query`` itself. If ``select_related()`` follows a
-        :class:`FilteredRelation`, it is a copy of ``query`` with the joins of that relation.
+        Return the query whose joins the caller must check: usually ``query`` itself. If
+        ``select_related()`` follows a :class:`FilteredRelation`, return a copy of ``query`` that
+        has the joins of this relation.
         """
         meta: Any = query.get_meta()
         relations: Any = query.select_related
@@ -195,7 +196,9 @@ class Colocation:
         return query
 
     def _check_required_relations(self, query: Query, meta: Any, depth: int) -> None:
-        """Check ``select_related()`` without names, which follows all foreign keys with ``null=False``.
+        """Raise an error if ``select_related()`` without names leaves the database of the query.
+
+        Without names, ``select_related()`` follows all foreign keys with ``null=False``.
 
         :param depth: the maximum length of a chain of relations to follow.
         """
@@ -222,17 +225,19 @@ class Colocation:
     # -- Subqueries
 
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
-        """Raise an error if a shard of the statement may lack a row that the subquery reads.
+        """Raise an error if a shard that executes the statement may lack rows of the subquery.
 
-        The check passes in three cases: (1) The statement is for one shard, and the subquery's own
-        conditions determine that shard. (2) No row can meet the subquery's own conditions. (3) A
-        condition compares a column of the subquery with a column of the outer query, and equal
-        values of these columns are always on one shard.
+        The check passes in three cases:
+
+        - The statement is for one shard, and the subquery's own conditions determine that shard.
+        - No row can meet the subquery's own conditions.
+        - A condition compares a column of the subquery with a column of the outer query, and equal
+          values of these columns are always on one shard.
         """
         inner = nested.query
         if not inner.combinator and has_copies(inner.model):
-            # Each shard has all rows that the subquery reads: check() has made sure that these are
-            # copies of global rows.
+            # Each shard has all rows that the subquery reads, because they are copies of global
+            # rows. (check() has made sure that the subquery reads no other rows.)
             return
         parts = inner.combined_queries or (inner,)
         if not inner.combinator and self._is_tied(nested, outer):
@@ -260,8 +265,8 @@ class Colocation:
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
         """Whether a condition limits the subquery ``inner`` to rows on the outer row's shard.
 
-        An example is ``ref=OuterRef("pk")``. ``inner`` may also have a GROUP BY or a slice, because
-        they are applied after the condition.
+        For example, ``ref=OuterRef("pk")``. A GROUP BY or a slice of ``inner`` changes nothing,
+        because the database applies it after the condition.
         """
         for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
@@ -308,9 +313,9 @@ class Colocation:
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
         """Whether ``pk__in=….values("ref")`` has the right result if each shard evaluates it alone.
 
-        On each shard, the comparison sees only the rows that the subquery returns there. This is
-        enough if equal values of both sides are always on one shard. False for a subquery with a
-        slice or an aggregate, because its result on one shard differs from that on all shards.
+        On each shard, the subquery returns only rows of that shard. This is enough if equal values
+        of both sides are always on one shard. False for a subquery with a slice or an aggregate,
+        because its result on one shard differs from that on all shards.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -330,10 +335,9 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # If one side contains NULL, SQL's ``IN`` may yield "unknown" instead of "false". But this
-        # shard does not see a NULL in a row of another shard, so its ``IN`` yields "false". Where
-        # "false" and "unknown" have different effects, for example under NOT, neither side may
-        # contain NULL.
+        # With a NULL on either side, SQL's ``IN`` yields "unknown" instead of "false". If the NULL
+        # is in a row of another shard, ``IN`` on this shard yields "false", and the results differ.
+        # This matters under NOT, for example. There, neither side may contain NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
@@ -368,19 +372,22 @@ def _required_values(query: Query, alias: str | None, field: Any) -> Iterator[in
 def _joined_model(join_field: Any) -> Any:
     """Return the model whose table a join along ``join_field`` adds to the query."""
     field = getattr(join_field, "field", join_field)
-    # A generic relation is declared on the model to which the rows refer; a foreign key is declared
-    # on the model of the referring rows.
+    # Unlike a foreign key, a generic relation is declared on the model to which the rows refer. So
+    # the joined model is in ``model`` and not in ``related_model``.
     is_generic = field.one_to_many
     return join_field.model if is_generic else join_field.related_model
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return the tokens of ``field``. Fields with a common token can be compared on each shard alone.
+    """Return tokens for ``field``. Fields that share a token can be compared on each shard alone.
 
-    If two fields have a common token, rows with equal values in these fields are always on one
-    shard of ``group``. There are two kinds of tokens: one for fields that contain the shard key,
-    and one for fields that are the same primary key, or refer to it. Equal values of a field
-    without tokens may be on several shards.
+    That is, two rows with equal values in these fields are always on the same shard of ``group``. A
+    field gets these tokens:
+
+    - one if its values determine the shard,
+    - one for each primary key that it is or refers to.
+
+    A field without tokens may have the same value on several shards.
     """
     keys: set[tuple[Any, ...]] = set()
     options = shard_options(field.model)

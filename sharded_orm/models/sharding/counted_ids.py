@@ -1,4 +1,4 @@
-"""Recognizes ids that each shard counts by itself."""
+"""Recognizes ids that each shard counts by itself, so that rows of two shards may have the same id."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 
 
 def counts_per_shard(field: Any) -> bool:
-    """Whether each shard counts the ids in ``field`` by itself, so that two shards have the same ids.
+    """Whether each shard counts the ids in ``field`` by itself, and so repeats ids of other shards.
 
-    For a foreign key, the answer is about the ids that it refers to.
+    If ``field`` is a foreign key, this is about the ids of the referenced rows.
     """
     target = target_field(field)
     if not isinstance(target, AutoField) or hasattr(type(target), "embedded_shard"):

@@ -1,8 +1,8 @@
 """Finds the current shard of a stored row, whose key may have moved since the row was read.
 
-``_state.db`` of an instance is the shard from which the row was read. That may be long ago, because
-the instance may have been pickled or cached. The current shard can differ only if the key has
-moved, so an instance with a key that has not moved costs no additional query.
+``_state.db`` of an instance is the shard from which the row was read, perhaps long ago: the
+instance may have been pickled or cached. The current shard can differ only if the key has moved, so
+an instance with a key that has not moved costs no additional query.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from sharded_orm.exceptions import KeyMoved
 def current_alias(options: Any, instance: Any) -> str | None:
     """Return the alias of the shard that has a stored row now.
 
-    The result is ``_state.db`` if the key has not moved. It is also ``_state.db`` if that alias is
-    not a shard, but for example the database that had the rows before they were sharded. Costs as
-    much as a look-up of the key, but nothing inside Django's ``TestCase``, where no key moves. If
-    some keys have moved and the key of the instance is not loaded, one query reads the key from
-    ``_state.db`` first.
+    The result is ``_state.db`` if the key has not moved, or if ``_state.db`` is not a shard, but
+    for example the database that had the rows before they were sharded.
+
+    Cost: that of a look-up of the key. Nothing inside Django's ``TestCase``, where no key moves. If
+    some keys have moved and the instance's key is not loaded, also one query that reads the key
+    from ``_state.db``.
 
     :raises KeyMoved: the key of the instance is not loaded, and its row is not on ``_state.db`` any
         more.
@@ -42,7 +43,8 @@ def current_alias(options: Any, instance: Any) -> str | None:
     try:
         number = strategy.moved_to(field.get_prep_value(value))
     except (TypeError, ValueError, ValidationError):
-        # The value cannot be a key. Ignore this here, because code that needs the key reports it.
+        # The instance's value cannot be a shard key. Raise no error here, because the code that
+        # uses the key raises one.
         return alias
     if number is None:
         return alias
@@ -93,9 +95,9 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
 
 
 def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
-    """Whether an UPDATE found no row because the stored row has another shard key.
+    """Return whether the shard key of the stored row differs from that of ``instance``.
 
-    Sends at most two queries.
+    Call this function after an UPDATE of the row has found no row. It sends at most two queries.
 
     :param rows: a queryset on the shard of the UPDATE, not limited to one key.
     :param pk: the primary key of the row.
@@ -105,8 +107,8 @@ def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
     read_from = instance._state.db
     if read_from in (None, rows.db):
         return False
-    # The row was read from another shard than the current shard of the instance's key. Either the
-    # key has moved, or another key was assigned to the instance. In the second case, the former
-    # shard has the row with another key.
+    # The instance was read from another shard than that of its present key. Either the row has
+    # moved with its key, or the program has assigned a new key to the instance. In the second case,
+    # the first shard still has the row, with its old key.
     former = rows.using(read_from).filter(pk=pk)
     return bool(former.exclude(**{options.key.attname: options.key_of(instance)}).exists())

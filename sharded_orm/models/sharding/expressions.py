@@ -106,10 +106,10 @@ def reads_own_row(cls: _Class) -> _Class:
 
             def as_sql(self, compiler, connection): ...
 
-    Decorate lookups, transforms, functions and other expressions of a project if they override a
-    method that generates SQL. Without the decorator, a query on shards that uses such a class
-    raises :exc:`UnknownExpression`, because the class could read rows of another shard. A subclass
-    needs the decorator, too, if it overrides such a method itself.
+    Without the decorator, a query on shards that uses the class raises :exc:`UnknownExpression`,
+    because its SQL could read rows of another shard. Decorate each lookup, transform, function or
+    other expression of a project that overrides a method that generates SQL. A subclass needs its
+    own decorator only if it overrides such a method.
     """
     _registered.add(cls)
     _known_kinds.clear()
@@ -123,11 +123,10 @@ class Nested:
     :param query: the subquery; its references to the outer query are resolved to columns.
     :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: True if SQL's "unknown" (the result of a comparison with NULL) has the same
-        effect as "false" at this position, as in a condition without NOT. False if the effects may
-        differ.
-    :param not_null: columns that cannot be NULL here, because another condition, joined by AND,
-        excludes NULL.
+    :param certain: True if, at this position, a comparison with NULL has the same effect as a false
+        comparison. That is so in a condition without NOT. False if the effects may differ.
+    :param not_null: columns that cannot be NULL in the outer query's rows, because another of its
+        conditions excludes NULL.
     """
 
     query: Query
@@ -140,9 +139,9 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
     """Yield the subqueries of ``query``, but not the subqueries inside a subquery.
 
     :param more: other expressions whose subqueries are yielded, too.
-    :param trusted: whether to accept SQL whose rows are unknown to the library. True for the global
-        database, which has all rows of its tables.
-    :raises UnknownExpression: ``trusted`` is False, and it is unknown to the library which rows an
+    :param trusted: whether to accept SQL even if the library cannot know which rows the SQL reads.
+        True for the global database, which has all rows of its tables.
+    :raises UnknownExpression: ``trusted`` is False, and the library cannot know which rows an
         expression reads.
     """
     # Iterate over a copy, because another thread that evaluates the same queryset may add an
@@ -197,10 +196,10 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Whether an expression of class ``kind`` contains everything to which its SQL refers.
+    """Return whether expressions of class ``kind`` read nothing except their source expressions.
 
     False for a class of a project that generates its own SQL and lacks the decorator
-    :func:`reads_own_row`.
+    :func:`reads_own_row`, because such SQL may read any table.
     """
     known = _known_kinds.get(kind)
     if known is None:
@@ -219,7 +218,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # The decorator reads_own_row also covers methods that cls inherits.
+            return True  # ``cls`` has the decorator reads_own_row, which also covers inherited methods.
         if writes_own_sql(cls):
             return False
     return True

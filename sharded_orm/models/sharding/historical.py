@@ -22,10 +22,14 @@ from sharded_orm.models.sharding.options import shard_options
 def group_of_historical_model(app_label: str, model_name: str) -> str | None:
     """Return the group of a model that is not installed, or None for the global database.
 
-    The first rule that applies decides: (1) If the model is in the ``FORMER_MODELS`` of a group, it
-    is in that group. (2) If the model was renamed to an installed model, it is in the group of that
-    model. (3) If all models of the app, installed or in ``FORMER_MODELS``, are in one group, it is
-    in that group. Otherwise the result is None.
+    The first rule that applies decides:
+
+    - If the model is in the ``FORMER_MODELS`` of a group, it is in that group.
+    - If the model was renamed to an installed model, it is in the group of the installed model.
+    - If all models of the app, installed or in ``FORMER_MODELS``, are in one group, it is in that
+      group.
+
+    Otherwise the result is None.
 
     Reads the app's migrations from disk, once per process.
     """
@@ -41,7 +45,7 @@ def group_of_historical_model(app_label: str, model_name: str) -> str | None:
 
 
 def named_model_has_copies(app_label: str, model_name: str) -> bool:
-    """Whether :func:`has_copies` is true for a model, which may have been renamed since the migration.
+    """Return whether the model that a migration names is a global model with copies on each shard.
 
     :param model_name: the model's name in the migration.
     """

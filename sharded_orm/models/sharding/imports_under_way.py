@@ -9,16 +9,16 @@ from typing import Any
 
 _machinery: Any = getattr(importlib, "_bootstrap", None)
 _FILE = "<frozen importlib._bootstrap>"
-#: Python's dict with one lock for each module that any thread is importing. The dict is usually
-#: empty; then no stack frames need to be examined. If Python has no such dict, the frames are
-#: examined each time.
+#: Python's dict with a lock for each module that is being imported, by any thread. If the dict is
+#: empty, as usual, the stack need not be examined. If Python has no such dict, the stack is always
+#: examined.
 _module_locks: Any = getattr(_machinery, "_module_locks", (None,))
 
 
 def count_imports_under_way() -> int:
-    """Return a number that grows with each nested import in the current thread; 0 if it imports nothing.
+    """Return how deeply the current thread is inside imports; 0 if it is importing nothing.
 
-    It is the number of frames of Python's import system on the thread's stack.
+    The result is the number of frames of Python's import system on the thread's stack.
     """
     if not _module_locks:
         return 0

@@ -7,15 +7,17 @@ from typing import Any
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import KeyMoved
-from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, describe
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import ShardOptions
+from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.routing.where_clause import OnShard
 
 
 def on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnShard:
     """Return a condition that is true on the shard that has ``instances``.
 
-    The shard is looked up when the query is sent, because a queryset may be built before a move of
-    the key and evaluated after it.
+    The shard is looked up when the query is sent, because the key of ``instances`` may move after
+    the queryset was built.
 
     :param options: the options of the query's model.
     :param instances: at least one instance, all on one shard of the group of ``options``.

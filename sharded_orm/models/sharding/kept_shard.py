@@ -14,8 +14,8 @@ class KeptShard:
     """Remembers the shard that was last looked up for one row, until :meth:`close`.
 
     Saving a row looks up its shard several times: in the router, in ``save_base()`` and in the
-    insert. The remembered shard is used only if the key's value and the topology have not changed:
-    a receiver of ``pre_save`` may change the key, and a new topology may be loaded in between.
+    insert. During the save, a receiver of ``pre_save`` may change the key, or a new topology may be
+    loaded. Then the shard is looked up once more.
     """
 
     def __init__(self) -> None:
@@ -23,6 +23,8 @@ class KeptShard:
         self._question: tuple[Any, ...] | None = None
         self._shard: Shard | None = None
         self._accepted: tuple[Any, ...] | None = None
+        #: Whether the UPDATE of the row was sent already, and found no row.
+        self.is_row_missing = False
 
     def close(self) -> None:
         """Forget the shard, and remember no shard from now on.
@@ -40,11 +42,11 @@ class KeptShard:
     ) -> Shard | None:
         """Return the shard that is remembered for ``value``, a shard key or an id.
 
-        If none is remembered, call ``find(group, value)`` and remember the result.
+        If no shard is remembered, call ``find(group, value)`` and remember its result.
         """
         if not self._is_open or isinstance(value, bytearray | memoryview):
-            # Do not remember a shard for a mutable value, because the value may be changed to
-            # another key later.
+            # Do not remember a shard for a mutable value, because the program may change the value
+            # later.
             return find(group, value)
         # relocation.generation counts changes of the topology (which says where the shards are).
         # Read it before the look-up, so that the result is not used again if the topology changes
@@ -59,7 +61,7 @@ class KeptShard:
 
         :param value: the key as it is on the instance.
         """
-        if type(value) in _UNCHANGEABLE:
+        if type(value) in UNCHANGEABLE:
             self._accepted = (relocation.generation, alias, type(value), value)
 
     def is_accepted(self, alias: str, value: Any) -> bool:
@@ -69,8 +71,8 @@ class KeptShard:
         )  # fmt: skip
 
 
-# Types of values that nobody can change, and whose equal values are the same shard key.
-_UNCHANGEABLE = frozenset({int, str, UUID})
+#: Immutable types. Two equal values of one of these types are always the same shard key.
+UNCHANGEABLE = frozenset({int, str, UUID})
 
 
 class keep_shard:
@@ -84,8 +86,9 @@ class keep_shard:
     def __init__(self, instance: Any) -> None:
         self._state = instance._state
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> KeptShard:
         self._kept = self._state.kept_shard = KeptShard()
+        return self._kept
 
     def __exit__(self, *exc_info: object) -> None:
         self._kept.close()
@@ -102,7 +105,7 @@ def find_shard(
 
     :param value: the shard key of ``instance``, or an id to which ``instance`` refers.
     :param find: the function that looks the shard up: :func:`runtime.locate`,
-        :func:`runtime.place` or :meth:`ShardOptions.place_key`.
+        :func:`runtime.place`, or a function that calls :func:`row_placement.place_key`.
     """
     kept: KeptShard | None = instance._state.__dict__.get("kept_shard")
     return find(group, value) if kept is None else kept.find(group, value, find)

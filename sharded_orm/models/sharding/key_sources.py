@@ -36,8 +36,9 @@ class KeySource(Protocol):
     ) -> Sequence[Any] | None:
         """Return the shard keys of all stored rows whose ``field`` has one of ``values``.
 
-        The result may contain other keys, too. It is consistent: even if the value of a row changes
-        from one of ``values`` to another during the call, the row is not missed.
+        The result must be complete: if another process changes a row's value from one of ``values``
+        to another one of ``values`` during the call, the row's key must not be missing. The result
+        may contain more keys than necessary.
 
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.
@@ -47,12 +48,12 @@ class KeySource(Protocol):
     def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
         """Return a guess: the shard key that the row with ``value`` probably has. Sends nothing.
 
-        :returns: None if the source remembers nothing, or if two rows of any shards may have the
-            value at the same time.
+        :returns: None if the source remembers nothing for ``value``, or if the field is not unique
+            over all shards.
         """
 
     def hint(self, model: type[Model]) -> str:
-        """Return a clause of the error message when a query of ``model`` determines no shard key.
+        """Return a clause for the error message that a query of ``model`` has no shard key.
 
         The clause says why this source has found no shard key; "" if the source knows no reason.
         """
@@ -76,9 +77,10 @@ def has_key_sources() -> bool:
 def known_keys(
     model: type[Model], field: Field[Any, Any], values: Sequence[Any]
 ) -> Sequence[Any] | None:
-    """Return the shard keys from the first source of keys that knows them all, else None.
+    """Return the shard keys of all stored rows whose ``field`` has one of ``values``.
 
-    For the arguments, see :meth:`KeySource.keys`.
+    The sources of keys are queried in turn until one returns the keys. Return None if no source
+    can.
     """
     for source in _sources:
         keys = source.keys(model, field, values)
@@ -100,8 +102,9 @@ def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | 
 
 
 def hint(model: type[Model]) -> str:
-    """Return the end of the error message when a query of ``model`` determines no shard key.
+    """Return the end of the error message that a query of ``model`` has no shard key.
 
-    It has a clause from each source that knows why it has found no shard key; "" if none knows.
+    It contains a clause of each source of keys that knows why it has found no key; "" if there is
+    none.
     """
     return "".join(f", and {text}" for source in _sources if (text := source.hint(model)))

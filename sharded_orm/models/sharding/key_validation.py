@@ -1,7 +1,7 @@
 """Reports a wrong shard key from a visitor as an error of the form field, before anything is saved.
 
-The key of a stored row never changes, and inside ``bound()`` all rows have the bound key.
-``save()`` refuses other keys with :exc:`~sharded_orm.exceptions.ShardKeyChanged` or
+The key of a stored row never changes, and inside ``bound()`` all rows have the bound key. If a row
+breaks these rules, ``save()`` raises :exc:`~sharded_orm.exceptions.ShardKeyChanged` or
 :exc:`~sharded_orm.exceptions.BoundKeyMismatch`. These exceptions are for the developer. A visitor
 should get an error of the form or serializer instead.
 """
@@ -17,6 +17,7 @@ from django.utils.text import capfirst
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import key_in_force
 from sharded_orm.models.sharding.bound_rows import has_other_key
 from sharded_orm.models.sharding.current_shard import current_alias
@@ -31,10 +32,9 @@ KEY_STAYS = (
 class StoredKeyValidator:
     """A validator of the shard key's field for serializers of Django REST framework.
 
-    A ``ModelSerializer`` calls the validators of the model's fields. To validators with the
-    attribute ``requires_context``, it also passes its own field, whereas Django passes only the
-    value. Validators run before any row is changed. This validator sends a query only if the key
-    was deferred.
+    A ``ModelSerializer`` calls the validators of the model's fields before it changes the row.
+    Because of ``requires_context``, it passes its own field as the second argument; Django passes
+    only the value. Sends a query only if the key was deferred.
     """
 
     requires_context = True
@@ -72,9 +72,8 @@ def install_key_validation(model: type[Model]) -> None:
             # Set attributes of the field object, which deconstruct() does not see, so that
             # migrations do not contain them.
             if "validators" in vars(key):
-                # The field has computed its list of validators already, as CharField does. Replace
-                # the list instead of changing it, because copies of the field in other models share
-                # it.
+                # The field has its list of validators already, as CharField does. Create a new
+                # list, because copies of the field in other models use the old one.
                 key.validators = [*key.validators, StoredKeyValidator()]
             else:
                 # Do not read ``validators`` here, because integer fields use the default database
@@ -86,11 +85,14 @@ def install_key_validation(model: type[Model]) -> None:
 def clean_key(options: ShardOptions, row: Any) -> None:
     """Check the shard key of ``row``, for ``Model.clean_fields()``.
 
-    The key of a stored row must not have changed. If a form has set the key, any change is detected
-    without a query. If code has set the key, a change is detected only if the new key is on another
-    shard; this costs one look-up in the directory, unless the process remembers the key's shard.
-    ``save()`` refuses all changes. Inside ``bound()``, the key must be the bound key. In an inline
-    formset, the key must be that of the parent.
+    Three rules are checked:
+
+    - The key of a stored row must not have changed. If a form has set the key, any change is
+      detected, without a query. If code has set it, a change is detected only if the new key is on
+      another shard. This costs one look-up in the directory, unless the process remembers the key's
+      shard. (``save()`` refuses all changes.)
+    - Inside ``bound()``, the key must be the bound key.
+    - In an inline formset, the key must be that of the parent.
 
     :raises ValidationError: the key is wrong.
     """
@@ -127,7 +129,7 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
                 # The alias is not a shard, but a template schema (from which test shards are
                 # cloned), or the database that had the rows before sharding.
                 return
-            shard = options.locate(row)
+            shard = row_placement.locate(options, row)
             changed = shard is None or shard.alias != alias
     except (ShardKeyRequired, TypeError, ValueError, ValidationError):
         # The value cannot be a key. Ignore this here, because the validation of its field reports
@@ -138,10 +140,10 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
 
 
 def _save_form_data(key: Any, row: Any, value: Any) -> None:
-    # Overrides Field.save_form_data() of the shard key's field, with which a model form sets the
-    # value on the row. Inside bound(), do not set another key than the bound key, because the code
-    # that shows the form again must not reach rows of another key. clean_key() reports the wrong
-    # key.
+    # Overrides Field.save_form_data() of the shard key's field. A model form calls it to set the
+    # key on the row. Inside bound(), do not set a key that differs from the bound key. clean_key()
+    # reports the error, and the form is shown once more with this row. If the row had the wrong
+    # key, the form would query the rows of that key.
     bound_key = key_in_force(type(row))
     if bound_key is not None:
         prepared = _prepared(key, value)
@@ -156,8 +158,8 @@ def _save_form_data(key: Any, row: Any, value: Any) -> None:
             before = row.__dict__[key.attname]
             row._state.key_before_form = (row.pk, before)
         if isinstance(value, Model):
-            # Assign only the key. If the instance were assigned, a row with another key would raise
-            # an exception that the form cannot report.
+            # Assign only the key. If the key is wrong, an assignment of the instance would raise an
+            # exception that the form cannot report.
             new_key = getattr(value, key.target_field.attname)
             setattr(row, key.attname, new_key)
             if new_key != before:

@@ -22,8 +22,8 @@ BATCH = 500
 def refuse_dangling_keys(group: str, field: Any, keys: Sequence[Any]) -> None:
     """Raise an error if one of the ``keys`` of ``group`` refers to a row that does not exist.
 
-    Sends one query per 500 keys, to the database to which the router writes the rows that are
-    referred to. So rows of the caller's open transaction are found, too.
+    Sends one query per 500 keys to the database that the router returns for writes. So rows of the
+    caller's open transaction are found, too.
 
     :param field: the foreign key whose values are the keys.
     :param keys: values as the database would store them.

@@ -1,14 +1,11 @@
 """The options of a sharded model: its group and shard key, from ``class ShardMeta``.
 
-A group is a numbered set of shards with one routing strategy, which finds the shard of a key. The
-options also find the shard of an instance. To *place* a key means to choose its shard and record
-the shard permanently. Strategies that compute the shard from the key do not need this.
+A group is a numbered set of shards with one routing strategy, which finds the shard of a key.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -18,12 +15,8 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db.models import Field, Model
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidShardKey, ShardKeyChanged, ShardKeyRequired, UnplacedKey
-from sharded_orm.models.sharding.current_shard import current_alias
-from sharded_orm.models.sharding.kept_shard import find_shard
-from sharded_orm.models.sharding.new_keys import refuse_dangling_keys
+from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired
 from sharded_orm.routing.where_clause import ShardKey
-from sharded_orm.topology.model import Shard
 
 
 @dataclass(frozen=True)
@@ -33,8 +26,8 @@ class ShardOptions:
     ``key`` is None for an automatic many-to-many table. Each row of such a table is on the same
     shard as the two rows that it relates.
 
-    ``same_key`` says whether rows of this model may be related only to rows with their own key, see
-    :mod:`sharded_orm.models.sharding.same_key`.
+    ``same_key`` is True if a row of this model may only be related to rows with the same shard key;
+    see :mod:`sharded_orm.models.sharding.same_key`.
     """
 
     model: type[Model]
@@ -64,7 +57,7 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The group, and the columns whose values determine the shard; None without such a column.
+        """The group, and the columns whose values determine the shard; None if no column does.
 
         The result is for :mod:`sharded_orm.routing.where_clause`.
         """
@@ -118,8 +111,8 @@ class ShardOptions:
     def key_has_pre_save(self) -> bool:
         """Whether the shard key's field has a ``pre_save()`` from outside Django and this package.
 
-        So the stored key may differ from that of the instance: such a method may return the value
-        in lower case.
+        If so, the stored key may differ from the key of the instance. For example, such a method may
+        return the value in lower case.
         """
         prepare = getattr(type(self.key), "pre_save", None)
         return prepare is not None and not prepare.__module__.startswith(
@@ -147,10 +140,9 @@ class ShardOptions:
                 f"A row of {self.model._meta.object_name} is on the shard of the rows that it relates, and"
                 f" this one names none. Give them as instances: {' and '.join(self.relation_arguments)}."
             )
-        name = f"{self.model._meta.object_name}.{self.key.name}"
         if instance._state.adding and self.key.attname not in instance.__dict__:
             raise ShardKeyRequired(
-                f"{name} was not loaded before the row was made a new one; it is the shard key, which"
+                f"{self._key_name} was not loaded before the row was made a new one; it is the shard key, which"
                 " decides where the row is stored. Set it before saving."
             )
         if self.key_has_pre_save:
@@ -159,37 +151,39 @@ class ShardOptions:
             raw = getattr(instance, self.key.attname)
         if hasattr(raw, "resolve_expression"):
             raise InvalidShardKey(
-                f"{name} is the shard key, and {raw!r} is computed by the database: where the row is"
+                f"{self._key_name} is the shard key, and {raw!r} is computed by the database: where the row is"
                 " stored has to be known before. Set it to a value before saving."
             )
         value = self.key.get_prep_value(raw)
         if value is None:
             raise ShardKeyRequired(
-                f"{name} is None; it is the shard key, which"
+                f"{self._key_name} is None; it is the shard key, which"
                 " decides where the row is stored. Set it before saving."
             )
-        self._refuse_rounded(name, value)
+        if type(value) is Decimal:
+            self._refuse_rounded(value)
         return value
 
-    def _refuse_rounded(self, name: str, value: Any) -> None:
-        # Refuse a value with more decimal places than its column: the database would round it, and
-        # so store another key.
-        places = (
-            getattr(target_field(self.key), "decimal_places", None)
-            if type(value) is Decimal
-            else None
-        )
+    @property
+    def _key_name(self) -> str:
+        assert self.key is not None
+        return f"{self.model._meta.object_name}.{self.key.name}"
+
+    def _refuse_rounded(self, value: Decimal) -> None:
+        # Refuse a value with more decimal places than its column. The database would round it, and
+        # so store a different key.
+        places = getattr(target_field(self.key), "decimal_places", None)
         if places is not None and value != round(value, places):
             raise InvalidShardKey(
-                f"{name} is the shard key and has {places} decimal places: the database would round"
+                f"{self._key_name} is the shard key and has {places} decimal places: the database would round"
                 f" {value!r}, which is another key. Round it before saving."
             )
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # The result is False for two kinds of keys, which are checked elsewhere. A generated key
-        # is checked by the insert. If the project has defined pre_save() of the key, key_of() calls
-        # it before the shard is chosen.
+        # False for two kinds of keys that are checked elsewhere: for a generated key, which the
+        # insert checks, and for a key whose pre_save() the project has defined, because key_of()
+        # calls it before the shard is chosen.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save
@@ -203,7 +197,8 @@ class ShardOptions:
         Django's fields with ``auto_now_add`` change their value in this way. The row's shard has
         been chosen by the earlier value, so the row would be stored on the wrong shard.
 
-        :raises ShardKeyRequired: ``pre_save()`` returns another key than that of ``instance``.
+        :raises ShardKeyRequired: ``pre_save()`` returns a key that differs from that of
+            ``instance``.
         """
         if not self._key_may_change_on_insert:
             return
@@ -217,19 +212,8 @@ class ShardOptions:
                 " decides where the row is stored. Set it before saving."
             )
 
-    def locate(self, instance: Model) -> Shard | None:
-        """Return the shard of ``instance``, or None if it has no shard yet. Never chooses a shard.
-
-        Usually, the shard key determines the shard. If the key is not generated yet, or if the
-        model has no key, it is the shard of the row passed as ``near=``. Without ``near=``, it is
-        the shard of a row of the same group to which ``instance`` refers.
-        """
-        if self.key is None or self.awaits_key(instance):
-            return self._shard_of_relations(instance)
-        return find_shard(instance, self.group, self.key_of(instance), runtime.locate)
-
     @cached_property
-    def _foreign_key(self) -> Field[Any, Any] | None:
+    def global_foreign_key(self) -> Field[Any, Any] | None:
         """The foreign key to the global database whose values are the shard keys; None if there is none.
 
         It is either the shard key itself, or the foreign key at the end of a chain of foreign keys
@@ -242,108 +226,12 @@ class ShardOptions:
             field = field.target_field
         return None
 
-    def place_key(self, group: str, key: Any) -> Shard:
-        """Return the shard of ``key`` in ``group``, the group of this model.
-
-        If the key has no shard yet, choose a shard and record it.
-
-        :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
-        """
-        shard = runtime.locate(group, key)
-        return shard or runtime.shard(group, self._place_new([key])[key])
-
-    def place_keys(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Return the shard number of each key, keyed by key.
-
-        If a key has no shard yet, a shard is chosen and recorded, as in :meth:`place_key`.
-        """
-        numbers = runtime.strategy(self.group).locate_many(keys)
-        placed = {key: number for key, number in numbers.items() if number is not None}
-        return placed | self._place_new([key for key in numbers if key not in placed])
-
-    def _place_new(self, keys: list[Any]) -> dict[Any, int]:
-        strategy = runtime.strategy(self.group)
-        self.refuse_dangling(keys)
-        return strategy.place_new(keys)
-
     @property
     def checks_keys(self) -> bool:
         """Whether a new shard key must refer to an existing row of the global database."""
-        if self._foreign_key is None or not runtime.strategy(self.group).places:
+        if self.global_foreign_key is None or not runtime.strategy(self.group).places:
             return False
         return runtime.group(self.group).check_new_keys
-
-    def refuse_dangling(self, keys: Sequence[Any]) -> None:
-        """Raise an error if one of ``keys`` refers to a row that does not exist.
-
-        Sends one query per 500 keys. Does nothing if :attr:`checks_keys` is false.
-        """
-        if self.checks_keys:
-            refuse_dangling_keys(self.group, self._foreign_key, keys)
-
-    def place(self, instance: Model, *, check_key: bool = True) -> Shard:
-        """Return the shard on which ``instance`` is about to be stored.
-
-        If its shard key has no shard yet, the group's strategy chooses a shard and records it.
-
-        If the key is not generated yet, return the shard of the row passed as ``near=``. Without
-        ``near=``, return the shard of a row of the same group to which ``instance`` refers. If
-        there is no such row, draw one of the open shards at random. ``instance`` keeps the drawn
-        shard until it is stored, unless no session can be opened to the shard's node.
-
-        :param check_key: whether a new key that is a foreign key to the global database must refer
-            to an existing row.
-        :raises DanglingShardKey: the row to which a new key refers does not exist.
-        :raises NoOpenShard: no shard is open for new keys.
-        :raises UnplacedKey: the row passed as ``near=`` is on no shard yet.
-        :raises InvalidShardKey: the shard key, or an id in a foreign key of ``instance``, is a
-            value that no row can have.
-        """
-        shard = None
-        if self.key is None or self.awaits_key(instance):
-            shard = self._shard_of_relations(instance, for_write=True)
-        if shard is not None:
-            return shard
-        if not self.awaits_key(instance):
-            find = self.place_key if check_key else runtime.place
-            placed = find_shard(instance, self.group, self.key_of(instance), find)
-            assert placed is not None
-            return placed
-        state: Any = instance._state
-        if (near := getattr(state, "near", None)) is not None:
-            raise UnplacedKey(
-                f"near={describe(near)} is on no shard of group {self.group!r} yet: save it first."
-            )
-        strategy = runtime.strategy(self.group)
-        drawn: int | None = getattr(state, "drawn_shard", None)
-        if drawn is not None:
-            shard = runtime.shard(self.group, drawn)
-            if strategy.node_failure(shard) is None:
-                return shard
-            # Draw another shard, because the node of the earlier one cannot be reached. An attempt to
-            # store the row there may have failed already.
-        drawn = state.drawn_shard = strategy.draw()
-        return runtime.shard(self.group, drawn)
-
-    def _shard_of_relations(self, instance: Any, *, for_write: bool = False) -> Shard | None:
-        others = [getattr(instance._state, "near", None), *instance._state.fields_cache.values()]
-        for other in others:
-            alias = colocated_alias(self, other) if other is not None else None
-            if alias is not None:
-                return runtime.topology().resolve(alias)
-        for field in self.model._meta.concrete_fields:
-            value = instance.__dict__.get(field.attname)
-            if hasattr(value, "resolve_expression"):
-                continue  # Skip a value that the database computes: it determines no shard yet.
-            if value is not None and self.names_shard(field):
-                # ``value`` is the key of a row to which ``instance`` refers. In a group whose keys
-                # must be placed, runtime.place() would choose a shard for this key, although its
-                # row is not written now. So only look the key up there. In other groups, call
-                # place() before a write, because it refuses an id that no row can have.
-                must_exist = for_write and not runtime.strategy(self.group).places
-                look_up = runtime.place if must_exist else runtime.locate
-                return find_shard(instance, self.group, field.get_prep_value(value), look_up)
-        return None
 
 
 _options_by_model: dict[Any, ShardOptions | None] = {}
@@ -416,74 +304,10 @@ def where_key(model: type[Any]) -> ShardKey | None:
 
 
 def target_field(field: Any) -> Any:
-    """Return the field at the end of a chain of foreign keys.
+    """Return the field at the end of the chain of foreign keys that begins with ``field``.
 
     Return ``field`` itself if it is not a foreign key.
     """
     while field.is_relation:
         field = field.target_field
     return field
-
-
-def describe(instance: Model) -> str:
-    """Return a description of ``instance`` for an error message.
-
-    Does not call ``__str__()``, which may send a query.
-    """
-    # Read __dict__ instead of the attribute: while Model.__init__() runs, the primary key may not
-    # be set yet, and Django would try to load it. If ``instance`` is a lazy object such as
-    # request.user, the model instance is in the attribute _wrapped.
-    model: Any = instance.__class__
-    row: Any = getattr(instance, "_wrapped", instance)
-    values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
-    return f"{model.__name__}(pk={values[0] if len(values) == 1 else tuple(values)!r})"
-
-
-def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
-    """Return the alias of the shard of ``instance`` if that shard is in the group of ``options``.
-
-    Return None if ``instance`` is global, of another group, or not on a shard yet.
-    """
-    other = options_of(instance)
-    if other is None or other.group != options.group:
-        return None
-    alias = instance._state.db
-    if alias is not None and alias != options.group and not instance._state.adding:
-        return current_alias(other, instance)
-    # Read __dict__ instead of the attribute: while Model.__init__() runs, a relation may be set
-    # before the shard key, and Django would send a query for the missing key, as for a deferred
-    # field.
-    if other.key is not None and instance.__dict__.get(other.key.attname) is None:
-        return None
-    shard = other.locate(instance)
-    return shard.alias if shard is not None else None
-
-
-def key_of_row_changed(row: Model, name: str, key: Any, new_key: Any) -> ShardKeyChanged:
-    """Return the error to raise if a relation would set another shard key on a stored row.
-
-    :param name: the name of the key's field or attribute.
-    """
-    return ShardKeyChanged(
-        f"{describe(row)} has the shard key {name}={key!r} and cannot be given {new_key!r}. The key of"
-        " a row never changes: create the row under the new key and delete this one."
-    )
-
-
-def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
-    """Return the error for an operation whose shard is unknown. Its message lists the remedies.
-
-    :param problem: what is wrong with the query, as a clause of the message.
-    """
-    name = options.model._meta.object_name
-    if options.key is None:
-        what = f"{name} is an automatic many-to-many table of group {options.group!r}"
-        ways = f"filter by an instance of one side ({name}.objects.filter({options.relation_arguments[0]}))"
-    else:
-        key = options.key.name
-        what = f"{name} is sharded by {key!r} in group {options.group!r}"
-        ways = f"filter by it ({name}.objects.filter({key}=…))"
-    return ShardKeyRequired(
-        f"{what}, and {problem}: {ways}, name a shard with .using('{options.group}_00000'), or ask"
-        " every shard on purpose with .scatter()."
-    )

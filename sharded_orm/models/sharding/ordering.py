@@ -1,8 +1,8 @@
 """Resolves the names in ORDER BY and DISTINCT ON before Django compiles the query.
 
-Django resolves these names only when it compiles the query, and then adds the joins and subqueries
-for which they stand. The checks of :mod:`sharded_orm.models.sharding.colocation` need these joins
-and subqueries earlier.
+Django looks up these names when it compiles the query. A name may then add a join or a subquery.
+The checks of :mod:`sharded_orm.models.sharding.colocation` run before that and need these joins and
+subqueries, so this module looks up the names earlier.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether the order of ``query`` needs no further join.
+    """Whether ``query`` can be sorted without another join.
 
-    That is so if ``query`` is unordered, or ordered only by columns of its model and by annotations
-    of ``query``.
+    True if ``query`` has no ordering, or if it is ordered only by columns of its model and by its
+    annotations.
     """
     if query.distinct_fields or query.extra_order_by:
         return False
@@ -77,9 +77,9 @@ def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # A name in the ORDER BY of a union is a column of the result, so it needs no join. Django
-        # adds an expression in this ORDER BY to each part of the union. So return the expressions,
-        # because the caller must check them.
+        # In the ORDER BY of a union, a name is a column of the result, which needs no join.
+        # Expressions may need joins, because Django adds them to each part of the union. So return
+        # only the expressions.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
     # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do.
     expressions = [

@@ -1,4 +1,4 @@
-"""The SQL query of sharded models. It adds the instance's shard to a condition on an instance."""
+"""The SQL query of sharded models. A condition such as ``album=album`` also selects the album's shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from django.db.models.sql.where import AND, WhereNode
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.instance_shard import on_shard_of
-from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.row_placement import colocated_alias
 
 
 class ShardedQuery(BoundKeyQuery):
@@ -36,9 +37,8 @@ class ShardedQuery(BoundKeyQuery):
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
         # Overrides Query.resolve_expression(), which Django calls for every subquery. Refuse an
-        # outer query on a model that is not sharded. Nothing else would refuse it, and it could
-        # return wrong rows: the global database may still have an old table with the name of the
-        # sharded model's table.
+        # outer query on a global model, because no other check does. Its result could be wrong: the
+        # global database may still have an old table with the name of the sharded model's table.
         outer, options = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # the model is not None here
         if outer is not None and options is not None and shard_options(outer) is None:
             raise CrossShardRelation(
@@ -102,9 +102,9 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # Add the instance's shard to a negated condition, too. Negated conditions do not route the
-        # query, but exclude(album=album) must not exclude a row of another shard that has the same
-        # album id.
+        # Also add the shard to a negated condition, although it does not route the query. Without
+        # the shard, exclude(album=album) would also exclude rows of other shards whose album has
+        # the same id.
         changed.connector, changed.negated = condition.connector, condition.negated
         changed.children = [_with_shard_conditions(options, child) for child in condition.children]
         return changed
@@ -115,13 +115,13 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     name = condition[0]
     lookup = name.rpartition(LOOKUP_SEP)[2]
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
-        # To a comparison by order, such as ``album__gt``, add no condition, because rows before or
+        # Add no condition to a comparison by order, such as ``album__gt``, because rows before or
         # after the instance may be on any shard.
         return condition
     if _names_shard(options, name):
-        # Add no condition on the instance's shard, because the compared value already determines
-        # the shard. If the value was changed after the instance was read, the shard of the new
-        # value is right.
+        # The compared value determines the shard, so add no condition on the instance's shard. The
+        # two may differ if the value was changed after the instance was read; then the value is
+        # right.
         return condition
     by_alias: dict[str | None, list[Any]] = {}
     for instance in instances:
@@ -136,9 +136,9 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
-    """Whether a lookup tests for equality a field whose values determine the shard.
+    """Return whether ``name`` looks up by ``=`` or ``IN`` a field that determines the shard.
 
-    :param name: the name of the lookup, as in ``filter()``, such as ``album`` or ``album__in``.
+    :param name: the keyword in ``filter()``, such as ``album`` or ``album__in``.
     """
     path, _, lookup = name.partition(LOOKUP_SEP)
     if lookup not in ("", "exact", "in"):

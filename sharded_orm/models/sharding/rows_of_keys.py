@@ -33,10 +33,10 @@ class RowsOfKeys:
         self.group, self.keys = group, tuple(keys)
 
     def condition(self, table: str, alias: str) -> Expression | None:
-        """Return a condition that is true for the rows of ``table`` that have one of the keys.
+        """Return a condition that is true for the rows of ``table`` with one of this object's keys.
 
-        Return None if the table cannot have such rows: its keys have another type, or it contains
-        copies of global rows.
+        Return None if the table cannot have such rows, because the type of its keys does not fit,
+        or because it contains copies of global rows.
 
         :param alias: the name of the table in the statement.
         :raises UnknownKeyOfRows: no model of the group has this table.
@@ -54,9 +54,9 @@ class RowsOfKeys:
         )
 
     def condition_of(self, model: type[Model], alias: str) -> Expression | None:
-        """Return a condition that is true for the rows of ``model`` that have one of the keys.
+        """Return a condition that is true for the rows of ``model`` with one of this object's keys.
 
-        Return None if the model cannot have such rows.
+        Return None if the model cannot have such rows, because the type of its keys does not fit.
 
         :param alias: the name of the model's table in the statement.
         """
@@ -67,10 +67,10 @@ class RowsOfKeys:
         )
 
     def values(self, key: Field[Any, Any]) -> list[Any]:
-        """Return the shard keys as values of the field ``key``.
+        """Return the shard keys, converted to values of the field ``key``.
 
-        Shard keys of one group may have different types. For the directory, which stores keys as
-        text, the number 7 and the text "7" are the same key.
+        The models of one group may have shard keys of different types. The directory stores keys as
+        text, in which the number 7 and the text "7" are the same key.
         """
         strategy = runtime.strategy(self.group)
         assert isinstance(strategy, DirectoryStrategy)
@@ -93,8 +93,9 @@ def way_to_key(model: type[Model]) -> tuple[list[Any], Any]:
     key: Any = options.key
     if key is not None and key in model._meta.local_concrete_fields:
         return [], key
-    # A row of an automatic many-to-many table has the key of the row whose model declares the
-    # relation. A row of a child model has the key of its parent's row.
+    # In an automatic many-to-many table, a row has the key of both related rows; use the one whose
+    # model declares the relation. In the table of a child model, a row has the key of its parent's
+    # row.
     link: Any = options.relations[0] if key is None else model._meta.get_ancestor_link(key.model)
     links, key = way_to_key(link.target_field.model)
     return [link, *links], key
@@ -122,8 +123,8 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # If the key is NULL, make the result false instead of unknown. Then NOT of the
-            # condition is true for the row.
+            # If the key is NULL, the comparison is unknown. Make it false, so that NOT of the
+            # condition is true.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

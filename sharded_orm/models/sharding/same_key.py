@@ -1,13 +1,13 @@
 """Makes sure that related rows inside a group have the same shard key.
 
-Rows of two keys may happen to be on one shard, whose database would let them refer to each other.
-But if one of the keys were on another shard, the relation would be refused. Also, a site whose keys
-are tenants must not show one tenant's rows to another. So a row may refer only to rows of its own
-key. ``ShardMeta.same_key = False`` also allows rows of other keys on the same shard.
+A row may refer only to rows of its own key, for two reasons. Rows of two keys may happen to be on
+one shard; but if a key moved to another shard, the relation would be impossible. And if the keys
+are tenants, one tenant's rows must not be shown to another. ``ShardMeta.same_key = False`` allows
+relations to rows of other keys on the same shard.
 
 In a group whose keys contain their shard (strategy ``embedded``), each row may have a key of its
-own. Rows of different keys are stored next to each other on purpose. Relations in such a group may
-join different keys.
+own, and related rows are put on one shard on purpose. So relations in such a group may join
+different keys.
 
 A stored row may have been read without its shard key (``only("name")``). A write, a form, and the
 other side of a one-to-one field then load the key with one query (``load=True``). Other reads do
@@ -24,9 +24,9 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossKeyRelation
+from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import (
     ShardOptions,
-    describe,
     options_of,
     required_options,
     shard_options,
@@ -79,8 +79,8 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
 def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = False) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
-    If the relation itself is the shard key of ``instance``, it is not checked, because the key
-    comes from ``other``.
+    Nothing is checked if the relation is itself the shard key of ``instance``, because ``instance``
+    then gets its key from ``other``.
 
     :param field: the relation between the two, declared by either side; None for a row of an
         automatic many-to-many table.
@@ -99,7 +99,7 @@ def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = Fal
 
 
 def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None = None) -> None:
-    """Raise :exc:`CrossKeyRelation` if ``instance`` refers to an instance of another shard key.
+    """Raise :exc:`CrossKeyRelation` if ``instance`` refers to an instance of a different key.
 
     Only relations whose instance is in memory are checked.
 
@@ -107,13 +107,14 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
         is loaded only for relations among these fields.
     """
     if not instance._state.fields_cache:
-        return  # No related instance is in memory, so no key can be compared.
+        return  # The cache of relations is empty, so there is no related instance to compare with.
     referred: list[Any] = []
     field: Any
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
         other = field.get_cached_value(instance, default=None) if field.is_relation else None
         if isinstance(other, Model):
-            # A generic foreign key has no column, so use the field that stores its id.
+            # Find the field that stores the relation. For a generic foreign key, which has no column,
+            # this is the field with the id of the other row.
             column: Any = instance._meta.get_field(getattr(field, "fk_field", field.name))
             names = {column.name, column.attname}
             load = written is None or not names.isdisjoint(written)
@@ -132,11 +133,13 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
 
 
 def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[str, Any]) -> None:
-    """Raise :exc:`CrossKeyRelation` if a row with the shard key ``key`` must not have ``values``.
+    """Raise :exc:`CrossKeyRelation` if ``values`` contain an instance whose key is not ``key``.
+
+    Only instances that need the same key as the row are checked.
 
     :param options: the options of the row's model.
-    :param key: the key as the database stores it.
-    :param values: the row's values, keyed by field name. Values that are not instances are ignored.
+    :param key: the row's shard key, as the database stores it.
+    :param values: the row's values, keyed by field name.
     """
     for name, other in joined_instances(options, values).items():
         others = known_key(required_options(other.__class__), other, load=True)
@@ -146,7 +149,7 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
 
 
 def joined_instances(options: ShardOptions, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``values`` that are instances which need the same shard key as the row.
+    """Return the instances among ``values`` that must have the same shard key as the row.
 
     :param options: the options of the row's model.
     :param values: the row's values, keyed by field name.
@@ -165,8 +168,8 @@ def key_for_related(
 ) -> dict[str, Any]:
     """Return the shard key for rows of ``model`` that are related to ``instance``.
 
-    :return: the key of ``instance``, as ``{attribute name: value}``. Empty if the related rows may
-        have other keys, if ``field`` itself is their shard key, or if the key is unknown.
+    :return: the key of ``instance``, as ``{attribute name: value}``. Empty if the related rows need
+        not have this key, if ``field`` itself is their shard key, or if the key is unknown.
     :param field: the foreign key or many-to-many field of the relation.
     :param load: whether to load the key of ``instance`` if the key was deferred.
     """
@@ -179,11 +182,11 @@ def key_for_related(
 
 
 def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
-    """Return the attname of the shard key of ``model`` if related rows must have the same key.
+    """Return the attname of ``model``'s shard key if related rows must have the same key.
 
-    :return: None if the rows may have different keys, or if ``field`` itself is a shard key.
+    :return: None if the keys may differ, or if ``field`` itself is a shard key.
     :param field: the foreign key or many-to-many field of the relation.
-    :param own: the options of the other model of the relation.
+    :param own: the options of the model at the other end of ``field``.
     """
     options = shard_options(model)
     if options is None or options.key is None or not needs_same_key(options, own):
@@ -200,7 +203,7 @@ def with_key(
 
     If ``values`` contains a shard key already, ``key`` is not added.
 
-    :param key: as :func:`key_for_related` returns it.
+    :param key: a dict ``{attribute name: value}``; empty if there is no key to add.
     """
     options = shard_options(model)
     if not key or options is None or not key_names(options).isdisjoint(values):
@@ -209,12 +212,16 @@ def with_key(
 
 
 def gives_key(field: Any, options: ShardOptions) -> bool:
-    """Whether the relation ``field`` is the shard key of ``options``, or its id is stored in the key."""
+    """Return whether the shard key in ``options`` stores the id of the row to which ``field`` refers.
+
+    If ``field`` is a foreign key, it must be the shard key itself. If it is a generic relation, its
+    object id must be the shard key.
+    """
     key = options.key
     if field is None or key is None:
         return False
-    # Find the name of the field that stores the id of the related row. GenericRelation and
-    # GenericForeignKey keep this name in different attributes.
+    # The name of the field with the related row's id; a GenericRelation and a GenericForeignKey
+    # have it in different attributes.
     stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
     return field is key or stored_in == key.name
 
@@ -230,9 +237,9 @@ def key_names(options: ShardOptions) -> set[str]:
 def cross_key_relation(
     row: str, key: Any, related: str, related_key: Any, field: str | None
 ) -> CrossKeyRelation:
-    """Return the error to raise for a row that is related to a row of another shard key.
+    """Return the error to raise if a row and a related row have different shard keys.
 
-    :param row: a description of the row for the message; ``related`` is that of the other row.
+    :param row: a description of the row, for the message. ``related`` describes the related row.
     :param field: the name of the relation; None for a row of an automatic many-to-many table.
     """
     by = "" if field is None else f" by {field!r}"

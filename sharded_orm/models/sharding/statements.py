@@ -51,7 +51,7 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
     # a later aggregate may refer to an earlier one.
     for name, aggregate in aggregates.items():
         if not hasattr(aggregate, "resolve_expression"):
-            return  # This is no aggregate, so let Django raise its error.
+            return  # The argument is no aggregate, so let Django raise its error.
         resolved = aggregate.resolve_expression(copy, allow_joins=True, reuse=None, summarize=True)
         copy.append_annotation_mask([name])
         copy.annotations[name] = resolved
@@ -75,9 +75,9 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
     if not expressions:
         return
     copy: Any = query.chain(UpdateQuery)
-    # Resolve the values as UpdateQuery.add_update_fields() does, but allow joins: a value may refer
-    # to a column of a multi-table parent, whose table Django updates by a separate query. Django
-    # itself refuses all other joins.
+    # Resolve the values as UpdateQuery.add_update_fields() does, but allow joins. The only join
+    # that Django accepts here leads to a multi-table parent, whose table it updates by a separate
+    # query.
     resolved = [
         value.resolve_expression(copy, allow_joins=True, for_save=True) for value in expressions
     ]
@@ -99,7 +99,8 @@ def check_update(
 ) -> None:
     """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows of another database.
 
-    A new value may be an expression, which the database of the saved row must be able to compute.
+    A new value may be an expression, such as ``F("width") * 2``. The database that stores the row
+    computes it, so it must not read rows of other databases.
 
     :param names: the names of the fields to be saved; None for all fields.
     """
@@ -111,7 +112,8 @@ def check_update(
 def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
     """Raise :exc:`CrossShardRelation` if values of the new ``rows`` read rows of another database.
 
-    A value may be an expression, which the database of the new row must be able to compute.
+    A value may be an expression. The database that stores the row computes it, so it must not read
+    rows of other databases.
     """
     expressions = _expressions(rows)
     if not expressions:
@@ -137,8 +139,8 @@ def check_constraint(constraint: Any) -> None:
 def _reads_own_columns(query: Query, expression: Any) -> bool:
     """Whether ``expression`` consists only of columns of the updated row and of plain values.
 
-    With this shortcut, counters such as ``F("stars") + 1`` are checked without being resolved.
-    False if in doubt, for example for a name that may be the name of an annotation.
+    A shortcut: such an expression, for example ``F("stars") + 1``, needs no further check. False if
+    in doubt, for example if a name may be that of an annotation.
     """
     kind = type(expression)
     if kind is F:
@@ -151,7 +153,8 @@ def _reads_own_columns(query: Query, expression: Any) -> bool:
 
 
 def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> list[Any]:
-    # Look at the distinct types of all values first: most rows have no expression.
+    # Look at the types of all values first, and return at once if none is an expression. This is the
+    # usual case.
     types = {type(value) for row in rows for value in row.__dict__.values()}
     if not any(hasattr(kind, "resolve_expression") for kind in types):
         return []

@@ -1,8 +1,8 @@
 """The type variable of querysets: the model of their rows.
 
-The mypy plugin of django-stubs copies the methods of querysets to managers. It does so only for
-querysets with a single type variable. For managers of relations, the plugin leaves the variable
-open; then its bound makes the rows usable like ``Any``.
+The mypy plugin of django-stubs copies the methods of querysets to managers, but only if the
+queryset has a single type variable. For managers of relations, the plugin leaves the variable open.
+The bound ``Any`` makes their rows usable.
 """
 
 from __future__ import annotations

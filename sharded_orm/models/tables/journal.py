@@ -34,12 +34,13 @@ class OperationRun(models.Model):
     finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    # The fields from ``token`` to ``pid`` are the lease, a right that expires unless it is renewed.
-    # They identify the process that executes the run. If the token is empty, no process does.
+    # The fields from ``token`` to ``pid`` identify the process that executes the run. They form its
+    # lease, a right that expires unless it is renewed. If the token is empty, no process executes
+    # the run.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
-    #: When the process that executes the run last reported that it was alive, in UTC, by the clock
-    #: of the database.
+    #: The last time at which the process that executes the run reported that it is alive: UTC, by
+    #: the database's clock.
     alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
@@ -67,7 +68,7 @@ class OperationRun(models.Model):
 
 
 class OperationStep(models.Model):
-    """The state of one shard or node in one run of a long operation."""
+    """The progress of one run of a long operation on one shard or node."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="steps"
@@ -79,9 +80,9 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
-    #: The id of the run of the process that executes the step. Used only if several processes share
-    #: the steps of one run: each of them then has a run of its own, whose lease shows that the
-    #: process is alive. See ``operations/runs/work_units.py``.
+    #: Usually None. But several processes may share the steps of one run. Then each process has a
+    #: second run for itself, whose lease shows that the process is alive. This is the id of the
+    #: second run of the process that executes the step. See ``operations/runs/work_units.py``.
     worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 

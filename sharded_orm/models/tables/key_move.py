@@ -14,11 +14,11 @@ class KeyMove(models.Model):
     """The move of one shard key from one shard to another.
 
     ``in_flight`` is true while the key is moving, and NULL afterwards. The unique constraint on
-    group, key and ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight
-    (not finished). While a key is in flight, no process remembers its shard.
+    group, key and ``in_flight`` ignores NULL, so a key has at most one unfinished move. During the
+    move, no process remembers the key's shard.
 
     One row is not a move: its group is empty, and ``in_flight`` is false. A process that announces
-    moves locks this row, which exists because an empty table would have no row to lock.
+    moves locks this row. (In an empty table, there would be no row to lock.)
 
     The table is in the database of the directory. So one transaction can change the key's shard and
     record the new phase.
@@ -34,7 +34,8 @@ class KeyMove(models.Model):
     target: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()
     phase: models.CharField[str, str] = models.CharField(max_length=16, default="announced")
     in_flight: models.BooleanField[bool | None, bool | None] = models.BooleanField(null=True)
-    #: Other values that are needed to resume the move, such as counts of rows and chunks.
+    #: The progress of the move, such as counts of rows and chunks. An interrupted move is resumed
+    #: from it.
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
     announced_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now_add=True)

@@ -59,8 +59,8 @@ def balance_problem(
         targets = _targets(topology, group)
         names |= {part.primary for part in group.ranges}
         for part in group.ranges:
-            # A server and its replica have the same schemas, so no shard may move from one to the
-            # other.
+            # A server and its replica contain the same schemas. So a shard cannot move from a
+            # server to the replica of that server, or the other way round.
             allowed = targets - replication.get(part.primary, frozenset()) - {part.replica}
             if group.name not in groups or part.pinned or part.is_pair:
                 allowed = frozenset()
@@ -133,7 +133,10 @@ def _server_problems(topology: Topology) -> Iterator[str]:
 
 
 def _schema_problems(topology: Topology, groups: Collection[str]) -> Iterator[str]:
-    """Yield sentences about groups with schemas of the same name, which cannot be on one server."""
+    """Yield a sentence for each two groups that have schemas of the same name.
+
+    Two such groups cannot be on one server.
+    """
     for one, other in combinations(topology.groups.values(), 2):
         if one.name not in groups and other.name not in groups:
             continue

@@ -63,17 +63,19 @@ class KeyBalance:
 def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
     """Plan moves of keys between shards of ``group``. Changes nothing.
 
-    The plan intends for each shard a share of the keys or rows, in proportion to the weight of the
-    shard's range. Keys move only to shards that are open for new keys.
+    The plan gives each shard keys or rows in proportion to the weight of the shard's range. Keys move
+    only to shards that are open for new keys.
 
     :raises MoveRefused: keys of the group cannot be moved.
     :raises BalanceRefused: there is no plan; every reason is listed.
     :raises TopologyError: the source of the topology does not answer.
 
-    The cost depends on ``options.by``. The value "keys" costs one query of the directory. For each
-    shard above the threshold, it also costs one query per model, which reads the keys of all rows.
-    The value "rows" costs one query per model and shard in addition. The value "load" costs only
-    look-ups in the directory, the table that records the shard of each key.
+    The cost depends on ``options.by``:
+
+    - "keys": one query of the directory (the table that records the shard of each key). For each
+      shard above the threshold, also one query per model, which reads the keys of all rows.
+    - "rows": the same queries, and one more per model and shard.
+    - "load": only look-ups in the directory.
     """
     options = options or BalanceOptions(by=measure.KEYS)
     runtime.refresh()
@@ -196,8 +198,8 @@ def _models(group: str) -> list[Any]:
 def _keys_on(keys: GroupKeys, number: int, *, by_rows: bool) -> dict[Any, float]:
     """Return the sizes of the shard keys that have rows on one shard, keyed by shard key.
 
-    The size of a key is its number of rows, or 1 if ``by_rows`` is False. Keys that the directory
-    (the table of the shard of each key) places on another shard are left out.
+    The size of a key is its number of rows, or 1 if ``by_rows`` is False. A key is left out if the
+    directory (the table that stores the shard of each key) places it on a different shard.
 
     :param number: the number of the shard.
     """

@@ -1,4 +1,4 @@
-"""Measuring what is balanced: the bytes, rows, keys or load of each shard."""
+"""Measure what ``balance`` distributes evenly: the bytes, rows, keys or load of each shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.models import Count
 
 from sharded_orm import runtime
 from sharded_orm.backends.sizes import ShardSize
-from sharded_orm.models.tables.placement import Placement
+from sharded_orm.models.tables.directory import Placement
 from sharded_orm.operations.exceptions import BalanceRefused
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
 from sharded_orm.operations.shards.status import error_line, shards_by_node
@@ -76,7 +76,8 @@ def rows_of(sizes: Mapping[str, ShardSize]) -> dict[str, float]:
 def key_counts(groups: Iterable[str]) -> dict[str, float]:
     """Return how many keys the directory has placed on each shard, keyed by alias. One query.
 
-    :param groups: the groups to be balanced. Each needs a directory.
+    :param groups: the groups to be balanced. Each needs a directory, which is the table that
+        records the shard of each key.
     :raises BalanceRefused: a group has no directory.
     """
     without = [name for name in groups if not isinstance(runtime.strategy(name), DirectoryStrategy)]
@@ -119,7 +120,7 @@ def read_load(path: str) -> dict[str, float]:
     """Return the loads from the JSON file ``path``. Its object maps the names of shards or keys to
     their loads.
 
-    :raises BalanceRefused: the file cannot be read, or has other content.
+    :raises BalanceRefused: the file cannot be read, or does not contain such an object.
     """
     try:
         with open(path, encoding="utf-8") as file:

@@ -22,9 +22,9 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: The least gain of a move whose source bin (a node or shard) stays too full, as a fraction. The
-#: gain is how full the source is before the move, less how full the fuller of the two bins is after
-#: it. A smaller gain is not worth the cost of a move.
+#: The least gain that makes a move worth its cost if the source bin (a node or shard) stays too full
+#: after the move. The gain is a fraction: the fullness of the source before the move, minus the
+#: fullness of the fuller one of the two bins after the move.
 _LEAST_GAIN: Final = 0.01
 #: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
 #: emptied. The planner divides by capacities.
@@ -46,11 +46,12 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
     A pure function; the same problem gives the same plan.
 
-    Only a bin (a node or shard) that exceeds its share by more than the threshold gives away items
-    (shards or keys), until it is at the goal (see :class:`BalanceProblem`). Each single move is an
-    improvement: afterwards, the fuller of its two bins is less full than the source was before. So
-    it is safe to stop after any move. If a bin stays too full, the plan says which item prevents
-    further moves. If the planner is called again after all moves were made, the new plan has none.
+    If a bin (a node or shard) exceeds its share by more than the threshold, items (shards or keys)
+    move out of it until it is at the goal (see :class:`BalanceProblem`). No items move out of other
+    bins. Each single move is an improvement: afterwards, the fuller of its two bins is less full
+    than the source was before. So it is safe to stop after any move. If a bin stays too full, the
+    plan says which item prevents further moves. If the planner is called again after all moves were
+    made, the new plan has none.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -71,7 +72,7 @@ def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProbl
 
     Items cannot move between these bins and other bins. If there are few and large items, the first
     moves decide whether later moves can reach the goal. So, if there are few items, the planner
-    also tries plans with other orders of moves, and returns the best plan.
+    also tries other plans, with the moves in a different order, and returns the best plan.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -155,10 +156,10 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the load at which the bin (a node or shard) exceeds its share by ``excess``.
+        """Return the load above which the bin (a node or shard) is too full.
 
-        :param excess: a fraction, such as 0.1, of :attr:`part`, the load that the bin gets in an
-            even division.
+        :param excess: how much more than its share a bin may have, as a fraction, such as 0.1, of
+            :attr:`part`, the load that the bin gets in an even division.
         """
         return self.share + excess * self.part
 
@@ -218,7 +219,7 @@ class _Pool:
         """Move items between the bins (nodes or shards) until no move is an improvement.
 
         :param dice: a source of random numbers. If it is given, random moves are made first, so
-            that the plan differs from others.
+            that repeated calls find different plans.
         """
         self._set_shares()
         giving = self._giving()
@@ -274,7 +275,7 @@ class _Pool:
         """Return the load that the bin (a node or shard) must keep.
 
         This is the size of everything that must stay in the bin. If the bin's largest item is too
-        large for every bin, its size is added.
+        large for every bin, that item's size is added.
         """
         largest = one.largest
         if largest is None or one.is_emptied or not self._is_too_large(largest, one):
@@ -282,8 +283,9 @@ class _Pool:
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Return whether ``item`` alone would make each bin (node or shard) in which it may be
-        fuller than the goal.
+        """Return whether ``item`` is too large for every bin (node or shard) to which it may belong.
+
+        It is too large for a bin if it alone would make the bin fuller than the goal.
         """
         limit = (1 + self._goal) * self._level
         return all(
@@ -293,10 +295,9 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items (shards or keys) out of the bins ``giving``, until these bins are as full as
-        the goal allows, or no move helps.
+        """Move items (shards or keys) out of the bins ``giving`` until no bin is fuller than allowed.
 
-        Return whether an item was moved.
+        Stop working on a bin if no move helps. Return whether an item was moved.
         """
         count = len(self._batches)
         for one in giving:
@@ -358,8 +359,8 @@ class _Pool:
             entry = heapq.heappop(self._heap)
             one = self.bins[entry[1]]
             if entry[0] != one.fullness:
-                # Skip this entry of the heap. The load of its bin (a node or shard) has changed
-                # since, so the heap has a newer entry for the bin.
+                # The load of this bin (a node or shard) has changed after this entry was pushed.
+                # Skip the entry, because the heap has a newer one for the bin.
                 continue
             visited.append(entry)
             if one is not source and one.name in item.targets and item.size <= self._room(one):
@@ -382,11 +383,10 @@ class _Pool:
         return best is not None
 
     def _improving_moves(self, source: _BinState) -> Iterator[_RatedMove]:
-        """Yield the moves of one item out of the bin ``source`` (a node or shard) that are an
-        improvement.
+        """Yield each move of a single item out of ``source`` (a node or shard) that is an improvement.
 
-        After such a move, the fuller of the two bins is clearly less full than ``source`` was
-        before.
+        This means that after the move, the fuller one of its two bins is clearly less full than
+        ``source`` was before.
         """
         limit = source.fullness * (1 - _LEAST_GAIN)
         targets = self._emptiest(source)
@@ -416,10 +416,10 @@ class _Pool:
 
     @property
     def may_be_better(self) -> bool:
-        """Return whether another plan might be better.
+        """Return whether another plan might be better, so that the planner should look for one.
 
-        This is so if a bin (a node or shard) stays too full, unless some bin must keep more than an
-        even division would give it.
+        True if a bin (a node or shard) is still too full. But always False if some bin must keep
+        more than an even division would give it.
         """
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 

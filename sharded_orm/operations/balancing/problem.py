@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: A percentage of a bin's share (the load that the bin is to have) is replaced by words if the
-#: ratio is at least this number. Such ratios occur if a bin is to be emptied, because its share is
-#: nearly 0.
+#: Texts show the load of a bin as a percentage of its share, which is the load that the bin is to
+#: have. The share of a bin that is to be emptied is nearly 0. So if the load is at least this many
+#: times the share, words replace the percentage.
 _MOST: Final = 1000
 
 

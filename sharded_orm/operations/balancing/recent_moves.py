@@ -1,4 +1,4 @@
-"""Finding the shards that have moved a short time ago, in the history of the topology."""
+"""Find the shards that have moved a short time ago, in the history of the topology."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharded_orm.topology.sources.base import Revision
 #: The number of entries that are read first from the history of the topology. If they do not
 #: reach back far enough, more are read.
 _FIRST = 100
-#: The number of a topology's first version. The stored history of versions begins with it.
+#: The version number of the first topology document that is ever published.
 _FIRST_VERSION = 1
 
 _Nodes = tuple[Any, Any]
@@ -58,7 +58,7 @@ def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> fro
 def _revisions(since: datetime) -> list[Revision]:
     """Return the versions of the topology that were in use since ``since``, the newest first.
 
-    The last one is the version that was in use at the time ``since`` itself.
+    The last item is the version that was in use at the time ``since``.
     """
     source = runtime.source()
     limit = _FIRST

@@ -42,9 +42,13 @@ def plan_shards(group: str | None = None, options: BalanceOptions | None = None)
     :raises UnknownShard: there is no such group.
     :raises TopologyError: the source of the topology does not answer.
 
-    Costs one query per node. If the size of a shard is its number of keys, one query of the
-    directory is added. The check of recent moves costs one round trip to the source of the topology
-    for each version of the topology within the cool-down.
+    Cost:
+
+    - One query per node.
+    - If the size of a shard is its number of keys, one query of the directory (the table that
+      records the shard of each key).
+    - To find recent moves, one round trip to the source of the topology for each version of the
+      topology within the cool-down.
     """
     options = options or BalanceOptions()
     # Refresh first, because this process might use an outdated copy of the topology, from its disk.

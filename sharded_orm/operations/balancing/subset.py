@@ -1,4 +1,4 @@
-"""Choosing items (shards or keys) whose sizes have a sum just above a limit, a variant of the
+"""Choose items (shards or keys) whose sizes have a sum just above a limit. This is a variant of the
 subset-sum problem.
 """
 
@@ -73,7 +73,7 @@ def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]
             yield _choice(small, steps, possible, total)
             if total >= _STEPS:
                 return
-    # Yield all items as the last choice, because no other choice is certain to reach the limit.
+    # It is not certain that a list above reaches the limit. All items together do, so yield them last.
     yield list(range(len(sizes)))
 
 

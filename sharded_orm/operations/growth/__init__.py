@@ -1,5 +1,5 @@
-"""Adding shards to a group, and setting which ranges of its shards take new keys (Pinterest's and
-Yupoo's way to grow, P10 and Y3).
+"""Add shards to a group, and set which ranges of its shards take new keys (Pinterest's and Yupoo's
+way to grow, P10 and Y3).
 
 A *range* is a sequence of a group's shards on one primary node. The order of the steps matters. The
 shards of a new range get their tables before the topology names the range: otherwise a query to all

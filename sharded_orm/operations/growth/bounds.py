@@ -1,4 +1,5 @@
-"""Lower bounds of the keys on new shards, for groups that divide keys by ranges (``BOUNDS``).
+"""Check the lower bounds of the keys on new shards, for groups that divide keys by ranges
+(``BOUNDS``).
 
 A new bound is refused if a key at or above the bound is in use: the rows of such a key are on an
 older shard, but would be looked up on a new shard.

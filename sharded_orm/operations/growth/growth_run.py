@@ -19,6 +19,7 @@ from sharded_orm.operations.growth.bounds import add_bounds, keys_above
 from sharded_orm.operations.growth.new_range import NewRange
 from sharded_orm.operations.growth.range_settings import set_open
 from sharded_orm.operations.migrate import MigrateOptions, migration_run
+from sharded_orm.operations.pairs import replication_check, switch_runner
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.selection import Selected
@@ -57,6 +58,7 @@ class GrowthReport:
             "range": [self.range.first, self.range.last],
             "primary": self.range.primary,
             "replica": self.range.replica,
+            "pair": self.range.is_pair,
             "created": self.created,
             "named": self.named,
             "open": self.open,
@@ -94,15 +96,19 @@ class GrowthRun:
         """Execute all phases of the growth that are not done yet. Return the report.
 
         :param arguments: the command's arguments. The journal stores them, so that a later attempt
-            can be refused if it has other arguments.
+            with different arguments can be refused.
         :param open_it: whether to open the range for new keys at the end.
         :raises GrowthRefused: the group cannot grow by this range.
+        :raises PairRefused: the two nodes of the range do not replicate each other correctly.
+        :raises SwitchRefused: the passive sides of a pair cannot be made to refuse writes.
         :raises TopologyReadOnly: commands cannot change the topology. The message tells the
             operator what to do instead.
         """
         new, report = self.new, self.report
         before = topology.current()
-        if new.entry_in(before) is None:
+        if not new.entries_in(before):
+            if new.is_pair:
+                replication_check.require_sound(new.primary, str(new.replica))
             document = self._with_range(before).at_version(before.version + 1)
             self._check_writable(document)
             self._refuse_keys_above(document)
@@ -113,6 +119,8 @@ class GrowthRun:
             self.run.check()
             topology.change(self._with_range, f"range {new} on {new.primary}, closed")
         report.created = report.named = True
+        if new.is_pair:
+            switch_runner.fence_passive_sides(new.group, range(new.first, new.last + 1))
         if self.kind is KeyRouting.RANGES:
             self._report_keys_above()
         elif open_it:
@@ -128,7 +136,7 @@ class GrowthRun:
             not fit.
         """
         new = self.new
-        if new.entry_in(document) is not None:
+        if new.entries_in(document):
             return document
         content = document.content()
         entry = content["groups"].setdefault(new.group, {})
@@ -139,9 +147,9 @@ class GrowthRun:
                 f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"
                 " somebody else has changed the topology. Repeat the command."
             )
-        # Do not write "open": False if the group divides keys by ranges. In such a group, the bounds
-        # decide on which shard a key is, and "open" has no meaning.
-        ranges.append(new.entry(is_open=self.kind is KeyRouting.RANGES))
+        # The entry "open": False means that no new keys are placed on the range yet. Leave it out if
+        # the group divides keys by ranges: then the bounds alone decide on which shard a key is.
+        ranges += new.entries(is_open=self.kind is KeyRouting.RANGES)
         add_bounds(entry, new, self.kind)
         return Document.from_content(content)
 
@@ -171,7 +179,8 @@ class GrowthRun:
         False.
         """
         new = self.new
-        self._tell(f"makes {new.last - new.first + 1} shards on {new.primary}")
+        where = f"{new.primary} and {new.replica}" if new.is_pair else new.primary
+        self._tell(f"makes {new.last - new.first + 1} shards on {where}")
         with _local_topology(document):
             group = runtime.group(new.group)
             shards = [group.shard(number) for number in range(new.first, new.last + 1)]
@@ -223,15 +232,20 @@ class GrowthRun:
 
     def _open(self) -> None:
         new = self.new
-        entry = new.entry_in(topology.current())
-        if entry is not None and entry.get("open", True):
+        closed = [
+            entry["range"]
+            for entry in new.entries_in(topology.current())
+            if not entry.get("open", True)
+        ]
+        if not closed:
             self.report.open = True
             return
         if not self._wait_until_used():
             return
         self._tell(f"opens range {new}")
         self.run.check()
-        set_open(new.group, new.first, new.last, True)
+        for first, last in closed:
+            set_open(new.group, first, last, True)
         self.report.open = True
 
     def _wait_until_used(self) -> bool:

@@ -30,7 +30,8 @@ def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
 def set_weight(name: str, first: int, last: int, weight: float) -> Document:
     """Set how often each shard of a range gets a new key, relative to the weights of other ranges.
 
-    Arguments, result and errors that are not listed here are those of :func:`set_open`.
+    The parameters ``name``, ``first`` and ``last``, the result and the errors are those of
+    :func:`set_open`.
 
     :param weight: the weight; shards with the weight 2 get twice as many new keys as those with 1.
     """

@@ -1,5 +1,5 @@
-"""The functions that an operator's commands call: add shards to a group, or give up a growth that
-was broken off.
+"""Functions for the operator's commands: add shards to a group (a growth), or give up an
+interrupted growth.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 from sharded_orm import runtime
 from sharded_orm.exceptions import TopologyReadOnly
 from sharded_orm.operations import topology
-from sharded_orm.operations.exceptions import GrowthRefused
+from sharded_orm.operations.exceptions import GrowthRefused, PairRefused
 from sharded_orm.operations.growth.growth_run import GrowthReport, GrowthRun, Tell
 from sharded_orm.operations.growth.new_range import NewRange
 from sharded_orm.operations.migrate import migration_run
@@ -29,6 +29,7 @@ def grow(
     *,
     primary: str,
     replica: str | None = None,
+    is_pair: bool = False,
     weight: float = 1,
     bounds: Sequence[Any] = (),
     open_it: bool = True,
@@ -39,12 +40,14 @@ def grow(
     """Add ``count`` shards to group ``name``: create, migrate, publish and open them as one range.
 
     After any interruption, a call with the same arguments continues the growth. Until the growth is
-    complete or given up, a call with other arguments is refused. The calling process should do
+    complete or given up, a call with different arguments is refused. The calling process should do
     nothing else during the call, because the process uses a topology with the new shards before
     these shards exist.
 
     :param primary: the node of the new shards.
     :param replica: the node of their copies; None for no copies.
+    :param is_pair: whether ``primary`` and ``replica`` are a pair of servers that replicate from each
+        other. Then half of the new shards are active on each.
     :param weight: how often a new shard gets a new key, relative to the weights of other ranges.
     :param bounds: for a group with ``BOUNDS``, the lowest key of each new shard. These keys must be
         in ascending order, and above every key in use. For other groups, ``bounds`` is empty.
@@ -53,6 +56,8 @@ def grow(
     :param stopping: a flag that ends the growth early once it is set; None if nothing can end it early.
     :param tell: called with a line for the operator in each phase.
     :raises GrowthRefused: the group cannot grow, or not with these arguments.
+    :raises PairRefused: the two nodes do not replicate each other correctly.
+    :raises SwitchRefused: the passive sides of a pair cannot be made to refuse writes.
     :raises TopologyReadOnly: commands cannot change the topology. The message tells the operator
         what to do instead.
     :raises OperationHeld: another process grows the group, or moves shards of it.
@@ -67,7 +72,7 @@ def grow(
     kind = _growable(name)
     arguments = {
         "count": count, "primary": primary, "replica": replica, "weight": weight,
-        "bounds": list(bounds),
+        "bounds": list(bounds), "pair": is_pair or None,
     }  # fmt: skip
     if count < 1:
         raise GrowthRefused(f"A group grows by one shard or more, not by {count!r}.")
@@ -77,7 +82,14 @@ def grow(
             is_resumed = False
             group = runtime.group(name)
             new = NewRange(
-                name, group.count, group.count + count - 1, primary, replica, weight, tuple(bounds)
+                name,
+                group.count,
+                group.count + count - 1,
+                primary,
+                replica,
+                weight,
+                tuple(bounds),
+                is_pair,
             )
         else:
             is_resumed = True
@@ -87,7 +99,7 @@ def grow(
         growth = GrowthRun(run, new, kind, progress, stopping or Stopping(), tell)
         try:
             report = growth.run_to_end(arguments, open_it)
-        except (GrowthRefused, TopologyReadOnly) as exc:
+        except (GrowthRefused, PairRefused, TopologyReadOnly) as exc:
             if not is_resumed and run.arguments["first"] is None:
                 run.finish("refused", str(exc))
             raise
@@ -112,7 +124,7 @@ def give_up(name: str) -> NewRange | None:
         new = None
         if run.arguments.get("first") is not None:
             new = NewRange(**run.arguments["range"])
-            if new.entry_in(topology.current()) is not None:
+            if new.entries_in(topology.current()):
                 raise GrowthRefused(
                     f"Range {new} is in the topology already and does not go again. Run the same"
                     f" 'shards grow' to finish, or leave it closed: 'manage.py shards close"

@@ -1,4 +1,4 @@
-"""Importing the rows of unsharded tables into the shards of a group (as Pinterest did, P12).
+"""Import the rows of unsharded tables into the shards of a group (as Pinterest did, P12).
 
 The unsharded tables, called the source, keep their rows. An import only reads them. An import that
 also copies later changes of the source (it *follows* the source) adds triggers there. The work is

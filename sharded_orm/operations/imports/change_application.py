@@ -1,4 +1,4 @@
-"""Applying to the shards the changes that were recorded on the source of an import.
+"""Apply to the shards the changes that were recorded on the source of an import.
 
 The source is the database from which rows are imported.
 """
@@ -13,24 +13,24 @@ from django.db import connections
 from sharded_orm import runtime
 from sharded_orm.backends.change_capture import Change
 from sharded_orm.models.cached.cached_model import cached_model
-from sharded_orm.models.cached.invalidation import void_shards
+from sharded_orm.models.cached.model_cache import void_shards
 from sharded_orm.operations.imports.row_shards import rows_by_alias
-from sharded_orm.operations.imports.shard_tables import ShardTable, Stored
+from sharded_orm.operations.imports.row_storage import ShardTable, Stored
 from sharded_orm.operations.imports.source_journal import SourceJournal
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
 from sharded_orm.operations.relations import batched
 
-# For each table, a dict from the primary key of a changed row to the anchors that the row had. An
-# anchor is the shard key of a row, or the foreign key from which the row gets its shard key
-# (:attr:`SourceTable.anchor_field`).
+# For each table, a dict from the primary key of each changed row to the anchors that the row had
+# before its changes. An anchor is the shard key of a row, or the foreign key from which the row
+# gets its shard key (:attr:`SourceTable.anchor_field`).
 _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 
 class ChangeApplication:
-    """Applies to the shards the changes of rows that were recorded in the journal, a table on the
-    source of the import.
+    """Writes the changes in the journal to the shards. The journal is a table on the import's source.
 
-    The same changes may be applied again, even if only a part of them was applied before.
+    Each entry of the journal reports that a row of an imported table has changed. The same changes
+    may be applied again, even if only a part of them was applied before.
 
     :param tables: the imported tables. Each table comes after the tables to which it refers.
     :param check: called before work on each shard. It raises an error if this process must not
@@ -56,8 +56,8 @@ class ChangeApplication:
         :param changes: entries of the source's journal.
         :param afresh: whether rows that exist on both sides are deleted from the shard and inserted
             again. This helps if rows have exchanged unique values.
-        :raises ImportConflict: a shard has another row with the same primary key.
-        :raises IntegrityError: a constraint of a shard refuses a row, perhaps because another row
+        :raises ImportConflict: a shard has a different row with the same primary key.
+        :raises IntegrityError: a constraint of a shard refuses a row, perhaps because a second row
             has changed as well.
         """
         changed = self._changed(changes)
@@ -189,7 +189,7 @@ def _gone(
 class _Shard:
     """A context manager for work on one shard, which closes the shard's connection at the end.
 
-    :param check: called first. It raises an error if this process must not continue.
+    :param check: called at once. It raises an error if this process must not continue.
     """
 
     def __init__(self, alias: str, check: Callable[[], None]) -> None:

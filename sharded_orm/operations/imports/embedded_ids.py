@@ -1,4 +1,4 @@
-"""Refusing imported rows whose ids contain the number of another shard."""
+"""Refuse imported rows whose ids contain the number of a shard to which the row does not belong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 
 
 def refuse_id_of_other_shard(table: SourceTable, row: SourceRow, number: int) -> None:
-    """Raise an error if an id of ``row`` contains another shard number than ``number``.
+    """Raise an error if an id of ``row`` contains a shard number other than ``number``.
 
     :param number: the number of the shard to which the row's key belongs.
     :raises ImportRefused: there is such an id. A look-up by this id would go to the wrong shard.

@@ -63,7 +63,7 @@ def plan_import(request: ImportRequest) -> ImportPlan:
 def check_import(request: ImportRequest) -> None:
     """Check that the rows of the requested tables can be imported.
 
-    :raises ImportRefused: some rows cannot be imported. The error lists every reason.
+    :raises ImportRefused: they cannot. The error lists every reason.
     """
     problems = list(_problems(request))
     if problems:
@@ -155,7 +155,9 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
 
 
 def _target_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield reasons why the shards cannot take the rows, and why new rows could not get ids."""
+    """Yield reasons why the shards cannot store the imported rows, or why later rows could not get
+    ids.
+    """
     group = runtime.group(request.group)
     shards = list(group.shards())
     migrator = Migrator(group, MigrateOptions(), journal.Scripts())

@@ -32,7 +32,9 @@ def report_of(report: FarmReport) -> ImportReport:
 
 
 def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterator[PlannedUnit]:
-    """Yield the units of work of one round, which goes through all tables: ranges of ``rows`` rows."""
+    """Yield the work units of one round, which goes through all tables. Each unit is a range of
+    ``rows`` rows.
+    """
     for index, table in enumerate(tables):
         for count, (first, last) in enumerate(table.ranges(rows)):
             content = {

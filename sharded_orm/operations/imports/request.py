@@ -98,7 +98,7 @@ class ImportReport:
     :param tables: numbers of rows, such as ``{"photos.Photo": {"copied": 7}}``.
     :param rounds: how many times the run has gone through all tables.
     :param problems: sentences about what is left to do. Empty if all is well.
-    :param notes: sentences about other things that were done.
+    :param notes: further sentences for the operator, about what was done.
     :param stopped: why this process stopped early; "" if it did not.
     :param left: number of ranges of primary keys that are not done.
     """

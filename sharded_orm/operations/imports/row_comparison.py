@@ -1,9 +1,9 @@
-"""Comparing all rows of the source of an import with those of the shards, in both directions.
+"""Compare all rows of the source of an import with the rows of the shards, in both directions.
 
-The comparison does not use the code that copies rows. Rows are read by Django's own query sets and
-field classes, and the shards of keys are looked up anew. First, each row of the source must be on
-the shard of its key, with equal values. Then, each row of a shard must be on the source, and its
-key must belong to this shard.
+To find errors of the code that copies rows, the comparison does not use that code. It reads rows
+with Django's query sets and field classes, and looks up the shard of each key again. First, each
+row of the source must be on the shard of its key, with equal values. Then, each row of a shard must
+be on the source, and its key must belong to this shard.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def compare_rows(
     """Compare all rows of the request's tables with those on the shards, and return the report.
 
     Changes nothing. The report's problems name the differences: rows that are missing on their
-    shard, rows with other values, rows of a shard that the source does not have, and rows on a
+    shard, rows with different values, rows of a shard that the source does not have, and rows on a
     shard to which their key does not belong. If the source or the shards are written meanwhile,
     rows that have just changed may be reported, too.
 
@@ -113,8 +113,8 @@ class _CompareJob(Job):
             add_counts(tables.setdefault(label, {}), unit["counts"].items())
             examples += unit["examples"]
         for table in self._request.tables:
-            # Count the rows of the source once more, because the compared ranges together might
-            # have left some out.
+            # Count the rows of the import's source once more, because the compared ranges together
+            # might have left some out.
             count = QuerySet(table.model, using=table.alias).count()
             if count > tables[table.label]["rows"]:
                 examples.append(
@@ -189,8 +189,8 @@ class _RowComparison:
         return by_pk
 
     def _expression(self, field: Any) -> Any:
-        # Let the database convert the value to text, because a field class that changes the values
-        # that it reads could hide a difference.
+        # The field class may change values when it reads them, and this could hide a difference. So
+        # let the database convert the value to text.
         if hasattr(target_field(field), "from_db_value"):
             return Cast(F(field.attname), TextField())
         return F(field.attname)
@@ -198,10 +198,10 @@ class _RowComparison:
     def compare(
         self, alias: str | None, rows: Mapping[Any, Any], differences: _Differences
     ) -> None:
-        """Compare ``rows`` of the source with those on the shard ``alias``, and note the
-        differences.
+        """Compare ``rows`` of the source with the rows of the shard, and add to ``differences``.
 
-        ``alias`` is None if the key of the rows has no shard.
+        :param alias: the shard's alias; None if the key of the rows has no shard.
+        :param rows: the values of the source's rows, keyed by primary key.
         """
         label = self._table.label
         there: dict[Any, tuple[Any, Any]] = {}
@@ -256,7 +256,9 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
 
 
 def _compare_shard(table: SourceTable, alias: str, differences: _Differences, check: Any) -> None:
-    """Report rows of a shard that the source does not have, or whose key belongs to another shard."""
+    """Report rows of a shard that the source does not have, or whose key belongs to a different
+    shard.
+    """
     last: Any = None
     rows: QuerySet[Any] = QuerySet(table.model, using=alias).order_by(*table.pk_names)
     source: QuerySet[Any] = QuerySet(table.model, using=table.alias)

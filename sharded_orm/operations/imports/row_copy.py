@@ -1,5 +1,6 @@
-"""Copying the rows of an import's source into the shards, in rounds, until a round finds nothing
-new.
+"""Copy the rows of an import's source to the shards.
+
+Each round reads all tables. The copy ends when a round has found nothing to insert or to update.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any
 from django.db import connections
 
 from sharded_orm.models.cached.cached_model import cached_model
-from sharded_orm.models.cached.invalidation import void_shards
+from sharded_orm.models.cached.model_cache import void_shards
 from sharded_orm.operations.exceptions import ImportConflict, OperationStopped
 from sharded_orm.operations.imports.preflight import check_import
 from sharded_orm.operations.imports.ranges import range_units, report_of
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest, add_counts
 from sharded_orm.operations.imports.row_shards import rows_by_alias
-from sharded_orm.operations.imports.shard_tables import EXAMPLES, ShardTable, Stored
+from sharded_orm.operations.imports.row_storage import EXAMPLES, ShardTable, Stored
 from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 from sharded_orm.operations.imports.ticket_ids import advance_tickets
 from sharded_orm.operations.runs.farm import Farm, FarmProgress, Job, PlannedUnit
@@ -42,7 +43,7 @@ def copy_rows(
     :param threads: number of threads that copy in this process.
     :param stopping: a flag that ends the work of this process early once it is set.
     :raises ImportRefused: the rows cannot be imported. Nothing was written.
-    :raises OperationDiffers: other processes import other tables of the group.
+    :raises OperationDiffers: other processes import different tables of the group.
     """
     report = Farm(_CopyJob(request), threads, progress, stopping).execute()
     return report_of(report)
@@ -91,10 +92,9 @@ class _CopyJob(Job):
     ) -> None:
         conflicts: list[str] = []
         written: list[str] = []
-        # Decide whether the cache needs invalidation even if this call writes nothing. A worker
-        # that was killed, in this run or in an earlier one, may have inserted rows of this unit (a
-        # range of rows) without invalidating the cache. This cannot have happened if the first
-        # round of this run is over, and no other worker has begun this unit.
+        # Invalidate the cache even if this call writes nothing: a killed worker may have inserted
+        # rows of this unit without invalidating the cache. (A unit is a range of rows.) This is
+        # impossible after the first round of this run, if no other worker has begun this unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):

@@ -1,10 +1,11 @@
-"""Finding the shards to which imported rows belong."""
+"""Find the shards to which imported rows belong."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from sharded_orm import runtime
+from sharded_orm.models.sharding import row_placement
 from sharded_orm.operations.exceptions import ImportRefused
 from sharded_orm.operations.imports.embedded_ids import refuse_id_of_other_shard
 from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
@@ -19,7 +20,7 @@ def rows_by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, li
         if row.key is None:
             raise ImportRefused([f"{table.label}(pk={row.pk!r}) has no shard key"])
     group = runtime.group(table.options.group)
-    numbers = table.options.place_keys({row.key for row in rows})
+    numbers = row_placement.place_keys(table.options, {row.key for row in rows})
     by_alias: dict[str, list[SourceRow]] = {}
     for row in rows:
         shard = runtime.shard_in(group, numbers[row.key])

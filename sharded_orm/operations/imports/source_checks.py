@@ -1,4 +1,4 @@
-"""Finding rows of an import's source that cannot be imported.
+"""Find rows of an import's source that cannot be imported.
 
 Such rows have no shard key, refer to rows that do not exist, or break another rule.
 """
@@ -71,8 +71,8 @@ def _null_problems(table: SourceTable) -> Iterator[str]:
     nullable = {column.name for column in description if column.null_ok}
     key = table.key_field if table.owner is None else None
     for column in table.columns:
-        # Check the shard key, and each column that may be NULL on the import's source but not in
-        # the model.
+        # Skip the column, unless it is the shard key, or it may be NULL on the import's source but
+        # not in the model.
         if column.field is not key and (column.field.null or column.column not in nullable):
             continue
         name = column.name
@@ -267,8 +267,8 @@ def _key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _embedded_id_problems(table: SourceTable) -> Iterator[str]:
-    """Yield a sentence about the first row of the import's source whose id contains the number of
-    another shard.
+    """Yield a sentence about the first row of the import's source whose id contains the number of a
+    shard to which the row does not belong.
     """
     if not any(isinstance(column.field, EmbeddedShardMixin) for column in table.columns):
         return

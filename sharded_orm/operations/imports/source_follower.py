@@ -1,5 +1,5 @@
-"""Following an import's source: the changes that the site makes there after the copy are applied to
-the shards.
+"""Follow an import's source: after the copy, apply to the shards what the site changes on the
+source.
 
 The source is the database from which the rows are imported. At the end, the source is closed: it
 refuses writes, and the site writes to the shards.
@@ -35,10 +35,11 @@ KIND: Final = "import follow"
 BATCH: Final = 1000
 #: If the journal of changes is empty, it is read again after this number of seconds.
 INTERVAL: Final = 0.3
-#: The source is closed (made to refuse writes) once its journal has at most this many changes that
-#: were not applied yet.
+#: The import's source is closed (made to refuse writes) once its journal has at most this many
+#: changes that were not applied to the shards yet.
 FEW_CHANGES: Final = 100
-#: Default number of seconds to wait for transactions that are open when the source is closed.
+#: Default number of seconds to wait for open transactions when the import's source is closed (made to
+#: refuse writes).
 PATIENCE: Final = 10.0
 # The largest number of attempts to copy the rows. A copy fails if the shard key of a row changes
 # during the copy.
@@ -63,7 +64,7 @@ class FollowReport:
     :param tables: for each label of a model, the number of its rows on the source, and on the
         shards, after the source was closed.
     :param problems: sentences about what is left to do. Empty if all is well.
-    :param notes: sentences about other things that were done.
+    :param notes: further sentences for the operator, about what was done.
     :param stopped: why this process stopped early; "" if it did not.
     """
 
@@ -98,8 +99,8 @@ def follow_source(
 
     Updates and deletes are applied, too. Triggers on the source record which rows change. The
     triggers stay when this function ends, so another call continues where this one stopped.
-    Meanwhile, nobody else may write the imported rows on the shards, because the values of the
-    source overwrite theirs.
+    Meanwhile, nobody else may write the imported rows on the shards, because such writes are
+    overwritten with the values of the source.
 
     :param threads: number of threads that copy.
     :param stopping: a flag that ends the work early once it is set.
@@ -108,9 +109,9 @@ def follow_source(
         ends the work.
     :raises ImportRefused: the rows cannot be imported, or the account may not create triggers, or
         the source is closed already. Nothing was written.
-    :raises ImportConflict: a shard has another row with the same primary key as a changed row.
+    :raises ImportConflict: a shard has a different row with the primary key of a changed row.
     :raises OperationHeld: another process follows the source.
-    :raises OperationDiffers: an unfinished run has other tables.
+    :raises OperationDiffers: an unfinished run follows different tables.
     """
     with _follower(request, stopping, tell) as follower:
         if follower.journal.is_closed():
@@ -134,14 +135,15 @@ def switch_source(
     *,
     patience: float = PATIENCE,
 ) -> FollowReport:
-    """Close the source, and bring the shards to its last state.
+    """Close the source (make it refuse writes), and copy its last changes to the shards.
 
     First does what :func:`follow_source` does, until few changes are left. Then the database
     refuses each write to the tables of the source, the last changes are applied, and the rows are
     counted on both sides. The source stays closed. Can be repeated after an error.
 
     :param patience: seconds to wait for transactions on the source that are open when it is closed.
-    :raises ImportFailed: the transactions took longer. The source can be written as before.
+    :raises ImportFailed: a transaction was still open after ``patience`` seconds. The source
+        accepts writes as before.
 
     Other arguments and errors are those of :func:`follow_source`.
     """
@@ -158,11 +160,11 @@ def unfollow_source(request: ImportRequest) -> FollowReport:
     """Remove what :func:`follow_source` and :func:`switch_source` have created on the source.
 
     These are the triggers, the journal of changes, and the fence that refuses writes. Afterwards
-    the tables can be written as before. Can be repeated.
+    the tables accept writes as before. Can be repeated.
 
     :raises OperationHeld: a process follows the source.
     :raises ImportFailed: a transaction on one of the tables took longer than 30 seconds. The tables
-        can be written, but triggers are left.
+        accept writes, but triggers are left.
     """
     with (
         runs.hold_run(KIND, request.group, _arguments(request)) as run,
@@ -230,9 +232,10 @@ class _Follower:
         self.report = FollowReport(run.id)
 
     def begin(self, threads: int, progress: FarmProgress) -> None:
-        """Make the source record its changes, and copy its rows.
+        """Install the triggers that record changes on the import's source, and copy the source's
+        rows to the shards.
 
-        If an earlier call has copied the rows, they are not copied again.
+        If an earlier call has already copied the rows, no rows are copied.
         """
         if self._run.arguments.get("copied"):
             if self.journal.is_installed():
@@ -266,8 +269,8 @@ class _Follower:
             self._run.note(copied=True)
 
     def _copy(self, threads: int, progress: FarmProgress) -> ImportReport:
-        # Copy the rows in a single round: a further round would look for later changes, but the
-        # source's journal records these.
+        # Copy the rows in a single round: a further round would look for later changes, but a journal
+        # on the import's source records these.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
             # If the shard key of a row changed after the row was copied, copy_rows() reports a
@@ -283,10 +286,10 @@ class _Follower:
         return report
 
     def follow(self, *, until_current: bool, few: int = 0) -> None:
-        """Apply changes of the source until the work is stopped.
+        """Apply changes of the import's source to the shards until the work is stopped.
 
-        :param until_current: whether to end as soon as the source's journal of changes has at most
-            ``few`` entries.
+        :param until_current: whether to end as soon as the journal, which records the changes on the
+            source, has at most ``few`` entries.
         """
         was_current = False
         while not self._stopping():
@@ -312,10 +315,10 @@ class _Follower:
                 self._application.apply(changes, afresh=attempt > 0)
                 break
             except IntegrityError:
-                # The shard may refuse the change for two reasons. Two rows have exchanged unique
-                # values, or the shard key of a row changed while the row was read. The changes of
-                # the other rows may come later in the source's journal of changes, so read more
-                # entries and try again.
+                # A constraint of the shard refuses a row. Two rows may have exchanged unique
+                # values, or the shard key of a row changed while the row was read. The change that
+                # solves the conflict may come later in the source's journal, so read more of the
+                # journal and try again.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)
@@ -325,7 +328,7 @@ class _Follower:
         return len(changes)
 
     def switch(self, patience: float) -> None:
-        """Close the source, apply the remaining changes, and count the rows on both sides."""
+        """Make the import's source refuse writes, apply its last changes, and count the rows again."""
         began = time.monotonic()
         try:
             self.journal.close(patience)

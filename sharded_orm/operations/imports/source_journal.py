@@ -1,4 +1,4 @@
-"""The journal and the fence of an import: tables and triggers that it creates on the source.
+"""The journal and the fence of an import: tables and triggers on the import's source.
 
 The journal records which rows change. The fence refuses all writes once it is closed.
 docs/decisions/0034-following-a-source.md describes the entries of the journal.
@@ -30,23 +30,23 @@ from sharded_orm.operations.imports.source_tables import SourceTable
 
 #: The largest number of seconds to wait for open transactions when triggers are created or dropped.
 TRIGGER_PATIENCE: Final = 30.0
-# The classes that create triggers on the source of an import, by vendor. The source has one of
-# Django's own backends.
+# The classes that create triggers on the source of an import, keyed by the source's vendor. The
+# source uses one of Django's own backends, and not one of this library.
 _CAPTURES = {
     "mysql": "sharded_orm.backends.mysql.change_capture.MySQLChangeCapture",
     "postgresql": "sharded_orm.backends.postgresql.change_capture.PostgreSQLChangeCapture",
     "sqlite": "sharded_orm.backends.sqlite3.change_capture.SQLiteChangeCapture",
 }
-# Field classes whose values can be recorded as text by a trigger: to_python() makes the same value
-# of the text again.
+# Field classes whose values a trigger can record as text: their to_python() converts the text back
+# to the same value.
 _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 
 class SourceJournal:
     """The journal of changes and the fence, which refuses writes, for the tables of an import.
 
-    All tables of a group have one fence. Used by one thread, as a context manager, which closes the
-    session at the end.
+    All tables of a group share one fence. To be used by one thread, as a context manager that
+    closes its database session at the end.
 
     :raises ImportRefused: the library cannot create triggers with the backend of the source.
     """
@@ -56,8 +56,9 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # The number under which the journal stores the group's fence (what refuses writes) and its
-        # changes. It is computed from the group's name, so that every process uses the same number.
+        # The journal of changes stores the group's changes, and the state of its fence (the triggers
+        # that refuse writes), under this number. The number is computed from the group's name, so that
+        # every process uses the same one.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 
@@ -127,16 +128,17 @@ class SourceJournal:
         """
         if not self._capture.is_prepared():
             return True
-        self._capture.prepare()  # Creates missing tables, so that the next calls find all.
+        self._capture.prepare()  # Create missing tables, because the next calls need them.
         self._capture.unwatch(self._number)
         return self._capture.uninstall(TRIGGER_PATIENCE)
 
     def close(self, patience: float) -> None:
-        """Close the fence: wait for open transactions, and make the database refuse later changes.
+        """Close the fence, so that the imported tables refuse writes. Wait for open transactions
+        first.
 
         :param patience: seconds to wait for open transactions.
-        :raises django.db.OperationalError: the transactions took longer. The tables can be written
-            as before.
+        :raises django.db.OperationalError: a transaction was still open after ``patience`` seconds.
+            The tables accept writes as before.
         """
         self._capture.close(self._number, patience)
 
@@ -158,10 +160,11 @@ class SourceJournal:
         return self._tables.get(change.table)
 
     def row_of(self, table: SourceTable, change: Change) -> tuple[Any, Any]:
-        """Return the primary key of the row that ``change`` reports, and the row's former anchor.
+        """Return the primary key of the changed row, and the anchor that the row had before the
+        change.
 
         The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or its foreign key to
-        the parent row with the key.
+        the parent row that has the shard key.
         """
         size = len(table.pk_fields)
         values: list[Any] = [

@@ -42,7 +42,7 @@ class SourceTable:
         self.alias = alias
         self.label = model._meta.label
         self.pk_fields: Sequence[Any] = model._meta.pk_fields
-        #: The names of the primary key's columns.
+        #: The attribute names (``attname``) of the fields of the primary key.
         self.pk_names = [field.attname for field in self.pk_fields]
 
     @cached_property
@@ -114,7 +114,8 @@ class SourceTable:
     # ##### Reading #####
 
     def query(self, alias: str | None = None) -> QuerySet[Any]:
-        """Return a query for all rows. Uses Django's own query set, which does not look for shards.
+        """Return a query for all rows. Uses Django's plain QuerySet, which reads from the database
+        ``alias`` and not from shards.
 
         :param alias: the alias of the database; by default the database from which rows are
             imported.
@@ -215,7 +216,7 @@ class SourceTable:
             last = bound
 
     def to_json(self, pk: Any) -> list[Any] | None:
-        """Return the primary key ``pk`` as a list of values that JSON can store; None for None."""
+        """Return the primary key ``pk`` as a list of values that JSON can store; None if it is None."""
         if pk is None:
             return None
         values = pk if len(self.pk_names) > 1 else (pk,)

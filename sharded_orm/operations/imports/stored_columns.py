@@ -1,4 +1,4 @@
-"""Reading and writing the columns of a table in the form in which they are stored.
+"""Read and write the columns of a table in the form in which they are stored.
 
 The methods of a project's own field classes are not called, because ``from_db_value()`` may decrypt
 or round, and ``pre_save()`` may set the present time. Instead, each value is converted as by
@@ -49,8 +49,8 @@ _INTEGERS = (
     "SmallIntegerField", "PositiveIntegerField", "PositiveBigIntegerField",
     "PositiveSmallIntegerField",
 )  # fmt: skip
-# JSON is copied as text. Python would make None of both NULL and JSON's null, and would write
-# numbers in another form.
+# JSON is copied as text. If Python parsed it, NULL and JSON's null would both become None, and
+# numbers might be formatted differently.
 _TEXTS = (
     "CharField", "FileField", "FilePathField", "GenericIPAddressField", "IPAddressField",
     "JSONField", "SlugField", "TextField",
@@ -58,7 +58,7 @@ _TEXTS = (
 
 
 class StoredColumn:
-    """A column of a model's own table.
+    """A column of a model's table. Columns of the tables of parent models are not included.
 
     :param field: the model's field for the column.
     """
@@ -116,7 +116,7 @@ class StoredColumn:
         return value
 
     def is_same(self, one: Any, other: Any) -> bool:
-        """Return whether two values of the column are the same. NULL is the same as NULL only."""
+        """Return whether two values of the column are the same. NULL equals only NULL."""
         if one == other or one is None or other is None:
             return bool(one == other)
         if target_field(self.field).get_internal_type() == "JSONField":

@@ -1,4 +1,4 @@
-"""Making ticket servers, which hand out new ids, skip the ids of imported rows."""
+"""Make ticket servers, which hand out new ids, skip the ids of imported rows."""
 
 from __future__ import annotations
 

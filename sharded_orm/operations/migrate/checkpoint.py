@@ -50,8 +50,8 @@ class Checkpoint:
     :param migration: app label and name; None for a step that belongs to no single migration.
     :param operation: index of the operation in its migration. For recorded statements: index of the
         first operation that their script does not run.
-    :param outline: :meth:`Unit.outline`, a digest of the operations before ``operation``. For the
-        kind ``PER_SHARD``, it includes ``operation``.
+    :param outline: :meth:`Unit.outline`, a short text that identifies the operations before
+        ``operation``. For the kind ``PER_SHARD``, also ``operation`` itself.
     :param script: key of the recorded script (a list of SQL statements) in the journal.
     :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
     :param count: number of statements that the step runs.

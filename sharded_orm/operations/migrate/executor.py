@@ -1,4 +1,4 @@
-"""Executing a migration plan on one shard, from the checkpoint that the shard has reached.
+"""Execute a migration plan on one shard, from the checkpoint that the shard has reached.
 
 A *unit* of the plan is one migration in one direction. Most operations were run on an empty copy of
 the shard, and the recorded statements (a *script*) are replayed. Operations such as ``RunPython``
@@ -17,12 +17,12 @@ from django.db import transaction
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.exceptions import OperationError
-from sharded_orm.operations.exceptions import SchemaDiffers
 from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.per_shard_operation import PerShardOperation
 from sharded_orm.operations.migrate.plan import MigrationPlan, Unit
 from sharded_orm.operations.migrate.recorded_sql import RecordedScript, RecordedStatement
 from sharded_orm.operations.migrate.rehearsal import Rehearsals, Segment
+from sharded_orm.operations.migrate.shard_schema import build, compare
 from sharded_orm.operations.migrate.shard_session import ShardSession
 from sharded_orm.operations.migrate.sql_recorder import RECORD_LABEL
 from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
@@ -53,7 +53,7 @@ class ScriptExecutor:
         self.counters: Mapping[str, int] = {}
 
     def run(self) -> None:
-        """Finish the step that an earlier process left unfinished, then run the rest of the plan."""
+        """Finish what an earlier process left unfinished on the shard, then run the rest of the plan."""
         number, operation = self._resume()
         units = self._plan.units
         while number < len(units):
@@ -85,6 +85,10 @@ class ScriptExecutor:
         key, script = self._script(number, 0)
         if self._schema is not None and self._schema.is_empty and script.records:
             self.counters = build(self._session, script, self._session.step.run.id, key).counters
+        elif all(statement.records for statement in script.statements):
+            # These migrations change nothing on a shard, for example because its tables are of
+            # other apps. So one statement records all of them, and there is nothing to compare.
+            self._session.records.record(script.records, backwards=self._plan.backwards)
         else:
             before, run = self._schema, self._session.step.run.id
             for _, statements in script.by_migration():
@@ -169,7 +173,7 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """Return how many operations of ``unit`` (a migration) are done when ``script`` has run."""
+        """Return how many operations of the migration ``unit`` are done when ``script`` has run."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
@@ -383,7 +387,9 @@ class ScriptExecutor:
                 self._run_statements(script, checkpoint.script, checkpoint.run, remaining)
             units += bool(last.records)
         if script.units and unit is None:
-            return 0, 0  # The script ran to its end earlier, and the plan begins after it.
+            # All recorded statements (the script) were executed in an earlier attempt, and the plan
+            # begins after them.
+            return 0, 0
         if not script.units:
             self._compare(
                 script, checkpoint.script, checkpoint.run, next(iter(self._plan.units), None)
@@ -396,9 +402,9 @@ class ScriptExecutor:
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
         """Return the plan's first migration, which an earlier process began but did not finish.
 
-        The plan cannot finish the interrupted migration if the plan begins with another migration,
-        or if somebody has edited the operations. In such a case, if no part of the interrupted
-        migration took effect, return None.
+        The plan cannot finish the interrupted migration if the plan begins with a different
+        migration, or if somebody has edited the operations. In such a case, if no part of the
+        interrupted migration took effect, return None.
 
         :raises OperationError: the plan cannot finish the interrupted migration, and a part of this
             migration took effect.
@@ -448,53 +454,8 @@ class _UnitEditor:
 
     def __exit__(self, *exc: Any) -> None:
         self._executor._editor = None
+        if self._editor.deferred_sql:
+            # The editor now runs statements that an operation has deferred. They may change the
+            # schema, so the schema that was read before is outdated.
+            self._executor._schema = None
         self._editor.__exit__(*exc)
-
-
-def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
-    """Create all tables of an empty shard in their final form. Return the shard's schema.
-
-    The tables are those that all statements of ``script`` would make. The migrations of ``script``
-    are recorded as applied. After an interruption, call the function again: it keeps existing tables.
-
-    :param run: the id of the journal run that stores ``script``.
-    :param key: the key of ``script`` in the journal.
-    :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
-    """
-    checkpoint = Checkpoint(What.BUILD, run, script=key)
-    session.begin(checkpoint, "Make all tables")
-    session.connection.build_schema(script.promise)
-    schema = compare(session, script, checkpoint)
-    session.records.record(script.records, backwards=False)
-    return schema
-
-
-def compare(
-    session: ShardSession,
-    script: RecordedScript,
-    checkpoint: Checkpoint,
-    before: SchemaSnapshot | None = None,
-) -> SchemaSnapshot:
-    """Check that the shard has the schema to which ``script`` must lead. Return the shard's schema.
-
-    :param script: recorded SQL that was run on the shard.
-    :param checkpoint: the step to write into the journal if the schema differs. The next attempt
-        compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. If it is given and
-        ``script`` only alters tables, other tables are read only if the altered ones differ.
-    :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
-    """
-    tables = script.altered_tables(before) if before is not None else None
-    if before is not None and tables is not None:
-        schema = session.glance(before, tables)
-        if schema.looks_like(script.promise):
-            return schema
-    schema = session.snapshot()
-    differences = schema.differences(script.promise)
-    if differences:
-        session.begin(checkpoint, "Compare the schema")
-        raise SchemaDiffers(
-            f"{session.alias} is not as its migrations make it: {'; '.join(differences)}. Somebody"
-            " changed it meanwhile, or a server does not do what another one did."
-        )
-    return schema

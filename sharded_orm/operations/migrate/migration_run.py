@@ -1,4 +1,4 @@
-"""Migrating the selected shards of one group, and reporting the outcome.
+"""Migrate the selected shards of one group, and report the outcome.
 
 :class:`Migrator` migrates one shard, and :class:`Waves` decides the order of the shards. The
 journal (tables in the global database) records how far each shard has come.
@@ -95,8 +95,9 @@ class MigrationRequest:
     create: bool = False
     #: Whether to migrate only the shards that failed in an earlier run.
     retry_failed: bool = False
-    #: The name of the node on which shards are migrated apart from the other side of their pair; ""
-    #: for shards that are migrated as a whole. Each side has runs of its own in the journal.
+    #: A shard on a pair (two nodes that replicate each other) has a side on each of the two nodes.
+    #: If this is the name of a node, only the sides on this node are migrated, in a journal run of
+    #: their own. "" means to migrate shards as a whole.
     side: str = ""
 
     @property
@@ -165,8 +166,8 @@ def migrate(
 
 
 def _finish_broken_off(kind: str, subject: str) -> None:
-    """Mark the last run of ``kind`` on ``subject`` (a migration of shards) as finished, if the process
-    of that run was killed after the last shard.
+    """Mark the last run of ``kind`` on ``subject`` (a migration of shards) as finished, if its
+    process was killed after it had migrated the last shard.
     """
     last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":
@@ -209,15 +210,15 @@ class PendingShards:
                 report.missing.append(shard)
             elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
-                # A shard whose migrations are all recorded as applied may still have an unfinished
-                # step in the journal: its last operation was interrupted. Do not count such a shard
-                # as current.
+                # The shard has an unfinished step in the journal: its last operation was
+                # interrupted, even if all its migrations are recorded as applied. So do not count
+                # the shard as current.
                 report.current -= _looks_current(alias, behind, missing)
 
     def report_failures(self, progress: Progress) -> None:
         """Report the shards that cannot be tried.
 
-        They are unreachable, or nothing shows whether an interrupted operation took effect there.
+        Such a shard is unreachable, or nothing shows whether an interrupted operation took effect.
         """
         for failure in self.report.failures:
             progress.failed(failure)
@@ -353,7 +354,10 @@ def settle(alias: str, *, done: bool) -> None:
 
 
 def _unclear(shard: Shard) -> MigrationRequest | None:
-    """Return a request of the kind that has left an unclear operation on ``shard``; None if none has."""
+    """Return the request of a migration that has left an unclear operation on ``shard``, or None.
+
+    An operation is unclear if nothing shows whether it took effect.
+    """
     with journal.require_journal():
         for side in ("", shard.node, shard.replica):
             request = MigrationRequest(MigrateOptions(), side=side or "")
@@ -371,7 +375,8 @@ class MigrationStatus:
     """How far the shards of a group are migrated now.
 
     ``selected`` is the number of examined shards. ``current`` is the number of examined shards that
-    have no migration to run. ``behind`` is the number of those that have at least one.
+    have no migration to run. ``behind`` is the number of examined shards that have at least one
+    migration to run.
     """
 
     group: str

@@ -10,11 +10,12 @@ from django.core.management.sql import emit_post_migrate_signal, emit_pre_migrat
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.migrate.applied_state import AppliedState, applied_state
 from sharded_orm.operations.migrate.checkpoint import What
-from sharded_orm.operations.migrate.executor import ScriptExecutor, build, compare
+from sharded_orm.operations.migrate.executor import ScriptExecutor
 from sharded_orm.operations.migrate.migration_records import TABLE
 from sharded_orm.operations.migrate.plan import MigrationPlan
 from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
 from sharded_orm.operations.migrate.rehearsal import Rehearsals
+from sharded_orm.operations.migrate.shard_schema import build, compare
 from sharded_orm.operations.migrate.shard_session import ShardSession
 from sharded_orm.operations.runs.journal import JournalStep, Scripts
 from sharded_orm.topology.model import Shard, ShardGroup
@@ -56,7 +57,7 @@ class Migrator:
             whether the step took effect. An operator must find out, and report the answer by
             :meth:`settle`.
         :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
-        :raises OperationError: an interrupted migration must be finished first, but the way to the
+        :raises OperationError: an interrupted migration must be finished first, but the plan to the
             target does not begin with it, or its file was edited.
         :raises RehearsalFailed: a migration fails on a copy of the schema that has no rows.
         :raises SchemaDiffers: the shard does not have the schema that its migrations promise.
@@ -74,9 +75,10 @@ class Migrator:
             session.connection.close()
 
     def settle(self, step: JournalStep, done: bool) -> None:
-        """Record in the journal an operator's answer: whether an interrupted step took effect.
+        """Record in the journal an operator's answer: whether an interrupted operation took effect.
 
-        :param done: True if the step took effect as a whole; False if no part of it did.
+        :param step: the step, the work on one shard, in which the operation was interrupted.
+        :param done: True if the operation took effect as a whole; False if no part of it did.
         """
         step.begin(position={**step.position, "settled": "done" if done else "undone"})
 
@@ -105,8 +107,8 @@ class Migrator:
         """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
 
         BUILD creates all tables of an empty shard; COMPARE checks that the shard has the schema to
-        which its migrations must lead. Both can be finished before a plan is made. An interrupted
-        step of another kind is left as it is.
+        which its migrations must lead. Both can be finished before a plan is made. A step of any
+        other kind is left unfinished here.
         """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):

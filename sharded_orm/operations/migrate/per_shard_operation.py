@@ -12,14 +12,16 @@ from django.db.migrations.operations import RunSQL
 
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
+from sharded_orm.backends.write_hooks.followers import CommitWatcher
 from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
 from sharded_orm.operations.migrate.plan import Piece, Unit
 from sharded_orm.operations.migrate.shard_session import ShardSession
 from sharded_orm.operations.migrate.step_outcome import RecoveryCheck
 
 # Matches statements that change a session variable. MariaDB's SET STATEMENT … FOR does not match:
-# it runs the statement after FOR, and changes variables only for that statement.
-_SESSION_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
+# it runs the statement after FOR, and changes variables only for that statement. A text with a
+# second statement after the SET does not match either.
+_SESSION_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)[^;]*;?\s*\Z", re.IGNORECASE)
 
 
 class PerShardOperation:
@@ -49,12 +51,16 @@ class PerShardOperation:
         self.label = piece.operation.describe()
         #: The shard's schema; None if it may have changed since it was read.
         self.schema = schema
+        # The number of statements that went through _observe().
+        self._observed = 0
+        #: Whether an ``execute_wrapper()`` sees the statement that runs now.
+        self.is_observing = False
 
     def run(self) -> None:
         """Run the operation's statements in the same order and transactions as Django would."""
         if self._editor.atomic_migration:
-            self._call(self._editor)
-            self.schema = None
+            with self._observe_statements():
+                self._call(self._editor)
         elif self._is_raw:
             self._run_raw(0)
         else:
@@ -79,7 +85,8 @@ class PerShardOperation:
         sql = statements[checkpoint.index][0]
         effect = self._effect(sql)
         done = effect is not Effect.NOTHING and check.raw(checkpoint, self.label, sql, effect)
-        # Take the schema from ``check``, because the check may have dropped an unfinished index.
+        # ``check`` may have dropped an unfinished index. So continue with its schema, which is up
+        # to date.
         self.schema = check.schema
         self._run_raw(checkpoint.index + done)
 
@@ -114,48 +121,64 @@ class PerShardOperation:
             self._checkpoint(marker=marker, reverts=self._current_schema().is_transactional),
             self.label,
         )
-        if self._editor.connection.features.can_rollback_ddl:
-            # Forget the schema. On a database that can roll back DDL, the operation's statements
-            # are not observed, so the operation may change the schema unnoticed.
-            self.schema = None
         with session.attempt():
             with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
                 if in_transaction:
                     session.records.mark(marker)
-                with self._observe_statements():
+                with self._observe_statements(in_transaction=in_transaction):
                     self._call(self._editor)
                 if self._editor.deferred_sql:
                     # The marker is a row that proves the commit of this transaction. The schema
                     # editor's deferred statements run after the commit, so the marker does not
                     # prove that they ran. So note in the journal, before the commit, that a
                     # rollback does not undo the whole operation.
-                    self._forget_revertibility()
+                    self.forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
             self._editor.deferred_sql = []
 
     @contextmanager
-    def _observe_statements(self) -> Iterator[None]:
+    def _observe_statements(self, *, in_transaction: bool = False) -> Iterator[None]:
         """A context manager that watches for DDL statements in its block.
 
-        On some databases, such as MySQL, a DDL statement commits implicitly. On such a database, a
-        note is written into the journal before the first DDL statement runs: a rollback does not
-        undo the whole operation. On a database that can roll back DDL, nothing is watched.
+        The schema need not be read again after an operation without such a statement. On some
+        databases, such as MySQL, a DDL statement commits implicitly. On such a database, the journal
+        gets a note before the first DDL statement runs. The note says that a rollback does not undo
+        the whole operation.
         """
-        if self._editor.connection.features.can_rollback_ddl:
+        connection = self._editor.connection
+        session, sent = connection.connection, connection.statements_sent()
+        if in_transaction and not connection.features.can_rollback_ddl:
+            connection.commit_watchers += (_UnobservedCommits(self),)
+        with connection.execute_wrapper(self._observe):
             yield
-        else:
-            with self._editor.connection.execute_wrapper(self._observe):
-                yield
+        if (
+            sent is None
+            or connection.connection is not session
+            or connection.statements_sent() != sent + self._observed
+        ):
+            # The schema may have changed since it was read: statements were sent that _observe() has
+            # not seen, for example by callproc() or by a cursor of the driver.
+            self.schema = None
 
     def _observe(
         self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
     ) -> Any:
-        if self._effect(sql) is Effect.SCHEMA:
-            self._forget_revertibility()
-        return execute(sql, params, many, context)
+        connection = self._editor.connection
+        if not isinstance(sql, str) or connection.may_change_schema(sql):
+            self.schema = None
+        if not connection.features.can_rollback_ddl and self._effect(sql) is Effect.SCHEMA:
+            self.forget_revertibility()
+        before = connection.statements_sent() or 0
+        self.is_observing = True
+        try:
+            return execute(sql, params, many, context)
+        finally:
+            self.is_observing = False
+            self._observed += (connection.statements_sent() or 0) - before
 
-    def _forget_revertibility(self) -> None:
+    def forget_revertibility(self) -> None:
+        """Note in the journal that a rollback does not undo the whole operation."""
         self.schema = None
         checkpoint = self._session.checkpoint
         if checkpoint is not None and checkpoint.marker and checkpoint.reverts:
@@ -169,7 +192,7 @@ class PerShardOperation:
         return collector.statements
 
     def _run_raw(self, start: int) -> None:
-        session = self._session
+        session, connection = self._session, self._editor.connection
         for index, (sql, params) in enumerate(self._raw_statements()):
             if index < start:
                 continue
@@ -191,6 +214,8 @@ class PerShardOperation:
                     self.schema = None
                 with session.attempt():
                     self._execute(sql, params)
+            if not _SESSION_SETTING.match(sql) and connection.may_change_schema(sql):
+                self.schema = None
 
     def _current_schema(self) -> SchemaSnapshot:
         if self.schema is None:
@@ -206,6 +231,27 @@ class PerShardOperation:
         # A session variable ends with the session and is set again after an interruption. So a
         # statement that sets such a variable needs no check after an interruption.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
+
+
+class _UnobservedCommits(CommitWatcher):
+    """Watches the transaction of an operation for statements that may commit it, and that no
+    ``execute_wrapper()`` sees: of ``callproc()``, and of the driver's connection and its cursors.
+    """
+
+    def __init__(self, operation: PerShardOperation) -> None:
+        self._operation = operation
+
+    def may_commit(self) -> None:
+        if not self._operation.is_observing:
+            self._operation.forget_revertibility()
+
+    def before_commit(self) -> None: ...
+
+    def savepoint(self, sid: str) -> None: ...
+
+    def savepoint_rolled_back(self, sid: str) -> None: ...
+
+    def ended(self, committed: bool | None) -> None: ...
 
 
 class _Collector:

@@ -32,9 +32,10 @@ Key = tuple[str, str]
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
-# Operations of django.contrib.postgres that send SQL in the same way. They are named as text,
-# because the module is not imported here. CreateExtension is not among them, because its SQL
-# depends on the extensions of the database, which the copy of a shard's schema does not show.
+# Operations of django.contrib.postgres that send SQL only through the schema editor, as Django's
+# own do. They are named as text, because the module is not imported here. CreateExtension is left
+# out, because its SQL depends on the extensions of the database, which the copy of a shard's schema
+# does not show.
 _POSTGRESQL = "django.contrib.postgres.operations"
 _POSTGRESQL_OPERATIONS = frozenset(
     {
@@ -126,7 +127,7 @@ class Unit:
         return bool(operation.atomic)
 
     def outline(self, count: int) -> str:
-        """Return a digest of the first ``count`` operations of the migration.
+        """Return a digest (a short text) that identifies the first ``count`` operations.
 
         If the digest has changed later, somebody has edited the migration. For an operation
         that runs on each shard, the digest covers only the class name and the description.
@@ -255,7 +256,7 @@ class MigrationPlan:
 
         The models of these states are rendered once for all shards, because rendering is slow.
 
-        :param unit: the index of the unit in the plan.
+        :param unit: the index in the plan of the unit (a migration in one direction).
         :param operation: the index of the operation in the unit.
         """
         with self._lock:

@@ -98,8 +98,7 @@ class Planner:
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
-            # _create_project_state() is private to Django, but Django's migrate command calls it
-            # too.
+            # Call the private method _create_project_state(), as Django's migrate command does.
             _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # the type stubs lack this method
             _full=[migration for migration, _ in full],
         )

@@ -53,8 +53,8 @@ class RecordedStatement:
     :param after: the fingerprint (a hash) of the schema after the statement. None if the statement
         does not change the schema, or if the whole migration runs in one transaction.
     :param records: for the recording statement, the rows that it adds or deletes; otherwise empty.
-    :param outline: for the recording statement, :meth:`Unit.outline` (a digest) of the whole
-        migration; otherwise "".
+    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration: a short
+        text that identifies its operations; otherwise "".
     """
 
     migration: Key
@@ -121,7 +121,7 @@ class RecordedScript:
 
     @property
     def records(self) -> list[Key]:
-        """The rows of ``django_migrations`` that the script adds or deletes."""
+        """The rows of ``django_migrations`` that the recorded statements add or delete."""
         return [key for statement in self.statements for key in statement.records]
 
     def stretch(self, index: int) -> range:
@@ -164,8 +164,8 @@ class RecordedScript:
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
         """Return the names of the tables that the script may alter.
 
-        Return None if any statement of the script does something else than alter existing tables.
-        Also return None if the script changes a table whose name is in none of its statements.
+        Return None if any statement of the script does anything but alter existing tables. Also
+        return None if the script changes a table whose name is in none of its statements.
 
         :param before: the schema at which the script begins.
         """

@@ -33,7 +33,7 @@ from sharded_orm.operations.runs.journal import JournalRun, Scripts
 from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"
-_MAX_SCRIPTS = 64  # Number of scripts that are kept in memory.
+_MAX_SCRIPTS = 64  # Number of scripts (recorded SQL) that are kept in memory.
 _MAX_SCHEMA_NAME = (
     63  # Maximum length of a schema's name, in bytes (PostgreSQL; MySQL: 64 characters).
 )
@@ -70,10 +70,10 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index, in the migration, of the first operation after this partial segment.
+        """The index, in the migration, of the first operation after this segment.
 
-        A partial segment has operations of one migration only. It ends before the migration's next
-        operation without recorded SQL.
+        Call this only for a partial segment, which has operations of one migration only. It ends
+        before the migration's next operation without recorded SQL.
         """
         unit = self.plan.units[self.unit]
         return next(
@@ -157,9 +157,9 @@ class Rehearsals:
         last = self._last
         if last is None or not snapshot.looks_like(last):
             self._last = last = snapshot
-        # If ``snapshot`` shows the same schema as the snapshot of the last shard, ``last`` is that
-        # older snapshot, whose fingerprint is already known. Most shards have the same schema, and
-        # a comparison is cheaper than computing a fingerprint.
+        # Most shards have the same schema. If the shard before this one had it, ``last`` is still
+        # the snapshot of that shard, whose fingerprint (a hash) is known. The comparison above
+        # costs less than a new fingerprint.
         key = self.key(connection, segment, last.fingerprint)
         script = self.script(run, key)
         if script is None:
@@ -177,8 +177,8 @@ class Rehearsals:
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Forget the scripts that were loaded first. Otherwise, a run over shards with many
-        # different schemas would fill the memory with scripts.
+        # Forget the scripts (recorded SQL) that were loaded first. Otherwise, a run over shards with
+        # many different schemas would fill the memory with scripts.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script
@@ -190,8 +190,8 @@ class Rehearsals:
         with self._copy(connection, snapshot) as copy:
             recorder = Recorder(copy)
             state = segment.plan.state_before(segment.unit)
-            # Render the state's models now, as MigrationExecutor does. The operations then update
-            # the rendered models.
+            # Make Django create the model classes of the state now, as MigrationExecutor does. The
+            # operations then update these classes.
             _ = state.apps
             try:
                 if segment.is_partial:
@@ -290,12 +290,11 @@ class Rehearsals:
 
 
 def _remedy(segment: Segment, alias: str) -> str:
-    """Return advice for the operator about foreign keys to tables that are not on shards.
+    """Return advice about a likely cause of a failed rehearsal; "" if the segment shows no such cause.
 
-    Return "" if the segment has no such foreign keys.
-
-    A migration that was written before its table was sharded may create such a foreign key, and
-    most databases refuse it.
+    The cause is a foreign key from a table on the shards to a table that is not on shards. A
+    migration that was written before its table was sharded may create such a foreign key, and most
+    databases refuse it.
     """
     plan, names = segment.plan, {}
     if plan.backwards:

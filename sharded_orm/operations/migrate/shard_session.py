@@ -175,10 +175,10 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        If the block is interrupted or fails, a later process must send ``post_migrate`` again, so
-        the shard's checkpoint in the journal must show this. If the present checkpoint does not
-        show it, a checkpoint of the kind END is written before the block. If the block raises an
-        error, a checkpoint of the kind END is always written.
+        If the block is interrupted or fails, a later process must send ``post_migrate`` again. A
+        checkpoint of the kind END in the journal says so. It is written before the block, unless
+        the present checkpoint says so, too. If the block raises an error, it is written in any
+        case.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

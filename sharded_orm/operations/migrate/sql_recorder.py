@@ -18,8 +18,8 @@ class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
     A recorder observes the connection and not the schema editor, because an editor also runs
-    statements on cursors that it opens itself. Statements that only read are not recorded. They
-    are sent to an empty copy of a shard, and each shard with the same schema would answer alike.
+    statements on cursors that it opens itself. Statements that only read are not recorded. They are
+    not repeated on the shards, because shards with the same schema would all give the same answer.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -38,9 +38,9 @@ class Recorder:
         :param operation: the index of the operation in its migration, in the order in which the
             operations run.
         :param label: a description of the operation for people.
-        :param fingerprints: whether to record the schema's fingerprint (a hash) after each
-            statement. The fingerprint is needed if no transaction encloses the statements: after an
-            interruption, the schema must show which statements took effect.
+        :param fingerprints: whether to record a hash of the schema after each statement. If
+            statements outside a transaction are interrupted, the hash shows which of them took
+            effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
         self._fingerprints = fingerprints

@@ -1,4 +1,4 @@
-"""Finding out whether an interrupted step took effect.
+"""Find out whether an interrupted step of a shard's migration took effect.
 
 ``docs/explanation/journal.md`` explains the rules. The facts that the rules need are written into
 the journal before the step begins, so they are there after a kill at any moment.
@@ -114,7 +114,9 @@ class RecoveryCheck:
             # call of Django's ``migrate`` would.
             return False
         if checkpoint.marker and checkpoint.reverts:
-            return False  # No marker proves the commit, so the transaction was rolled back.
+            # The transaction would have stored the marker, a row that proves its commit. The row does
+            # not exist, so the transaction was rolled back.
+            return False
         raise self._unclear(
             checkpoint, label, sql,
             "it is not in one transaction, so a part of it may have taken effect"

@@ -1,6 +1,4 @@
-"""Moving shard keys, with all their rows, from one shard to another while the site runs (Yupoo,
-Y4).
-"""
+"""Move shard keys, with all their rows, from one shard to another while the site runs (Yupoo, Y4)."""
 
 from sharded_orm.operations.moves.plan import MovePlan, plan_moves
 from sharded_orm.operations.moves.record import in_flight

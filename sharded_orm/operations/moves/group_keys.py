@@ -18,13 +18,14 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 from sharded_orm.operations.key_input import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: Keys can move only if their field has one of these types. Triggers must be able to compare the key
-#: of a written row with the moving key.
+#: Keys can move only if their field has one of these types, because triggers must be able to
+#: compare the key of a written row with the moving key.
 COMPARABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 
 class GroupKeys:
-    """The shard keys of ``group``, which has a directory (a table of the shard of each key).
+    """The shard keys of ``group``, which has a directory (the table that records the shard of each
+    key).
 
     :raises LookupError: no model belongs to the group.
     """

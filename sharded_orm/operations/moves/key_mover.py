@@ -34,8 +34,8 @@ logger = logging.getLogger("sharded_orm.operations")
 
 #: The number of rows that are read and written at once.
 BATCH = 500
-#: The copy of a key's rows counts as current if the journal, the table of changed rows on the
-#: source, has at most this many entries.
+#: The copy of a key's rows counts as current if the journal, the table of changed rows on the key's
+#: old shard, has at most this many entries.
 FEW_CHANGES = 50
 #: The mover of a key gives up if, after this many reads of the journal of changed rows, the number
 #: of changes to copy has not become smaller. The source then changes faster than the mover copies.
@@ -78,17 +78,18 @@ class KeyMover:
         self._sessions = sessions
         self._stopping = stopping
         self._check = check
-        #: The number of rows of the key that was moved last, and for how many seconds its writes
-        #: waited.
+        #: About the last move: the number of rows of its key, and the seconds for which writes to
+        #: the key waited.
         self.rows, self.pause = 0, 0.0
-        # The moment at which writes of the last move's key began to wait; None if they are not
-        # waiting.
+        # The time at which writes to the key that is being moved began to wait; None if no writes
+        # wait.
         self._closed_at: float | None = None
 
     # ##### Before the switch #####
 
     def prepare(self, move: MoveRecord) -> None:
-        """Copy the key's rows to the target, and copy rows again that the site changes meanwhile.
+        """Copy the key's rows to the target. If the site changes rows during the copy, copy these
+        rows again.
 
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: the target has rows of the key already, the source changes faster than
@@ -96,13 +97,13 @@ class KeyMover:
         :raises BranchesPrepared: a transaction in two phases is prepared on one of the shards.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # Close the fence on the target at once: the target must refuse writes of the key until it
-        # owns the key.
+        # Close the fence on the target (the new shard) at once, because the target must refuse writes
+        # of the key until it owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # Refuse the move if a transaction in two phases is prepared on one of the shards. MariaDB
-        # creates a trigger without waiting for such a transaction if the session that prepared it
-        # has ended. It wrote before the trigger existed, so the journal would miss its rows.
+        # Refuse the move if a transaction in two phases is prepared on one of the shards. The journal
+        # would miss the rows of such a transaction, which were written before the triggers existed. On
+        # MariaDB, CREATE TRIGGER does not wait for the transaction if its session has ended.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)
@@ -114,8 +115,8 @@ class KeyMover:
         self.catch_up(move)
 
     def _require_no_rows(self, move: MoveRecord) -> None:
-        """Check that the target has no rows of the key. If the move were undone, they would be
-        taken for copies and deleted.
+        """Check that the target has no rows of the key yet. If the move were undone, such rows
+        would be mistaken for copies and deleted.
         """
         copy = self._sessions.copy(move.target)
         for table in self._tables:
@@ -135,7 +136,7 @@ class KeyMover:
         :param published: the tables whose copied rows were already moved from side tables of the
             target into its real tables.
         :raises OperationStopped: the work was asked to stop.
-        :raises MoveFailed: as :meth:`prepare`.
+        :raises MoveFailed: for the same reasons as in :meth:`prepare`.
         """
         capture = self._sessions.capture(move.source)
         least, rounds = None, 0
@@ -198,7 +199,7 @@ class KeyMover:
         return len(changes)
 
     def _read_again(self, move: MoveRecord, changes: Sequence[Change]) -> list[ChangedRows]:
-        """Read the rows that ``changes`` name, in their present state, from the source."""
+        """Read the changed rows in their present state from the source, the key's old shard."""
         source = self._sessions.copy(move.source)
         pks: dict[str, dict[tuple[object, ...], None]] = {}
         for change in changes:
@@ -214,12 +215,14 @@ class KeyMover:
     def switch(self, move: MoveRecord) -> None:
         """Make the target the owner of the key.
 
-        Call this only when no process relies on its memory of the key's shard any more.
+        Processes remember the shard of a key. Call this only when all of them have forgotten the
+        old shard of this key.
 
-        :raises MoveFailed: the copy differs, the target refuses a row, or writes would have waited
-            for too long. The source still owns the key. The key's fence may be closed, so that
-            triggers refuse its writes.
-        :raises LeaseLost: another process may move keys now. The key can be written.
+        :raises MoveFailed: the copy differs from the source, the target refuses a row, or the
+            switch would take longer than writes may wait. The source still owns the key, but
+            triggers may still refuse writes to the key.
+        :raises LeaseLost: this process has lost its lease, so another process may move keys now.
+            Writes to the key are accepted.
         """
         self.rows, self.pause = 0, 0.0
         cascading = self._sessions.copy(move.source).cascading(self._tables)
@@ -228,9 +231,9 @@ class KeyMover:
         self.catch_up(move)
         published = self._publish_early(move, cascading)
         for attempt in range(ATTEMPTS):
-            # The target may refuse rows that have exchanged unique values, until all rows are read
-            # at the same moment, while writes wait. Other writers of the target may cause a
-            # deadlock. In both cases, continue, because the attempt below reads the rows again.
+            # The new shard may refuse rows: two rows may have exchanged unique values between the
+            # moments at which they were read. Other writers may cause a deadlock. Ignore both kinds
+            # of errors, because the attempt below reads the rows again, while writes wait.
             try:
                 self.catch_up(move, published)
                 self._follow(move, published)
@@ -276,8 +279,10 @@ class KeyMover:
 
         Three kinds of tables are published later. First, tables without the shard key, because
         queries cannot leave out their rows. Second, tables that cascades of the database change,
-        because no trigger records such changes. Third, tables with other unique values, because
-        another key on the target may need a value that this key has given up on the source since.
+        because no trigger records such changes. Third, tables with a unique index that does not
+        contain the shard key. A row on the source may give up its unique value after it was
+        published. Until the published copy is brought up to date, rows of other keys on the target
+        could not use the value.
         """
         target = self._sessions.copy(move.target)
         tables = [
@@ -293,9 +298,9 @@ class KeyMover:
         except Error as exc:
             if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                 raise
-            # The target refuses the rows now, so publish nothing early. The rows were read at
-            # different moments, so two of them may seem to have the same unique value. If another
-            # key on the target really has the value, the later attempt to publish fails, too.
+            # The target (the new shard) refuses the rows now, so publish nothing early. The rows were
+            # read at different moments, so two of them may seem to have the same unique value. If
+            # another key on the target really has the value, the later attempt to publish fails, too.
             return []
         return tables
 
@@ -352,8 +357,9 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # Take the rows of the tables ``late`` out of the target's real tables again. They may
-            # be there only while writes wait. The next attempt publishes them again.
+            # Take the rows of ``late``, the tables that were not published early, out of the target's
+            # real tables again. Their rows may be there only while writes wait. The next attempt
+            # publishes them again.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(
@@ -376,17 +382,16 @@ class KeyMover:
     # ##### After the switch #####
 
     def settle(self, move: MoveRecord) -> None:
-        """Let the target accept writes of the key, and set the old rows aside in side tables of the
-        source.
+        """Let the target accept writes of the key, and move the old rows of the source to side tables.
 
         Call this after the switch, which has made the target the owner of the key. Can be repeated.
-        The triggers stay: :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers` drops
-        them when no fence is left.
+        The move's triggers stay. :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers`
+        drops them when no move needs them any more.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # End the measured pause of writes, if it was not ended after the commit that made the
-        # target the owner of the key. After an error there, writes have waited until now.
+        # End the measured pause of writes, unless it has ended already. It has not ended if an error
+        # stopped the switch just after its commit: then writes have waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
@@ -409,9 +414,10 @@ class KeyMover:
             return False
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # Remove the fence of the source first, so that writes are accepted again, because the
-        # source owns the key. exclusively() takes the lock under which movers make fences. So a
-        # paused mover has made its fence by now, or notices later that the move is aborted.
+        # Remove the fence of the source first: the source owns the key, and must accept writes
+        # again soon. exclusively() takes the lock that a mover holds while it makes a fence. So a
+        # paused mover has either made its fence before, or gets the lock later and then notices
+        # that the move is aborted.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()
@@ -420,8 +426,8 @@ class KeyMover:
         copy = self._sessions.copy(move.target)
         published = self._tables if move.may_be_published else ()
         # A paused mover may have an open transaction that publishes rows. withdraw() waits until
-        # that transaction ends. A later transaction of the mover finds no fence, so it publishes
-        # nothing.
+        # that transaction ends, and removes the move's fence. A later transaction of the mover finds
+        # no fence, so it publishes nothing.
         copy.withdraw(published, move.number, move.value, move.former_fence())
         copy.discard_everywhere(move.number)
         move.finish_abort()

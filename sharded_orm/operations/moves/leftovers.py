@@ -1,8 +1,9 @@
 """Removes from shards what moves of keys have left there.
 
-A *fence*, the triggers that refuse writes of a moved key, stays on the old shard as long as an old
-session may need it. Old rows are kept for a while. A process may also have left copies, fences and
-triggers because it was killed or paused, or because another session held a lock.
+A *fence*, the triggers that refuse writes of a moved key, stays on the old shard as long as a
+session from before the move may write there. Old rows are kept for a while. A process may also
+leave copies, fences and triggers behind if it is killed or paused, or if another session holds a
+lock.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: How long the fence on the old shard stays after another shard has become the owner of the key, if
-#: the database cannot list its open sessions.
+#: If a database cannot list its open sessions, it is unknown whether a session from before a move
+#: may still write to the old shard. In this case, the old shard refuses writes to the moved key for
+#: this time.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
 
 @dataclass
 class CleanupReport:
-    """What was removed, and what has to stay.
+    """The outcome of :func:`remove_leftovers`: what was removed after moves of keys, and what was not.
 
     :param fences: number of fences (triggers that refuse writes of a moved key) that were removed.
     :param copies: number of keys whose old rows were deleted.
@@ -48,12 +50,13 @@ class CleanupReport:
 
 
 def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -> CleanupReport:
-    """Remove fences that no old session needs, and old rows that were kept for long enough.
+    """Remove fences that are not needed any more, and old rows that were kept for long enough.
 
-    A fence refuses writes of a moved key on its old shard. On ``shards``, copies and fences of
-    moves that have ended are removed, too, and the triggers if no fence is left. Can be repeated.
-    If something cannot be removed, the report has a note and no error is raised, because such
-    leftovers do not disturb the application.
+    A fence refuses writes to a moved key on its old shard. It is needed as long as a session from
+    before the move may write there. On ``shards``, copies and fences of moves that have ended are
+    removed, too, and the triggers if no fence is left. Can be repeated. If something cannot be
+    removed, the report has a note and no error is raised, because such leftovers do not disturb the
+    application.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.
@@ -107,8 +110,8 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Remove from one node what moves of keys have left there: old rows whose time is over, and
-    fences (triggers that refuse writes of a moved key) that are not needed any more.
+    """Remove from one node what moves of keys have left there: old rows that were kept for long
+    enough, and fences (triggers that refuse writes of a moved key) that are not needed any more.
 
     Return how many fences have to stay.
 
@@ -175,9 +178,9 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
 def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
     """Remove copies and fences that ended moves have left on ``shard``.
 
-    A fence consists of the triggers that refuse writes of a moved key. If no fence is left then,
-    the triggers are removed, too. A copy or a fence stays if the record of its move says that it is
-    still needed.
+    A fence makes the triggers on the shard refuse writes to a moved key. If no fence is left at the
+    end, the triggers are removed, too. A copy or a fence stays if the record of its move says that
+    it is still needed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
     # Read the shard first, and the records of moves afterwards. So each move that has left

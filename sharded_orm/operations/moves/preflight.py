@@ -29,7 +29,7 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 #: Tables on a shard that have no sharded model but belong to Django, SQLite or this library. They
 #: are left out of the notes about unknown tables.
 _KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence", DECISIONS})
-#: The number of rows whose ids are looked up on the target at once.
+#: The number of rows of a key whose ids are looked up on the new shard at once.
 _BATCH = 500
 _ROUTES = {
     KeyRouting.COMPUTED: (
@@ -167,7 +167,8 @@ def _tables_of_shards() -> set[str]:
 def taken_on_target(
     key: KeyToMove, stored: Any, tables: Sequence[CapturedTable], sessions: ShardSessions
 ) -> list[str]:
-    """Return sentences about ids and unique values of the key's rows that the target has already.
+    """Return sentences about rows of the key whose ids or unique values other rows of the new shard
+    have.
 
     Costs two statements per table and 500 rows of the key.
     """

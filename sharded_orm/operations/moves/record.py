@@ -1,7 +1,7 @@
 """The record of a key's move: a row of the table of key moves. Its phase never goes back.
 
 A process changes the phase only if the row still has the phase that the process knows. So if a
-process is paused, and another process ends its move meanwhile, the paused process cannot continue.
+process is paused, and another process ends the move meanwhile, the paused process cannot continue.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from django.utils import timezone
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import MoveFailed, MoveRefused
+from sharded_orm.models.tables.directory import Placement
 from sharded_orm.models.tables.key_move import KeyMove
-from sharded_orm.models.tables.placement import Placement
 from sharded_orm.operations.moves.request import KeyToMove, keys_text
 
 ANNOUNCED: Final = "announced"
@@ -29,8 +29,8 @@ ABORTED: Final = "aborted"
 #: Among the records of moves, one row has this phase and records no move. Processes lock this row
 #: before they announce moves, so that only one process announces moves at a time.
 QUEUE: Final = "queue"
-# The name of the entry in a move's JSON column ``position`` that has the number of seconds for
-# which old rows are kept.
+# The key of an entry in a move's JSON column ``position``. The value of the entry is the number of
+# seconds for which old rows are kept.
 _KEPT_FOR: Final = "kept_for"
 #: The phases of a move in which the source, the old shard, still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
@@ -63,8 +63,8 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
     Either all moves are announced, or none.
 
-    :param keep: the time for which the old rows are kept. It is stored in the record, because
-        another process may end the move.
+    :param keep: the time for which the old rows are kept. It is stored in the record, so that any
+        process can end the move.
     :raises MoveRefused: an unfinished move of one of the keys exists already.
     """
     moves = [
@@ -105,7 +105,9 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
 
 def _queue_row() -> QuerySet[KeyMove]:
-    """Return the row that processes lock to announce moves one after the other. It records no move."""
+    """Return the row that a process locks while it announces moves, so that other processes wait.
+    The row records no move.
+    """
     return rows().filter(group="", key="", in_flight=False)
 
 
@@ -176,8 +178,9 @@ class MoveRecord:
         """Record that the target owns the key. One transaction, whose commit is the moment of the
         switch.
 
-        :raises MoveFailed: another process has ended or aborted the move, or the directory no
-            longer places the key on the source. Nothing was changed.
+        :raises MoveFailed: another process has ended or aborted the move, or the directory (the
+            table that records the shard of each key) no longer places the key on the source.
+            Nothing was changed.
         :raises django.db.Error: it is unknown whether the transaction was committed.
         """
         with transaction.atomic(using=runtime.config().directory):
@@ -240,8 +243,9 @@ class MoveRecord:
 
     @property
     def may_be_published(self) -> bool:
-        """Whether the real tables of the target may have rows of an aborted move, because it was
-        aborted during the switch.
+        """Whether the real tables of the target may have rows of this aborted move.
+
+        This is so if the move was aborted during the switch.
         """
         return bool(self.position["aborted_in"] == SWITCHING)
 

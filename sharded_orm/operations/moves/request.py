@@ -14,10 +14,11 @@ AUTO = "auto"
 class MoveOptions:
     """How keys are moved.
 
-    :param max_pause: in the last step of a move, writes of the key wait until its last changes are
-        copied to the target shard. If that takes more than this number of seconds, the writes continue
-        on the source shard, and the last step is tried again later. A pause can be longer, because
-        the time is not checked while the last changes are written and all rows are compared.
+    :param max_pause: the largest number of seconds for which writes to a key wait in the last step
+        of its move, while the last changes are copied. If the step takes longer, the writes
+        continue on the source shard, and the step is tried again later. A pause can still be
+        longer, because the time is not checked while the last changes are written and all rows are
+        compared.
     :param rate: the largest number of rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.
     :param keep: the time for which the old rows are kept, in side tables on the former shard.
@@ -125,8 +126,6 @@ class NoProgress:
 
 
 def keys_text(keys: Sequence[str], most: int = 10) -> str:
-    """Return a text for messages that names at most ``most`` keys, and the number of the other
-    keys.
-    """
+    """Return a text that names the first ``most`` keys, and says how many more there are."""
     shown = ", ".join(map(repr, keys[:most]))
     return shown if len(keys) <= most else f"{shown} and {len(keys) - most} more"

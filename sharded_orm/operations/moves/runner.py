@@ -1,7 +1,8 @@
-"""The functions that an operator's commands call: move keys, abort moves, and repair broken moves.
+"""Move keys, abort moves, and repair interrupted moves. The operator's commands call these
+functions.
 
-One process at a time moves keys of a group, because it holds a run in the journal. The table of key
-moves has the phase of each move, so another process can end a move that a killed process has begun.
+Only the process that holds the group's run in the journal can move keys of the group. If the
+process is killed, another process can end its moves, because the phase of each move is in a table.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ KIND: Final = "move keys"
 #: the lease ends, and for this number of seconds more. The margin is needed because the clocks of
 #: two machines run at slightly different speeds.
 MARGIN: Final = 1.0
-#: A move waits until no process may remember the old shards of the keys (the end of the lease).
-#: Meanwhile, it copies changed rows at this interval, in seconds, and checks whether it was
-#: aborted.
+#: While a move waits until no other process remembers the old shard of the key, it copies changed
+#: rows at this interval, in seconds. Each time, it also checks whether it was aborted.
 FOLLOWED_EVERY: Final = 1.0
 #: The number of moves that are announced at once. Until an announced key has moved, processes do
-#: not remember its shard, so each use of the key costs a look-up in the directory.
+#: not remember its shard, so each use of the key costs a query of the directory (the table that
+#: records the shard of each key).
 ANNOUNCED_AT_ONCE: Final = 100
 
 
@@ -136,9 +137,9 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
 def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
     """Abort moves whose keys are still owned by their old shards. The keys stay where they are.
 
-    If another process works on such a move, that process notices the abort within a batch, and
-    removes what it has copied. Otherwise this call removes the copied rows. Moves whose keys are
-    owned by the new shard already are not changed.
+    If another process works on such a move, that process notices the abort at its next batch of
+    rows, and removes what it has copied. Otherwise this call removes the copied rows. Moves whose
+    keys are owned by the new shard already are not changed.
 
     :param keys: shard keys, as values or as text; by default all keys with an unfinished move.
     :raises OperationHeld: another operation is under way on the group, so the copied rows cannot be
@@ -203,7 +204,8 @@ class _Run:
     def mark_aborted(self, keys: set[str]) -> list[MoveRecord]:
         """Abort the unfinished moves whose keys are still owned by the old shard, and return them.
 
-        :param keys: the keys' texts in the directory; if empty, all such moves are aborted.
+        :param keys: the keys, as the directory stores them (as texts). If empty, all such moves are
+            aborted.
         """
         aborted = [
             move

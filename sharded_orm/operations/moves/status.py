@@ -78,7 +78,8 @@ def _status(row: KeyMove) -> MoveStatus:
 class KeyRows:
     """The numbers of rows of a key on the shards of its group.
 
-    :param shard: the number of the shard on which the directory places the key.
+    :param shard: the number of the key's shard, according to the directory (the table that records
+        the shard of each key).
     :param rows: number of rows on that shard.
     :param elsewhere: number of rows on other shards of the group, keyed by the number of the shard.
     :param examples: some of the rows on other shards, as table and primary key, keyed by the number

@@ -17,8 +17,8 @@ def tables_of_group(group: str) -> list[CapturedTable]:
     """Return all tables of the models of ``group``.
 
     These include automatic many-to-many tables, tables of child models, and tables of unmanaged
-    models. A table without the shard key comes after the tables to which its foreign keys refer. No
-    query.
+    models. A table without the shard key comes after the tables to which its foreign keys refer.
+    Sends no query.
     """
     models: dict[str, type[Model]] = {}
     for model in apps.get_models(include_auto_created=True):

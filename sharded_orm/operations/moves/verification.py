@@ -1,7 +1,7 @@
 """The comparison of a key's rows on two shards. It shares no code with the copying of rows.
 
-The database servers compute a digest of the rows of each table, byte by byte. If two digests
-differ, the servers compute a digest of each row, so that the differing rows can be named.
+The database servers compute a digest (a hash) of the rows of each table, byte by byte. If two
+digests differ, the servers compute a digest of each row, so that the differing rows can be named.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def differences(
     """Compare the rows of a key in the real tables of two shards.
 
     Return the number of rows, and a sentence for each table that differs. Costs one statement per
-    table and shard. Both shards compute at the same time to save time, because writes of the key
-    are waiting.
+    table and shard. Both shards compute in parallel, because writes to the key wait until the end.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="sharded_orm comparison") as thread:
         target_digests = thread.submit(_digests, target, tables, key)
@@ -43,7 +42,7 @@ def _digests(copy: RowCopy, tables: Sequence[CapturedTable], key: Any) -> list[R
 
 
 def row_names(pks: Collection[Row]) -> list[str]:
-    """Return the names of at most :data:`NAMED` rows, made of their primary keys.
+    """Return texts that name at most :data:`NAMED` rows by their primary keys.
 
     :param pks: primary keys, as :meth:`RowCopy.key_rows` returns them.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import apps
@@ -11,6 +11,7 @@ from django.db.models import Field, Model
 
 from sharded_orm.operations.exceptions import PairRefused
 from sharded_orm.operations.pairs.pair_servers import open_pair
+from sharded_orm.operations.pairs.side_topology import only_on
 from sharded_orm.operations.pairs.upgrade_state import KIND
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
@@ -24,7 +25,7 @@ def drop_kept_defaults(first: str, second: str) -> list[str]:
     """Drop the default of each column of the pair's shards whose field has no ``db_default``.
 
     Must be called when every process runs a release whose models have these fields: the INSERT of an
-    older one fails. The statements run on the active sides and are replicated. Return the columns, such
+    older one fails. The statements run on the active sides, with the operators' accounts, and are replicated. Return the columns, such
     as ``photos_00001: app_photo.stars``. Can be called again.
 
     :raises PairRefused: a rolling upgrade is not finished, or the pair gives no session.
@@ -49,17 +50,30 @@ def _drop(first: str, second: str, run: journal.JournalRun) -> list[str]:
         for side in servers.both:
             own = [shard for shard in servers.shards if shard.node == side.name]
             columns = side.columns([shard.schema for shard in own])
-            for shard in own:
-                defaults = {
-                    (table, str(column[0]))
-                    for table, described in columns.get(shard.schema, {}).items()
-                    for column in described
-                    if column[-1] not in _NO_DEFAULT
-                }
-                for model, field in _fields_with(shard, defaults):
-                    run.check()
-                    _drop_default(shard.alias, model, field)
-                    dropped.append(f"{shard.alias}: {model._meta.db_table}.{field.column}")
+            with only_on(side, (first, second), is_logged=True):
+                for shard in own:
+                    dropped += _drop_on(shard, columns.get(shard.schema, {}), run)
+    return dropped
+
+
+def _drop_on(
+    shard: Shard, columns: Mapping[str, Sequence[tuple[Any, ...]]], run: journal.JournalRun
+) -> list[str]:
+    defaults = {
+        (table, str(column[0]))
+        for table, described in columns.items()
+        for column in described
+        if column[-1] not in _NO_DEFAULT
+    }
+    connection: Any = connections[shard.alias]
+    dropped = []
+    try:
+        for model, field in _fields_with(shard, defaults):
+            run.check()
+            _drop_default(connection, model, field)
+            dropped.append(f"{shard.alias}: {model._meta.db_table}.{field.column}")
+    finally:
+        connection.close_and_forget()
     return dropped
 
 
@@ -73,8 +87,7 @@ def _fields_with(
                     yield model, field
 
 
-def _drop_default(alias: str, model: type[Model], field: Field[Any, Any]) -> None:
-    connection: Any = connections[alias]
+def _drop_default(connection: Any, model: type[Model], field: Field[Any, Any]) -> None:
     # The statement with which Django drops the default of a new column.
     with connection.schema_editor() as editor:
         drop = editor.sql_alter_column_no_default

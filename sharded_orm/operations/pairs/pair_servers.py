@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,17 @@ def all_pairs() -> list[tuple[str, str]]:
     return sorted(pairs)
 
 
+def shards_by_pair(shards: Iterable[Shard]) -> dict[tuple[str, str], list[Shard]]:
+    """Return those of ``shards`` that are on pairs, keyed by the two nodes in alphabetical order."""
+    groups = runtime.topology().groups
+    by_pair: dict[tuple[str, str], list[Shard]] = {}
+    for shard in shards:
+        if groups[shard.group].range_of(shard.number).is_pair:
+            one, other = sorted((shard.node, str(shard.replica)))
+            by_pair.setdefault((one, other), []).append(shard)
+    return by_pair
+
+
 @contextmanager
 def open_pair(first: str, second: str) -> Iterator[PairServers]:
     """A context manager that yields the connections to the two nodes, and closes them at the end.
@@ -80,7 +91,7 @@ def open_pair(first: str, second: str) -> Iterator[PairServers]:
     with ExitStack() as stack:
         for name in (first, second):
             try:
-                servers.append(stack.enter_context(_side(name)))
+                servers.append(stack.enter_context(open_side(name)))
             except PairRefused as exc:
                 problems += exc.problems
         if problems:
@@ -88,7 +99,11 @@ def open_pair(first: str, second: str) -> Iterator[PairServers]:
         yield PairServers(servers[0], servers[1], shards_of(first, second))
 
 
-def _side(name: str) -> MySQLPairSide:
+def open_side(name: str) -> MySQLPairSide:
+    """Return a connection to one node of a pair with the operator's account. A context manager, too.
+
+    :raises PairRefused: the node does not exist, cannot be in a pair, or gives no session.
+    """
     nodes = runtime.topology().nodes
     if name not in nodes:
         raise PairRefused([f"there is no node {name!r}; NODES has {sorted(nodes)!r}"])
@@ -114,6 +129,24 @@ def _side(name: str) -> MySQLPairSide:
     except Error as exc:
         account = f"the OPERATOR account {entry['USER']!r}"
         raise PairRefused([kind.why_no_session(name, account, exc)]) from exc
+
+
+def answers(name: str) -> bool:
+    """Return whether the server of a node answers; an answer that refuses the account counts, too.
+
+    Takes up to five seconds.
+    """
+    try:
+        open_side(name).close()
+    except PairRefused as exc:
+        return not isinstance(exc.__cause__, Error) or not is_silence(name, exc.__cause__)
+    return True
+
+
+def is_silence(name: str, exc: Error) -> bool:
+    """Return whether ``exc`` says that the server of a node does not answer."""
+    kind = side_class(runtime.topology().nodes[name])
+    return kind is not None and kind.has_no_answer(exc)
 
 
 def side_class(settings: Any) -> type[MySQLPairSide] | None:

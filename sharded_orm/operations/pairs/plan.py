@@ -6,43 +6,31 @@ This module sends no query.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.operations.exceptions import SwitchRefused
+from sharded_orm.operations.shard_change import ShardChange
 from sharded_orm.topology.document import Document
-from sharded_orm.topology.model import Shard
-from sharded_orm.topology.range_entries import entry_of, primary_of, replace_shard
+from sharded_orm.topology.range_entries import entry_of, replace_shard
 
 
 @dataclass(frozen=True)
-class SideChange:
-    """A shard whose active side changes from the node ``source`` to the node ``target``."""
+class SideChange(ShardChange):
+    """A shard whose active side changes from the node ``source`` to the node ``target``.
 
-    group: str
-    number: int
-    source: str
-    target: str
+    :param epoch: the epoch of the shard that begins with the change, if the side ``source`` is dead and
+        given up; None for other changes.
+    """
 
-    def __str__(self) -> str:
-        return f"shard {self.number} of group {self.group!r}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**data)
-
-    def on(self, node: str) -> Shard:
-        """Return the shard as if the side ``node`` were active."""
-        return replace(runtime.shard(self.group, self.number), node=node)
+    epoch: int | None = None
 
     def is_published(self, document: Document) -> bool:
-        """Return whether the side ``target`` is active in ``document``."""
         entry = entry_of(document.content(), self.group, self.number)
-        return entry is not None and primary_of(entry) == self.target
+        is_of_epoch = self.epoch is None or (
+            entry is not None and entry.get("epoch", 0) == self.epoch
+        )
+        return is_of_epoch and super().is_published(document)
 
     def publish_in(self, document: Document) -> Document:
         """Return a copy of ``document`` in which the side ``target`` is active.
@@ -60,7 +48,8 @@ class SideChange:
                     f" {[self.source, self.target]!r}"
                 ]
             )
-        replace_shard(content, self.group, self.number, {**entry, "active": self.target})
+        epoch = {} if self.epoch is None else {"epoch": self.epoch}
+        replace_shard(content, self.group, self.number, {**entry, "active": self.target, **epoch})
         return Document.from_content(content)
 
 
@@ -83,12 +72,15 @@ def find_plan(
     *,
     to_side: str | None = None,
     all_from: str | None = None,
+    force: bool = False,
 ) -> SwitchPlan:
     """Return which shards change their active side.
 
     :param numbers: numbers of the shards; None with ``all_from``.
     :param to_side: the node that is to be active. By default, each shard changes to its other side.
-    :param all_from: the node of which all active shards of the group are taken.
+    :param all_from: a node; all shards of the group that are active on it change. With ``to_side``, only
+        shards whose other side is the node ``to_side`` change.
+    :param force: whether the active side is given up as lost.
     :raises SwitchRefused: the topology does not allow it. Every reason is listed.
     :raises UnknownShard: there is no such group.
     """
@@ -101,14 +93,16 @@ def find_plan(
     if problems:
         raise SwitchRefused(problems)
     if numbers is None:
+        # If the node is active nowhere, as after a command that was killed at its end, nothing is left to do.
         numbers = [
             number
             for r in found.ranges
-            if r.is_pair and r.primary == all_from
+            if r.is_pair and {all_from, to_side or all_from} <= {r.primary, r.replica}
             for number in range(r.first, r.last + 1)
         ]
         if not numbers:
-            raise SwitchRefused([f"{all_from!r} is the active side of no shard of group {group!r}"])
+            other = "" if to_side is None else f" whose other side is {to_side!r}"
+            raise SwitchRefused([f"{all_from!r} is a side of no shard of group {group!r}{other}"])
     problems = list(_problems(group, numbers, to_side))
     if problems:
         raise SwitchRefused(problems)
@@ -118,7 +112,8 @@ def find_plan(
         if r.primary == to_side or (all_from is not None and r.primary != all_from):
             already.append(number)
         else:
-            changes.append(SideChange(group, number, r.primary, str(r.replica)))
+            epoch = r.epoch + 1 if force else None
+            changes.append(SideChange(group, number, r.primary, str(r.replica), epoch))
     return SwitchPlan(group, tuple(changes), tuple(already))
 
 

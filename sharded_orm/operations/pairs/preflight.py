@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from django.db import Error
-from django.db.utils import load_backend
 
-from sharded_orm import database_settings, runtime
-from sharded_orm.backends.features import features_of
-from sharded_orm.backends.replication import ReplicationServer
-from sharded_orm.exceptions import TopologyReadOnly
-from sharded_orm.operations import topology
-from sharded_orm.operations.exceptions import SwitchRefused
+from sharded_orm import runtime
+from sharded_orm.operations.exceptions import PairRefused, SwitchRefused
+from sharded_orm.operations.pairs import pair_servers, replication_check
 from sharded_orm.operations.pairs.plan import SideChange, SwitchPlan
 from sharded_orm.operations.pairs.report import SwitchOptions
 from sharded_orm.operations.pairs.sides import change_nothing, open_fence
-from sharded_orm.operations.shard_moves.replication import open_pair
+from sharded_orm.operations.shard_change import require_publication
 from sharded_orm.operations.shards.status import error_line
 from sharded_orm.two_phase.recovery import refuse_prepared
 
@@ -32,20 +28,15 @@ def check_plan(plan: SwitchPlan, options: SwitchOptions) -> None:
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises BranchesPrepared: a transaction in two phases holds locks on one of the shards.
     """
-    if runtime.topology() is not runtime.config().topology:
-        raise SwitchRefused(
-            [
-                "this process uses another topology than the configured one, as test runs do: shards of"
-                " the real nodes would be switched"
-            ]
-        )
-    _require_writable_topology(plan)
+    require_publication(
+        plan.changes, SwitchRefused, subject="Sides", done="switched", news="which side is active"
+    )
     if plan.changes:
         group = runtime.group(plan.group)
         refuse_prepared(group, [change.on(change.source) for change in plan.changes])
     problems: list[str] = []
     for one, other in sorted({(change.source, change.target) for change in plan.changes}):
-        problems += server_problems(one, other, options)
+        problems += _server_problems(one, other, options)
     if not problems:
         for change in plan.changes:
             problems += _shard_problems(change)
@@ -53,69 +44,40 @@ def check_plan(plan: SwitchPlan, options: SwitchOptions) -> None:
         raise SwitchRefused(dict.fromkeys(problems))
 
 
-def _require_writable_topology(plan: SwitchPlan) -> None:
-    document = topology.current()
-    for change in plan.changes:
-        document = change.publish_in(document)
-    runtime.check_document(document.at_version(document.version + 1))
-    source = runtime.source()
-    if not source.writable:
-        raise TopologyReadOnly(
-            f"Sides cannot be switched with {source.describe()}, which commands do not write: every"
-            " process must learn at once which side is active. Use the source 'database' or 'zookeeper'"
-            " (SHARDED_ORM['TOPOLOGY'])."
-        )
-
-
-def server_problems(source: str, target: str, options: SwitchOptions) -> list[str]:
+def _server_problems(source: str, target: str, options: SwitchOptions) -> list[str]:
     """Return the reasons why ``source`` and ``target`` are not a healthy pair, as sentences."""
-    if problems := [*_unsuitable(source), *_unsuitable(target)]:
+    keeps_for_later = source if options.is_upgrade else ""
+    problems = replication_check.check(source, target, keeps_for_later=keeps_for_later)
+    if problems:
+        if not pair_servers.answers(source):
+            problems.append(
+                f"if {source!r} is dead and does not come back, --all-from {source} --force gives it up:"
+                f" what {target!r} has not received is put aside until it rejoins"
+            )
         return problems
-    try:
-        with open_pair(source, target) as pair:
-            return list(_pair_problems(pair.source, pair.target, options))
-    except Error as exc:
-        return [
-            f"the servers of {source!r} and {target!r} do not both answer the OPERATOR accounts"
-            f" ({error_line(exc)}). 'shards switch' needs both; it has no --force for a dead side yet"
-        ]
+    with pair_servers.open_pair(source, target) as servers:
+        return list(_readiness_problems(servers, options))
 
 
-def _unsuitable(node: str) -> Iterator[str]:
-    engine = runtime.topology().nodes[node]["ENGINE"]
-    if not features_of(load_backend(engine).DatabaseWrapper).has_side_fences:
-        yield f"node {node!r} has the engine {engine!r}; only MariaDB has pairs"
-    elif database_settings.operator_settings(node) is None:
-        yield (
-            f'node {node!r} has no OPERATOR: give it "OPERATOR": {{"USER": …, "PASSWORD": …}}, an account'
-            " that may make the triggers of fences"
-        )
-
-
-def _pair_problems(
-    source: ReplicationServer, target: ReplicationServer, options: SwitchOptions
-) -> Iterator[str]:
-    for server in (source, target):
-        if not server.status().can_be_promoted:
-            yield f"{server.name!r} is no {server.product} ({server.status().version})"
-            return
-    lacking = [
-        problem for server in (source, target) for problem in server.privilege_problems("switch")
-    ]
-    if lacking:
-        yield from lacking
-        return
-    yield from source.pair_problems(target, keeps_for_later=options.is_upgrade)
-    yield from target.pair_problems(source)
-    link = target.link_from(source)
+def _readiness_problems(servers: pair_servers.PairServers, options: SwitchOptions) -> Iterator[str]:
+    for side in servers.both:
+        if side.status().read_only:
+            yield closed_problem(side.name)
+    link = servers.second.link_from(servers.first)
     if link is None:
-        return
-    yield from target.replica_problems(source, link)
+        return  # replication has been ended since the check
+    yield from servers.second.replica_problems(servers.first, link)
     if link.seconds_behind is not None and link.seconds_behind > options.patience:
         yield (
-            f"{target.name!r} is {link.seconds_behind} s behind, more than the {options.patience:g} s that writers"
-            " may have to wait: let it come nearer, or allow more with --patience"
+            f"{servers.second.name!r} is {link.seconds_behind} s behind, more than the"
+            f" {options.patience:g} s that writers may have to wait: let it come nearer, or allow more"
+            " with --patience"
         )
+
+
+def closed_problem(node: str) -> str:
+    """Return the sentence for a side that is read only, as after a restart."""
+    return f"{node!r} is read only, as after a restart: run 'manage.py pairs rejoin {node}'"
 
 
 def _shard_problems(change: SideChange) -> Iterator[str]:
@@ -135,15 +97,28 @@ def _shard_problems(change: SideChange) -> Iterator[str]:
             yield f"{change} on {node!r} cannot be read ({error_line(exc)})"
 
 
-def passive_problems(changes: Sequence[SideChange]) -> list[str]:
-    """Return the reasons why a fence cannot be made on the passive sides, as sentences.
+def passive_server_problems(changes: Sequence[SideChange]) -> list[str]:
+    """Return the reasons why the passive servers cannot be used, as sentences.
 
     :param changes: shards with their active side as ``source``.
     """
-    nodes = sorted({change.target for change in changes})
-    if problems := [problem for node in nodes for problem in _unsuitable(node)]:
-        return problems
-    problems = []
+    problems: list[str] = []
+    for node in sorted({change.target for change in changes}):
+        try:
+            pair_servers.open_side(node).close()
+        except PairRefused as exc:
+            problems += exc.problems
+    return problems
+
+
+def passive_problems(changes: Sequence[SideChange]) -> list[str]:
+    """Return the reasons why a fence cannot be made on the passive sides, as sentences.
+
+    The schemas must have arrived there.
+
+    :param changes: shards with their active side as ``source``.
+    """
+    problems: list[str] = []
     for change in changes:
         try:
             with open_fence(change.on(change.target), change_nothing) as fence:

@@ -1,17 +1,15 @@
-"""The record of a switch of one shard in the journal, and the publication that commits the switch."""
+"""The record of a switch of one shard in the journal: its phases."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
-from sharded_orm.exceptions import TopologyConflict
-from sharded_orm.operations import topology
 from sharded_orm.operations.pairs.plan import SideChange
 from sharded_orm.operations.runs.journal import JournalRun
-from sharded_orm.topology.document import Document
+from sharded_orm.operations.shard_change import ShardChangeRecord
 
-#: The first phase of a switch. The old side takes writes. It may have triggers that refuse nothing.
+#: The first phase of a switch. The old side takes writes. The triggers are made that refuse writes
+#: later; they refuse nothing yet.
 PREPARING: Final = "preparing"
 #: The second phase. The old side may refuse writes, and the new side still does.
 FENCING: Final = "fencing"
@@ -21,19 +19,11 @@ PUBLISHING: Final = "publishing"
 OPENING: Final = "opening"
 
 
-class SwitchRecord:
-    """The record of the switch of one shard. It is a part of the run in the journal.
+class SwitchRecord(ShardChangeRecord[SideChange]):
+    """The record of the switch of one shard."""
 
-    So if another process takes over the run, this process can record nothing more. The switch is
-    committed at the moment when the new topology is published.
-
-    :param run: the run, which this process holds.
-    """
-
-    def __init__(self, run: JournalRun, change: SideChange) -> None:
-        self._run = run
-        self.change = change
-        self._prepared: topology.PreparedChange | None = None
+    noun = "switch"
+    _is_published = False
 
     @classmethod
     def unfinished(cls, run: JournalRun) -> SwitchRecord | None:
@@ -43,10 +33,6 @@ class SwitchRecord:
         current = run.arguments.get("current")
         return None if current is None else cls(run, SideChange.from_json(current["move"]))
 
-    @property
-    def phase(self) -> str:
-        return str(self._run.arguments["current"]["phase"])
-
     def enter(self, phase: str) -> None:
         """Record that ``phase`` begins. One query.
 
@@ -54,56 +40,26 @@ class SwitchRecord:
         """
         self._run.note(current={"move": self.change.to_json(), "phase": phase})
 
-    def confirm(self) -> None:
-        """Check that this process still holds the run. One query.
+    def publish(self) -> int:
+        version = super().publish()
+        self._is_published = True
+        return version
 
-        :raises LeaseLost: another process has taken over the run.
+    def confirm_new_side(self) -> None:
+        """Like :meth:`confirm`, before the new side's fence is changed.
+
+        After the publication, record that the new side may take writes from now on. So a later process opens
+        no other side, even if somebody has published the earlier topology again.
         """
-        self._run.note()
+        if self._is_published:
+            self.enter(OPENING)
+        else:
+            self.confirm()
 
     def end(self) -> None:
         """Record that the switch is complete, or undone."""
         self._run.note(current=None)
 
-    def prepare(self) -> None:
-        """Make and check the topology that :meth:`publish` will publish, before writes begin to wait.
-
-        :raises: the errors of :meth:`publish`. Nothing was published.
-        """
-        self._prepared = topology.prepare(self.change.publish_in)
-
-    def publish(self) -> int:
-        """Publish the topology in which the new side is active. This commits the switch.
-
-        Return the version of the topology. This process may still use an earlier one.
-
-        :raises LeaseLost: another process has taken over the run.
-        :raises TopologyError: the topology was not published, or it is not known whether it was.
-        :raises SwitchRefused: the topology has the shard elsewhere by now.
-        """
-        change = self.change
-
-        def edit(document: Document) -> Document:
-            # Another process may take over the run after this check. That process publishes a new
-            # version of the topology, so that the publication of this document is refused.
-            self.confirm()
-            return change.publish_in(document)
-
-        comment = f"{change} active on {change.target} in place of {change.source}"
-        if self._prepared is not None:
-            # The source refuses the prepared document if a newer version was published meanwhile, for
-            # example by a process that has taken over the run.
-            with suppress(TopologyConflict):
-                topology.publish_prepared(self._prepared, comment)
-                return self._prepared.after.version
-        return topology.change(edit, comment).version
-
-    def rule_out(self) -> bool:
-        """Ensure that the switch will never be published, even if a process has sent the changed
-        topology a moment ago.
-
-        Return True if the switch is ruled out, False if it is published already.
-
-        :raises TopologyError: the source of the topology does not answer.
-        """
-        return topology.rule_out(self.change.is_published, f"switch of {self.change} broken off")
+    @property
+    def comment(self) -> str:
+        return f"{self.change} active on {self.change.target} in place of {self.change.source}"

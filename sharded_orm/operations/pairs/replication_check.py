@@ -7,7 +7,7 @@ without a full stop, and name the remedy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -16,30 +16,36 @@ from django.db import Error
 from sharded_orm import runtime
 from sharded_orm.operations.exceptions import PairRefused
 from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair
+from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.pair_side import MySQLPairSide
 
 # The number of tables that a problem names.
 _NAMED: Final = 3
-# Seconds of one wait for a server.
+# Seconds in which a server must execute what the other has, before their columns are compared again.
+_CHANGE: Final = 10.0
+# Seconds that one query waits for a server. A longer wait consists of several queries.
 _SLICE: Final = 1.0
 # Seconds between two looks whether a server is connected to the other.
 _POLL: Final = 0.05
 
 
-def check(first: str, second: str) -> list[str]:
+def check(first: str, second: str, *, keeps_for_later: str = "") -> list[str]:
     """Return everything that is wrong with the pair of the two nodes; empty if it is in order.
+
+    :param keeps_for_later: during a rolling upgrade, the node that receives changes without executing
+        them. Then the two sides may have different columns.
 
     Cost: about ten round trips to each server, one query per server for the columns of all tables, and
     a login with the application's account.
     """
     try:
         with open_pair(first, second) as servers:
-            problems = list(server_problems(servers))
+            problems = list(server_problems(servers)) or list(epoch_problems(servers))
             if not problems:
-                problems += link_problems(servers)
-                problems += content_problems(servers)
+                problems += link_problems(servers, keeps_for_later)
+                problems += content_problems(servers, is_upgrade=bool(keeps_for_later))
     except PairRefused as exc:
         return list(exc.problems)
     return problems
@@ -87,10 +93,70 @@ def _application_problems(name: str, servers: PairServers) -> Iterator[str]:
         yield kind.why_no_session(name, account, exc)
 
 
-def link_problems(servers: PairServers) -> Iterator[str]:
-    """Yield the reasons why the two servers do not receive and execute everything of each other."""
+def epoch_problems(servers: PairServers) -> Iterator[str]:
+    """Yield the side that was given up while it was dead, and has not rejoined the pair since then, and
+    the side that is newer than the topology.
+    """
+    for side in servers.both:
+        if schemas := given_up_schemas(side, servers.shards):
+            yield (
+                f"{side.name!r} was given up ('shards switch --force'), and its rows of"
+                f" {', '.join(schemas[:_NAMED])} may not be those of the other side: run"
+                f" 'manage.py pairs rejoin {side.name}'"
+            )
+        yield from newer_epoch_problems(side, servers.shards)
+
+
+def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterator[str]:
+    """Yield a problem if ``side`` has a later epoch than the topology. One query.
+
+    Then the topology is one of a time before a dead side was given up: it may name that side active.
+    """
+    shards = list(shards)
+    newer = _newer_schemas(side, shards)
+    if newer:
+        # The side may have got its epoch, which was published before, since this process read the topology.
+        runtime.refresh()
+        newer = _newer_schemas(side, shards)
+    if newer:
+        yield (
+            f"{side.name!r} has a later epoch of {', '.join(newer[:_NAMED])} than the topology, which is older"
+            " than the last 'shards switch --force', and names the side active that was given up: somebody"
+            " has published or restored it. Publish the topology that was in use ('manage.py topology"
+            " history', 'rollback')"
+        )
+
+
+def _newer_schemas(side: MySQLPairSide, shards: Iterable[Shard]) -> list[str]:
+    epochs = _epochs(side, shards).items()
+    return [schema for schema, (own, published) in epochs if own > published]
+
+
+def given_up_schemas(side: MySQLPairSide, shards: Iterable[Shard]) -> list[str]:
+    """Return the schemas of ``shards`` that have an older epoch on ``side`` than in the topology.
+
+    One query.
+    """
+    epochs = _epochs(side, shards).items()
+    return [schema for schema, (own, published) in epochs if own < published]
+
+
+def _epochs(side: MySQLPairSide, shards: Iterable[Shard]) -> dict[str, tuple[int, int]]:
+    """Return the epoch on ``side`` and the one of the topology, by schema."""
+    groups = runtime.topology().groups
+    published = {s.schema: groups[s.group].range_of(s.number).epoch for s in shards}
+    stored = side.epochs(list(published))
+    return {schema: (stored.get(schema, 0), epoch) for schema, epoch in published.items()}
+
+
+def link_problems(servers: PairServers, keeps_for_later: str = "") -> Iterator[str]:
+    """Yield the reasons why the two servers do not receive and execute everything of each other.
+
+    :param keeps_for_later: the node that may receive changes without executing them.
+    """
     return chain.from_iterable(
-        replica.follow_problems(source) for replica, source in servers.directions
+        replica.follow_problems(source, keeps_for_later=replica.name == keeps_for_later)
+        for replica, source in servers.directions
     )
 
 
@@ -124,20 +190,27 @@ def await_events(
             time.sleep(_POLL)
 
 
-def content_problems(servers: PairServers) -> Iterator[str]:
-    """Yield triggers and events that do not belong on a passive side, and tables that differ."""
+def content_problems(servers: PairServers, *, is_upgrade: bool = False) -> Iterator[str]:
+    """Yield triggers and events that do not belong on a passive side, and tables that differ.
+
+    :param is_upgrade: whether tables may differ.
+    """
     for side in servers.both:
         yield from side.foreign_objects(servers.passive_schemas(side))
+    if is_upgrade:
+        return
     first, second = servers.both
-    schemas = [shard.schema for shard in servers.shards]
-    here, there = first.columns(schemas), second.columns(schemas)
-    different = [
-        f"{schema}.{table}"
-        for schema in schemas
-        for table in sorted({*here.get(schema, ()), *there.get(schema, ())})
-        if here.get(schema, {}).get(table) != there.get(schema, {}).get(table)
-    ]
-    if different:
+    if not _different_tables(servers):
+        return
+    # Another side may execute the same change of a table later.
+    for replica, source in servers.directions:
+        if not replica.wait_for(source.written(), _CHANGE):
+            yield (
+                f"{replica.name!r} has not executed everything of {source.name!r}, and has other columns: wait,"
+                " or mend the replication, and run the command again"
+            )
+            return
+    if different := _different_tables(servers):
         more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
         yield (
             f"{', '.join(different[:_NAMED])}{more} have not the same columns in the same order on"
@@ -145,3 +218,16 @@ def content_problems(servers: PairServers) -> Iterator[str]:
             f" finish what was begun ('manage.py migrate_shards --rolling'), or make one side anew from"
             " the other"
         )
+
+
+def _different_tables(servers: PairServers) -> list[str]:
+    """Return the tables that have not the same columns on both servers. One query for each server."""
+    first, second = servers.both
+    schemas = [shard.schema for shard in servers.shards]
+    here, there = first.columns(schemas), second.columns(schemas)
+    return [
+        f"{schema}.{table}"
+        for schema in schemas
+        for table in sorted({*here.get(schema, ()), *there.get(schema, ())})
+        if here.get(schema, {}).get(table) != there.get(schema, {}).get(table)
+    ]

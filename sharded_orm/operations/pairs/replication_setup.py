@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ def set_up(
     with open_pair(first, second) as servers:
         problems = list(replication_check.server_problems(servers))
         if not problems:
+            problems = list(replication_check.epoch_problems(servers))
+        if not problems:
             problems = [p for pair in servers.directions for p in _unrelated(servers, *pair)]
         if problems:
             raise PairRefused(dict.fromkeys(problems))
@@ -49,7 +51,7 @@ def set_up(
             if replica.links():
                 tell(f"{replica.name} replicates from {source.name} already")
             else:
-                _follow(replica, source)
+                follow(replica, source)
                 tell(f"{replica.name} replicates from {source.name}")
             replication_check.await_events(replica, source, timeout)
     replication_check.require_sound(first, second)
@@ -59,12 +61,8 @@ def _unrelated(servers: PairServers, replica: MySQLPairSide, source: MySQLPairSi
     """Return the reasons why ``replica`` must not begin, or does not continue, to receive."""
     if replica.links():
         return list(replica.follow_problems(source))
-    problems = []
-    if _account_of(source) is None:
-        problems.append(
-            f'node {source.name!r} has no REPLICATION: give it "REPLICATION": {{"USER": …, "PASSWORD":'
-            " …}}, the account with which the other side reads its log (GRANT REPLICATION SLAVE ON *.*)"
-        )
+    problems: list[str] = []
+    problems += account_problems(source)
     written = source.written()
     schemas = [shard.schema for shard in servers.shards]
     has_tables = bool(replica.columns(schemas))
@@ -77,12 +75,23 @@ def _unrelated(servers: PairServers, replica: MySQLPairSide, source: MySQLPairSi
     return problems
 
 
-def _follow(replica: MySQLPairSide, source: MySQLPairSide) -> None:
-    account = _account_of(source)
+def follow(replica: MySQLPairSide, source: MySQLPairSide) -> None:
+    """Let ``replica`` start to replicate from ``source``, with the account of the node of ``source``."""
+    account = account_of(source)
     assert account is not None, "_unrelated() has checked this"
     replica.follow(source, runtime.topology().nodes[source.name], account)
 
 
-def _account_of(side: MySQLPairSide) -> dict[str, str] | None:
+def account_problems(side: MySQLPairSide) -> Iterator[str]:
+    """Yield the reason why the other side cannot start to replicate from ``side``."""
+    if account_of(side) is None:
+        yield (
+            f'node {side.name!r} has no REPLICATION: give it "REPLICATION": {{"USER": …, "PASSWORD":'
+            " …}}, the account with which the other side reads its log (GRANT REPLICATION SLAVE ON *.*)"
+        )
+
+
+def account_of(side: MySQLPairSide) -> dict[str, str] | None:
+    """Return the account with which the other side reads the log of ``side``; None if there is none."""
     account: dict[str, str] | None = runtime.topology().nodes[side.name].get("REPLICATION")
     return account

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Tell = Callable[[str], None]
@@ -16,12 +16,47 @@ class SwitchOptions:
     :param patience: the largest number of seconds for each of three waits: until the other side has
         almost caught up, until all transactions that have written are over, and until the other side
         has their changes. During the second and the third wait, writes of the shard wait too.
+    :param force: whether the old side is dead and is given up. What the other side has not received is
+        lost, unless the old side comes back.
     :param is_upgrade: whether the switch is a step of a rolling upgrade. Then the old side keeps what it
         receives for later.
     """
 
     patience: float = 10.0
     is_upgrade: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class UnsentWrites:
+    """What is known about the writes that are lost if a side is given up.
+
+    :param node: the side that is given up.
+    :param survivor: the other side.
+    :param received: the position in the log of ``node`` up to which ``survivor`` has received all.
+    :param unsent: the part of the log of ``node`` that ``survivor`` has not received; None if ``node`` does
+        not answer, so that it cannot be known.
+    """
+
+    node: str
+    survivor: str
+    received: str
+    unsent: str | None
+
+    def __str__(self) -> str:
+        if self.unsent is not None:
+            return (
+                f"{self.node} answers, and refuses writes from now on. {self.survivor} lacks"
+                f" {self.unsent or 'nothing'} of it"
+                + (f", everything after {self.received or 'its begin'}" if self.unsent else "")
+                + f". 'manage.py pairs rejoin {self.node}' puts that aside."
+            )
+        return (
+            f"{self.node} does not answer. {self.survivor} has received its transactions up to"
+            f" {self.received or 'none'}. What {self.node} has written after that is lost, unless it comes"
+            " back; how much it is cannot be known. If the server was only cut off, it takes writes of"
+            " processes that do not know the new topology, until it is reached or stopped."
+        )
 
 
 @dataclass
@@ -33,6 +68,7 @@ class SwitchReport:
     :param already: the numbers of shards that were active on the wanted side before.
     :param failures: for the number of each shard that was not switched, the reason.
     :param notes: further sentences for the operator.
+    :param loss: what may be lost because a side was given up; None for other switches.
     :param pauses: for each switched shard, the seconds for which its writes waited.
     :param stopped: why the work was stopped early; "" if it was not.
     """
@@ -43,6 +79,7 @@ class SwitchReport:
     already: list[int] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    loss: UnsentWrites | None = None
     pauses: list[float] = field(default_factory=list)
     stopped: str = ""
 
@@ -60,5 +97,6 @@ class SwitchReport:
             "failures": {str(number): why for number, why in self.failures.items()},
             "notes": self.notes,
             "pauses": [round(pause, 4) for pause in self.pauses],
+            "loss": None if self.loss is None else asdict(self.loss),
             "stopped": self.stopped,
         }

@@ -53,6 +53,7 @@ class RollingPlan:
 
     :param migrations: the names of the migrations that run.
     :param kept_defaults: the new columns that keep their default in the database.
+    :param stop_writes: whether shards refuse writes until both of their sides have the new schema.
     """
 
     first: str
@@ -61,6 +62,7 @@ class RollingPlan:
     rounds: Sequence[UpgradeRound]
     migrations: Sequence[str]
     kept_defaults: Sequence[str]
+    stop_writes: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +71,7 @@ class RollingPlan:
             "rounds": [asdict(each) for each in self.rounds],
             "migrations": list(self.migrations),
             "kept_defaults": list(self.kept_defaults),
+            "stop_writes": self.stop_writes,
         }
 
     @classmethod
@@ -82,12 +85,16 @@ class RollingPlan:
             tuple(UpgradeRound(**each) for each in content["rounds"]),
             content["migrations"],
             content["kept_defaults"],
+            content.get("stop_writes", False),
         )
 
 
-def find_plan(first: str, second: str, options: MigrateOptions) -> RollingPlan:
+def find_plan(
+    first: str, second: str, options: MigrateOptions, *, stop_writes: bool = False
+) -> RollingPlan:
     """Return the plan that brings all shards of the pair to the target. Changes nothing.
 
+    :param stop_writes: whether shards refuse writes until both of their sides have the new schema.
     :raises RollingRefused: an operation must not run on one side first. The message lists each with
         the reason and with what to do instead.
     :raises PairRefused: the topology has no shard on the pair, or a shard does not answer.
@@ -105,27 +112,33 @@ def find_plan(first: str, second: str, options: MigrateOptions) -> RollingPlan:
     refused: list[str] = []
     kept: list[str] = []
     migrations: list[str] = []
+    plans: list[MigrationPlan] = []
     for group in dict.fromkeys(shard.group for shard in shards):
         planner = Planner(options)
         state = applied_state(planner, [shard for shard in shards if shard.group == group])
         behind += state.behind
         problems += [f"{shard.alias} does not exist" for shard in state.missing]
         problems += [f"{alias}: {one_line(exc)}" for alias, exc in state.unreachable.items()]
+        plans += planner.plans
         for plan in planner.plans:
             migrations += map(str, plan.units)
-            refusals, kept_defaults = _examine(plan)
+            refusals, kept_defaults = _examine(plan, stop_writes)
             refused += refusals
             kept += kept_defaults
     if problems:
         raise PairRefused(problems)
     if refused:
+        if not stop_writes and not any(_examine(plan, True)[0] for plan in plans):
+            refused.append(
+                "--stop-writes does all of this, and shards refuse writes meanwhile; see its --plan"
+            )
         raise RollingRefused(dict.fromkeys(refused))
     rounds = [
         UpgradeRound(active, passive, numbers)
         for active, passive in ((first, second), (second, first))
         if (numbers := _numbers(shard for shard in behind if shard.node == active))
     ]
-    return RollingPlan(first, second, options, rounds, _once(migrations), _once(kept))
+    return RollingPlan(first, second, options, rounds, _once(migrations), _once(kept), stop_writes)
 
 
 def _once(names: list[str]) -> list[str]:
@@ -139,13 +152,13 @@ def _numbers(shards: Iterator[Shard]) -> dict[str, list[int]]:
     return numbers
 
 
-def _examine(plan: MigrationPlan) -> tuple[list[str], list[str]]:
+def _examine(plan: MigrationPlan, stops_writes: bool) -> tuple[list[str], list[str]]:
     if plan.backwards:
         return [
             f"{plan.units[0]} would be undone: rows of the new schema do not fit into the old one."
             " Instead, write a migration that leads forward"
         ], []
-    compatibility = examine(_operations(plan))
+    compatibility = examine(_operations(plan), stops_writes=stops_writes)
     return list(compatibility.refusals), list(map(str, compatibility.kept_defaults))
 
 

@@ -7,39 +7,39 @@ the new schema.
 While only one side has the new schema, rows flow only from the old schema to the new one: before the
 switch from the active side, which has the old one, and after the switch not at all, because the other
 side only receives them and waits. Nothing that is written during the upgrade is replicated but rows.
+
+If writes are stopped, no row flows between two schemas: the shards of a round refuse writes on both
+sides until both have the new schema and were compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from sharded_orm import runtime
-from sharded_orm.operations.exceptions import OperationStopped, PairRefused
-from sharded_orm.operations.migrate.applied_state import applied_state
-from sharded_orm.operations.migrate.migration_run import MigrationRequest, Progress, migrate
-from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
+from sharded_orm.exceptions import LeaseLost
+from sharded_orm.operations.exceptions import PairRefused
+from sharded_orm.operations.migrate.migration_run import Progress
+from sharded_orm.operations.migrate.planner import MigrateOptions
 from sharded_orm.operations.pairs import KIND as SWITCH
-from sharded_orm.operations.pairs import replication_check, runner, side_comparison
-from sharded_orm.operations.pairs.pair_servers import PairServers, open_pair, shards_of
+from sharded_orm.operations.pairs import replication_check, switch_runner
+from sharded_orm.operations.pairs.pair_servers import open_pair, shards_of
 from sharded_orm.operations.pairs.report import SwitchOptions
 from sharded_orm.operations.pairs.rolling_plan import RollingPlan, UpgradeRound, find_plan
-from sharded_orm.operations.pairs.side_switch import close_side
-from sharded_orm.operations.pairs.side_topology import only_on
-from sharded_orm.operations.pairs.sides import open_fence
+from sharded_orm.operations.pairs.round_steps import RoundSteps, undoing
 from sharded_orm.operations.pairs.state import pair_states
-from sharded_orm.operations.pairs.upgrade_state import KIND, STEPS
+from sharded_orm.operations.pairs.upgrade_state import KIND, steps_of, unfinished
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves
-from sharded_orm.operations.selection import Selected
-
-if TYPE_CHECKING:
-    from sharded_orm.backends.mysql.pair_side import MySQLPairSide
 
 #: The default number of seconds in which a side must execute what it lacks.
 TIMEOUT: Final = 600.0
+# Bytes that a server with a slow disk rebuilds, and reads, in a second. Pauses are estimated by them.
+_REBUILT: Final = 20e6
+_READ: Final = 100e6
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,14 @@ class RollingOptions:
     """The options of a rolling upgrade.
 
     :param until: the step after which the upgrade stops, to be continued later; "" for none.
+    :param stop_writes: whether shards refuse writes until both of their sides have the new schema. This
+        allows more operations.
     :param timeout: seconds in which a side must execute what it lacks.
     """
 
     migrate: MigrateOptions
     until: str = ""
+    stop_writes: bool = False
     timeout: float = TIMEOUT
     waves: Waves = field(default_factory=Waves)
 
@@ -96,7 +99,7 @@ def upgrade(
             try:
                 replication_check.require_sound(first, second)
                 _require_fences(first, second)
-                plan = find_plan(first, second, options.migrate)
+                plan = find_plan(first, second, options.migrate, stop_writes=options.stop_writes)
                 _require_switches(plan)
             except Exception as exc:
                 # An unfinished run would refuse all other operations.
@@ -104,8 +107,10 @@ def upgrade(
                 raise
             run.note(**plan.to_json(), done=0)
         with open_pair(first, second) as servers:
-            upgrade = _Upgrade(run, plan, servers, options, progress, stopping, tell)
-            return RollingReport(plan, upgrade.proceed())
+            steps = RoundSteps(
+                run, plan, servers, options.waves, options.timeout, progress, stopping, tell
+            )
+            return RollingReport(plan, _Upgrade(steps).proceed(options.until))
 
 
 def _require_fences(first: str, second: str) -> None:
@@ -121,17 +126,24 @@ def _require_fences(first: str, second: str) -> None:
 def _require_switches(plan: RollingPlan) -> None:
     """Check that each round can switch its shards. Once a side has the new schema, there is no way back.
 
-    :raises: the errors of :func:`runner.check_switch`.
+    :raises: the errors of :func:`switch_runner.check_switch`.
     """
     for each in plan.rounds:
         for group, numbers in each.numbers.items():
-            runner.check_switch(group, numbers, to_side=each.passive)
+            switch_runner.check_switch(group, numbers, to_side=each.passive)
 
 
 def _require_same(
     run: journal.JournalRun, first: str, second: str, options: RollingOptions
 ) -> RollingPlan:
     plan = RollingPlan.from_json(run.arguments)
+    if run.arguments.get("given_up"):
+        raise PairRefused([unfinished(plan.first, plan.second)])
+    if run.arguments.get("aborting"):
+        raise PairRefused(["the upgrade is being aborted: finish that by --rolling --abort"])
+    if plan.stop_writes != options.stop_writes:
+        how = "with" if plan.stop_writes else "without"
+        raise PairRefused([f"the upgrade that was broken off was begun {how} --stop-writes"])
     if {plan.first, plan.second} != {first, second} or plan.options != options.migrate:
         raise PairRefused(
             [
@@ -146,9 +158,33 @@ def _target(plan: RollingPlan) -> str:
     return " ".join(filter(None, plan.options.targets)) or "all migrations"
 
 
-def describe(step: str, upgrade_round: UpgradeRound) -> str:
+def estimate_pauses(plan: RollingPlan) -> list[float]:
+    """Return for how many seconds writes will wait in each round, roughly: as if every table were rebuilt.
+
+    Two queries for each round.
+
+    :raises PairRefused: a server gives no session.
+    """
+    with open_pair(plan.first, plan.second) as servers:
+        pauses = []
+        for each in plan.rounds:
+            schemas = [shard.schema for shard in each.shards()]
+            sizes = [side.data_bytes(schemas) for side in servers.both]
+            pauses.append(sum(sizes) / _REBUILT + max(sizes) / _READ + 1)
+    return pauses
+
+
+def describe(step: str, upgrade_round: UpgradeRound, *, stop_writes: bool = False) -> str:
     """Return what a step of a round does, for people."""
     active, passive = upgrade_round.active, upgrade_round.passive
+    if stop_writes:
+        return {
+            "stop-writes": f"{upgrade_round} refuse writes on both sides; {passive} executes what it lacks",
+            "migrate-passive": f"{upgrade_round} on {passive}",
+            "migrate-active": f"{upgrade_round} on {active}",
+            "compare": f"{passive} is compared with {active}",
+            "open": f"{upgrade_round} take writes on {active} again",
+        }[step]
     return {
         "migrate-passive": f"{upgrade_round} on {passive}, which keeps replicated rows for later",
         "compare": f"{passive} executes what it lacks, and is compared with {active}",
@@ -161,56 +197,40 @@ def describe(step: str, upgrade_round: UpgradeRound) -> str:
 class _Upgrade:
     """Executes the steps of one rolling upgrade, from the step that comes next in the journal."""
 
-    def __init__(
-        self,
-        run: journal.JournalRun,
-        plan: RollingPlan,
-        servers: PairServers,
-        options: RollingOptions,
-        progress: Progress,
-        stopping: Stopping,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._run = run
-        self._plan = plan
-        self._sides = {side.name: side for side in servers.both}
-        self._servers = servers
-        self._options = options
-        self._progress = progress
-        self._stopping = stopping
-        self._tell = tell
+    def __init__(self, steps: RoundSteps) -> None:
+        self._steps = steps
+        self._run = steps.run
+        self._plan = steps.plan
+        self._names = steps_of(steps.run.arguments)
 
-    def proceed(self) -> str:
-        """Execute the steps up to ``options.until``, or all. Return the name of the next step."""
-        total = len(self._plan.rounds) * len(STEPS)
+    def proceed(self, until: str) -> str:
+        """Execute the steps up to ``until``, or all. Return the name of the next step."""
+        total = len(self._plan.rounds) * len(self._names)
         while (done := int(self._run.arguments["done"])) < total:
-            self._check()
-            number, step = divmod(done, len(STEPS))
-            name, upgrade_round = STEPS[step], self._plan.rounds[number]
-            self._require_placement(upgrade_round, is_switched=step > STEPS.index("switch"))
-            self._tell(f"{name}: {describe(name, upgrade_round)}")
+            self._steps.check()
+            number, step = divmod(done, len(self._names))
+            name, upgrade_round = self._names[step], self._plan.rounds[number]
+            self._require_placement(upgrade_round, name)
+            description = describe(name, upgrade_round, stop_writes=self._plan.stop_writes)
+            self._steps.tell(f"{name}: {description}")
+            self._run.note(begun=done)
             self._execute(name, upgrade_round)
             self._run.note(done=done + 1)
-            if name == self._options.until and done + 1 < total:
-                return STEPS[(done + 1) % len(STEPS)]
+            if name == until and done + 1 < total:
+                return self._names[(done + 1) % len(self._names)]
         self._run.finish()
         return ""
 
-    def _check(self) -> None:
-        self._run.check()
-        if self._stopping():
-            raise OperationStopped("Stopped. The same command goes on from here.")
-
-    def _require_placement(self, upgrade_round: UpgradeRound, *, is_switched: bool) -> None:
-        if problems := list(replication_check.server_problems(self._servers)):
+    def _require_placement(self, upgrade_round: UpgradeRound, name: str) -> None:
+        if problems := list(replication_check.server_problems(self._steps.servers)):
             raise PairRefused(problems)
         # Another process may have published another topology.
         runtime.refresh()
+        is_switched = name in ("migrate-other", "finish")
         expected = upgrade_round.passive if is_switched else upgrade_round.active
         elsewhere = [shard.alias for shard in upgrade_round.shards() if shard.node != expected]
         # An interrupted switch may have moved some shards already.
-        interrupted = self._run.arguments["done"] % len(STEPS) == STEPS.index("switch")
-        if elsewhere and not interrupted:
+        if elsewhere and name != "switch":
             raise PairRefused(
                 [
                     f"{', '.join(elsewhere[:3])} should be active on {expected!r} at this step: somebody"
@@ -221,105 +241,84 @@ class _Upgrade:
     # ##### Steps: each can be executed again after an interruption #####
 
     def _execute(self, name: str, upgrade_round: UpgradeRound) -> None:
-        active, passive = self._sides[upgrade_round.active], self._sides[upgrade_round.passive]
-        if name == "migrate-passive":
-            self._hold(passive, active)
-            self._migrate(upgrade_round, passive)
+        steps = self._steps
+        active, passive = steps.side(upgrade_round.active), steps.side(upgrade_round.passive)
+        if self._plan.stop_writes:
+            if name == "stop-writes":
+                self._stop_writes(upgrade_round)
+            elif name == "migrate-passive":
+                steps.migrate(upgrade_round, passive)
+            elif name == "migrate-active":
+                steps.migrate(upgrade_round, active)
+            elif name == "compare":
+                steps.compare(upgrade_round, active, passive, same_schema=True)
+            else:
+                self._open(upgrade_round)
+        elif name == "migrate-passive":
+            steps.hold(passive, active)
+            steps.migrate(upgrade_round, passive)
         elif name == "compare":
-            self._catch_up(passive, active)
-            self._compare(upgrade_round, active, passive, upgraded=False)
+            steps.catch_up(passive, active)
+            steps.compare(upgrade_round, active, passive, same_schema=False)
         elif name == "switch":
-            self._hold(active, passive)
+            steps.hold(active, passive)
             self._switch(upgrade_round)
         elif name == "migrate-other":
-            self._hold(active, passive)
-            self._migrate(upgrade_round, active)
+            steps.hold(active, passive)
+            steps.migrate(upgrade_round, active)
         else:
-            self._catch_up(active, passive)
-            self._compare(upgrade_round, passive, active, upgraded=True)
+            steps.catch_up(active, passive)
+            steps.compare(upgrade_round, passive, active, same_schema=True)
 
-    def _hold(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
-        """Let ``replica`` only receive from ``source``, and execute nothing."""
-        link = replica.link_from(source)
-        if link is None:
-            raise PairRefused(replica.follow_problems(source))
-        replica.pause(link)
+    def _stop_writes(self, upgrade_round: UpgradeRound) -> None:
+        steps, shards = self._steps, upgrade_round.shards()
+        steps.require_open()
+        pause = estimate_pauses(self._plan)[self._plan.rounds.index(upgrade_round)]
+        before = self._run.arguments.get("pause")
+        measured = "" if before is None else f"; in the round before, they waited {before} s"
+        steps.tell(f"writes of {upgrade_round} wait for about {pause:.0f} s{measured}")
+        active, passive = steps.side(upgrade_round.active), steps.side(upgrade_round.passive)
+        # Sides that differ before are found while the site still writes.
+        steps.compare(upgrade_round, active, passive, same_schema=True)
+        if self._run.arguments.get("stopped_at") is None:
+            self._run.note(stopped_at=self._run.now().timestamp())
+        try:
+            for shard in shards:
+                steps.check()
+                steps.close(shard)
+            replication_check.await_events(passive, active, steps.timeout, steps.check)
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            with undoing(exc):
+                # Both sides have the old schema still.
+                steps.open(shards)
+                self._run.note(stopped_at=None)
+            raise
 
-    def _migrate(self, upgrade_round: UpgradeRound, side: MySQLPairSide) -> None:
-        request = MigrationRequest(self._plan.options, self._options.waves, side=side.name)
-        with only_on(side, (self._plan.first, self._plan.second)):
-            for selected in upgrade_round.selected():
-                self._check()
-                self._require_planned(selected)
-                report = migrate(selected, request, self._progress, self._stopping)
-                if report.stopped and not report.failures:
-                    raise OperationStopped("Stopped. The same command goes on from here.")
-                if not report.ok:
-                    raise PairRefused(
-                        [
-                            *(f"{failure.alias}: {failure.error}" for failure in report.failures),
-                            *(f"{shard.alias} does not exist" for shard in report.missing),
-                        ]
-                    )
-        # New tables have no fence yet on the side that is passive.
-        for shard in upgrade_round.shards():
-            if shard.node != side.name:
-                with open_fence(replace(shard, node=side.name), self._run.check) as fence:
-                    close_side(fence)
-
-    def _require_planned(self, selected: Selected) -> None:
-        """Check that only migrations run that were examined when the upgrade began.
-
-        Another release may have come to this machine since then.
-        """
-        planner = Planner(self._plan.options)
-        applied_state(planner, selected.shards)
-        units = {str(unit) for plan in planner.plans for unit in plan.units}
-        if others := sorted(units - set(self._plan.migrations)):
-            raise PairRefused(
-                [
-                    f"{', '.join(others)} would run, too, and it was not planned when this upgrade began:"
-                    " finish the upgrade from a machine that has the release with which it began"
-                ]
-            )
-
-    def _catch_up(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
-        link = replica.link_from(source)
-        if link is not None:
-            replica.resume(link)
-        replication_check.await_events(replica, source, self._options.timeout, self._check)
-
-    def _compare(
-        self,
-        upgrade_round: UpgradeRound,
-        active: MySQLPairSide,
-        passive: MySQLPairSide,
-        *,
-        upgraded: bool,
-    ) -> None:
-        side_comparison.compare(
-            active,
-            passive,
-            [shard.schema for shard in upgrade_round.shards()],
-            upgraded=upgraded,
-            timeout=self._options.timeout,
-            check=self._check,
-        )
+    def _open(self, upgrade_round: UpgradeRound) -> None:
+        self._steps.require_open()
+        self._steps.open(upgrade_round.shards())
+        # The step may have been interrupted after this.
+        if (stopped_at := self._run.arguments.get("stopped_at")) is not None:
+            pause = self._run.now().timestamp() - stopped_at
+            self._run.note(pause=round(pause, 1), stopped_at=None)
+            self._steps.tell(f"writes of {upgrade_round} waited {pause:.1f} s")
 
     def _switch(self, upgrade_round: UpgradeRound) -> None:
         options = SwitchOptions(is_upgrade=True)
         for group, numbers in upgrade_round.numbers.items():
-            report = runner.switch_sides(
+            report = switch_runner.switch_sides(
                 group,
                 numbers,
                 to_side=upgrade_round.passive,
                 options=options,
-                stopping=self._stopping,
-                tell=self._tell,
+                stopping=self._steps.stopping,
+                tell=self._steps.tell,
             )
             if report.failures:
                 raise PairRefused(
                     f"shard {number} of group {group!r}: {why}"
                     for number, why in report.failures.items()
                 )
-            self._check()
+            self._steps.check()

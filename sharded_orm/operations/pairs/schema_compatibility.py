@@ -78,11 +78,15 @@ class Compatibility:
     kept_defaults: tuple[KeptDefault, ...]
 
 
-def examine(operations: Iterable[PlannedOperation]) -> Compatibility:
+def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = False) -> Compatibility:
     """Return whether ``operations``, in their order, may run on one side of a pair first.
 
     No operation may run backwards.
+
+    :param stops_writes: whether no row is written until both sides have the new schema. Then only such
+        operations are refused for which each side would compute other values.
     """
+    rules = _STOPPED_RULES if stops_writes else _RULES
     refusals: list[str] = []
     kept: list[KeptDefault] = []
     created: set[tuple[str, str]] = set()
@@ -100,10 +104,14 @@ def examine(operations: Iterable[PlannedOperation]) -> Compatibility:
             # No row event of the old schema is about a table that it does not have.
             continue
         else:
-            reason = _RULES.get(kind, _unknown)(planned.piece, label)
+            reason = rules.get(kind, _unknown)(planned.piece, label)
             if kind == "AddField":
                 added.add((label, model, operation.name))  # type: ignore[attr-defined]  # an AddField
-            elif kind == "AlterField" and (label, model, operation.name) in added:  # type: ignore[attr-defined]  # an AlterField
+            elif (
+                kind == "AlterField"
+                and not stops_writes
+                and (label, model, operation.name) in added  # type: ignore[attr-defined]  # an AlterField
+            ):
                 reason = reason or _changed_again(planned.piece, label)
         if reason:
             refusals.append(f"{planned.migration}: {operation.describe()}: {reason}")
@@ -192,6 +200,30 @@ def _new_column(piece: Piece, label: str) -> str:
             " empty value. Instead, give it a default or null=True"
         )
     return ""
+
+
+def _computed_column(piece: Piece, label: str) -> str:
+    """Like a rule, while no row is written."""
+    field: Any = piece.operation.field  # type: ignore[attr-defined]  # an AddField
+    if field.many_to_many or isinstance(field, GeneratedField):
+        return ""
+    is_repeated = field.unique and not (field.null and _lacks_default(field))
+    if field.primary_key or is_repeated or not _is_constant(field):
+        return _new_column(piece, label)
+    return ""
+
+
+def _computed_values(piece: Piece, label: str) -> str:
+    """Like a rule, while no row is written."""
+    operation: Any = piece.operation
+    old: Any = piece.from_state.models[label, operation.model_name_lower].fields[operation.name]
+    new: Any = operation.field
+    if old.many_to_many or new.many_to_many or not old.null or new.null or _is_constant(new):
+        return ""
+    return (
+        "rows with NULL get its default, which is computed, so each side would store another value in the"
+        " same row. Instead, fill them first"
+    )
 
 
 def _is_constant(field: Any) -> bool:
@@ -286,6 +318,12 @@ _RULES: Final[dict[str, Callable[[Piece, str], str]]] = {
     "AddField": _new_column,
     "AlterField": _changed_column,
 }  # fmt: skip
+_STOPPED_RULES: Final[dict[str, Callable[[Piece, str], str]]] = {
+    **dict.fromkeys(_RULES, _allowed),
+    **dict.fromkeys(("RunPython", "RunSQL"), _per_side),
+    "AddField": _computed_column,
+    "AlterField": _computed_values,
+}
 # Operations that may do anything to a table that the same plan has created.
 _ON_NEW_TABLES: Final = frozenset(
     {

@@ -33,7 +33,7 @@ def compare(
     """Check that both sides have the same rows in ``schemas``.
 
     Replication to the passive side stops for the comparison, at the moment at which the rows of the
-    active side are read, and goes on afterwards. Reads all tables on both servers.
+    active side are read, and goes on before this returns. Reads all tables on both servers.
 
     :param upgraded: whether both sides have the new schema. If not, only the passive side has it: its
         tables may have more columns at their ends, and there may be more tables.
@@ -111,6 +111,22 @@ def _row_differences(
                         continue
                     theirs = thread.submit(there.digest, schema, table, names)
                     if here.digest(schema, table, names) != theirs.result():
+                        _require_same_moment(active, passive, position)
                         yield f"rows of {schema}.{table}"
     finally:
         passive.resume(link)
+    passive.await_receiving(link)
+
+
+def _require_same_moment(active: MySQLPairSide, passive: MySQLPairSide, position: str) -> None:
+    """Check that the rows of both sides were those of ``position``.
+
+    :raises PairRefused: the passive side has executed more.
+    """
+    if active.own_part(passive.status().current) != active.own_part(position):
+        raise PairRefused(
+            [
+                f"the replication from {active.name!r} to {passive.name!r} was started during the comparison,"
+                " so rows of different moments were compared: run the command again"
+            ]
+        )

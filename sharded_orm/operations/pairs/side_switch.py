@@ -27,21 +27,20 @@ from sharded_orm.backends.side_fence import SideFence
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations import topology
 from sharded_orm.operations.exceptions import SwitchFailed
+from sharded_orm.operations.pairs.pair_servers import PairServers
 from sharded_orm.operations.pairs.record import (
     FENCING,
-    OPENING,
     PREPARING,
     PUBLISHING,
     SwitchRecord,
 )
-from sharded_orm.operations.shard_moves.replication import Pair
 from sharded_orm.two_phase.recovery import refuse_prepared
 
 #: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 10.0
-#: The largest number of seconds that writes wait, in addition, until every process uses the new
-#: topology. If a process takes longer, the cache is invalidated later.
-FOLLOWERS_PATIENCE: Final = 0.03
+# The largest number of seconds that writes wait, in addition, until every process uses the new
+# topology. If a process takes longer, the cache is invalidated later.
+_PAUSE_FOR_FOLLOWERS: Final = 0.03
 # Seconds between two checks whether every process uses the new topology, while writes wait.
 _INTERVAL: Final = 0.003
 # Seconds of one wait for the passive side. Between two waits, the lease of the run is checked.
@@ -51,7 +50,7 @@ _SLICE: Final = 1.0
 class SideSwitch:
     """Switches one shard. Used by one thread.
 
-    :param pair: the operator's sessions on the servers of the old and the new side.
+    :param servers: the operator's sessions on the old side, the first, and on the new side.
     :param old: the fence of the shard on the old side; ``new`` is that on the new side.
     :param check: called before each step. It raises an error if this process must not continue.
     """
@@ -59,7 +58,7 @@ class SideSwitch:
     def __init__(
         self,
         record: SwitchRecord,
-        pair: Pair,
+        servers: PairServers,
         old: SideFence,
         new: SideFence,
         patience: float,
@@ -67,7 +66,7 @@ class SideSwitch:
     ) -> None:
         self._record = record
         self._change = record.change
-        self._servers = pair
+        self._servers = servers
         self._old = old
         self.new = new
         self._patience = patience
@@ -91,7 +90,14 @@ class SideSwitch:
         self._record.prepare()
         self._refuse_prepared()
         self._record.enter(FENCING)
-        began = time.monotonic()
+        # Refused writes wait on the server where they were refused, until the new side is open.
+        with self.new.switching(), self._old.switching():
+            began = time.monotonic()
+            self._pause()
+            self.pause = time.monotonic() - began
+
+    def _pause(self) -> None:
+        """Change the side. Writes of the shard wait meanwhile, so no step may be here that can be elsewhere."""
         with self._open_transactions():
             self._old.close(self._patience)
         self._refuse_prepared()
@@ -102,11 +108,11 @@ class SideSwitch:
                 f" {open_tables!r} meanwhile. Try again."
             )
         self._record.enter(PUBLISHING)
+        # publish() does not record that it has ended: the check before open() records that too, which
+        # saves a statement during the pause.
         version = self._record.publish()
-        self._record.enter(OPENING)
         self.is_followed = _is_followed(version)
         self.new.open(TRIGGER_PATIENCE)
-        self.pause = time.monotonic() - began
 
     @contextmanager
     def _open_transactions(self) -> Iterator[None]:
@@ -127,8 +133,8 @@ class SideSwitch:
 
     def _wait_for_new(self, when: str) -> None:
         """Wait until the new side has executed all that the old side has logged until now."""
-        position = self._servers.source.status().logged
-        if lacking := wait_for(self._servers.target, position, self._patience, self._check):
+        position = self._servers.first.status().logged
+        if lacking := wait_for(self._servers.second, position, self._patience, self._check):
             raise SwitchFailed(
                 f"{self._change} was not switched: {when}, {self._change.target!r} did not get to"
                 f" {lacking} within {self._patience:g} s. Try again when it is nearer, or allow more"
@@ -144,7 +150,7 @@ def _is_followed(version: int) -> bool:
     if not runtime.source().pushes:
         return False
     try:
-        reach = topology.wait_until_used(version, FOLLOWERS_PATIENCE, interval=_INTERVAL)
+        reach = topology.wait_until_used(version, _PAUSE_FOR_FOLLOWERS, interval=_INTERVAL)
     except TopologyError:
         return False
     return reach is not None and not reach.behind

@@ -1,4 +1,4 @@
-"""Work on one side of a pair, unnoticed by the other."""
+"""Work on one side of a pair with the operator's account, unnoticed by the other side or not."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def only_on(side: MySQLPairSide, pair: Iterable[str]) -> Iterator[None]:
+def only_on(side: MySQLPairSide, pair: Iterable[str], *, is_logged: bool = False) -> Iterator[None]:
     """A context manager in whose block this process takes all shards of the pair to be on ``side``.
 
-    Their sessions use the operator's account and write nothing into the binary log, so the other side
-    does not get what they change. Only one thread may use this, while no other thread of the process
-    uses shards.
+    Their sessions use the operator's account. Only one thread may use this, while no other thread of the
+    process uses shards.
+
+    :param is_logged: whether the other side gets what the sessions change. If not, they write nothing into
+        the binary log, and fences let them pass.
     """
     settings = database_settings.operator_settings(side.name)
     assert settings is not None, "opening the pair has checked this"
-    quiet = side.quiet_settings(settings)
-    runtime.swap(_on_one_side(runtime.topology(), side.name, frozenset(pair), quiet))
+    if not is_logged:
+        settings = side.quiet_settings(settings)
+    runtime.swap(_on_one_side(runtime.topology(), side.name, frozenset(pair), settings))
     try:
         yield
     finally:

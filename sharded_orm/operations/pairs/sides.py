@@ -14,19 +14,23 @@ from sharded_orm.topology.model import Shard
 
 
 @contextmanager
-def open_fence(shard: Shard, confirm: Callable[[], None]) -> Iterator[SideFence]:
+def open_fence(
+    shard: Shard, confirm: Callable[[], None], *, answer_within: int | None = None
+) -> Iterator[SideFence]:
     """A context manager that yields the fence of ``shard`` on the node ``shard.node``.
 
     The session uses the account ``OPERATOR`` of the node.
 
     :param confirm: called before each change; raises an error if this process must not make it.
+    :param answer_within: seconds in which the server must answer each statement; None for no limit.
     :raises django.db.Error: the server does not answer, or refuses the account.
     """
     settings = database_settings.shard_settings(shard)
     del settings["SHARD"]
     backend = load_backend(settings["ENGINE"])
     wrapper = backend.DatabaseWrapper(complete(settings), shard.alias)
-    with wrapper.side_fence(confirm, database_settings.operator_settings(shard.node)) as fence:
+    account = database_settings.operator_settings(shard.node)
+    with wrapper.side_fence(confirm, account, answer_within) as fence:
         yield fence
 
 

@@ -13,10 +13,10 @@ from sharded_orm import runtime
 from sharded_orm.backends.replication import ReplicationServer
 from sharded_orm.operations.exceptions import JournalMissing
 from sharded_orm.operations.nodes import Alive, ask_nodes
-from sharded_orm.operations.pairs.sides import change_nothing, open_fence
+from sharded_orm.operations.pairs.pair_servers import open_pair, shards_by_pair
+from sharded_orm.operations.pairs.replication_check import given_up_schemas, newer_epoch_problems
 from sharded_orm.operations.pairs.upgrade_state import unfinished
 from sharded_orm.operations.selection import numbers_text
-from sharded_orm.operations.shard_moves.replication import open_pair
 from sharded_orm.operations.shards.fleet_status import aliases_text
 from sharded_orm.operations.shards.status import PATIENCE, SILENCE, error_line
 from sharded_orm.topology.model import Shard
@@ -37,6 +37,21 @@ class DirectionStatus:
 
 
 @dataclass(frozen=True)
+class SideStatus:
+    """One side of a pair.
+
+    :param active: the number of selected shards that are active on it.
+    :param writable: the number of selected shards that are passive on it, and accept writes there.
+    :param direction: the replication from the other side; None if a server does not answer.
+    """
+
+    node: str
+    active: int
+    writable: int
+    direction: DirectionStatus | None
+
+
+@dataclass(frozen=True)
 class PairStatus:
     """The state of one pair of servers.
 
@@ -45,6 +60,8 @@ class PairStatus:
     :param directions: the replication; empty if a server does not answer.
     :param writable: shards whose passive side accepts writes, on all tables or on some.
     :param closed: shards whose active side refuses writes.
+    :param outside: nodes that are read only, as after a restart, or were given up while they were dead.
+    :param newer: sentences about nodes that have a later epoch than the topology.
     :param error: why the servers could not be asked; "" if they could.
     :param upgrade: a sentence without a full stop if a rolling upgrade is not finished. Then replication
         may stand still on purpose.
@@ -55,8 +72,28 @@ class PairStatus:
     directions: tuple[DirectionStatus, ...] = ()
     writable: tuple[Shard, ...] = ()
     closed: tuple[Shard, ...] = ()
+    outside: tuple[str, ...] = ()
+    newer: tuple[str, ...] = ()
     error: str = ""
     upgrade: str = ""
+
+    @property
+    def sides(self) -> list[SideStatus]:
+        by_target = {direction.target: direction for direction in self.directions}
+        return [
+            SideStatus(
+                node,
+                active,
+                sum(shard.replica == node for shard in self.writable),
+                by_target.get(node),
+            )
+            for node, active in zip(self.nodes, self.active, strict=True)
+        ]
+
+    @property
+    def upgrade_problem(self) -> str:
+        """The sentence about the unfinished upgrade, and why other problems are expected until its end."""
+        return f"{self.upgrade}. Until then, shards of one side may lack migrations, and differ from others."
 
     @property
     def problems(self) -> list[str]:
@@ -68,9 +105,16 @@ class PairStatus:
         if self.error:
             yield f"The pair {pair} could not be asked ({self.error})."
         if self.upgrade:
-            yield f"{self.upgrade}."
+            yield self.upgrade_problem
+        for newer in self.newer:
+            yield f"{newer}."
+        for node in self.outside:
+            yield (
+                f"Node {node!r} was given up while it was dead, or is read only, as after a restart. Run"
+                f" 'manage.py pairs rejoin {node}'."
+            )
         for direction in self.directions:
-            if direction.error and not self.upgrade:
+            if direction.error and not self.upgrade and not self.outside:
                 yield (
                     f"Node {direction.target!r} does not get the changes of {direction.source!r}"
                     f" ({direction.error}). Mend the replication of the pair."
@@ -81,52 +125,56 @@ class PairStatus:
                 f"The active side of {aliases_text(swapped)} refuses writes, and the passive side takes"
                 " them. If the topology was changed by hand, change it back."
             )
-        for group, shards in _by_group([s for s in self.writable if s not in swapped]):
+        # A passive side that is down, or read only, gets its fence when it rejoins.
+        writable = [s for s in self.writable if s not in swapped and s.replica not in self.outside]
+        for group, shards in _by_group(writable):
             yield (
                 f"The passive side of {aliases_text(shards)} accepts writes, which would be lost or"
                 f" conflict. Run 'manage.py shards switch {group} {numbers_text(shards)} --fence'."
             )
-        for group, shards in _by_group([s for s in self.closed if s not in swapped]):
+        # The upgrade may have stopped the writes. It opens the shards, and '--repair' is refused.
+        closed = [] if self.upgrade else [s for s in self.closed if s not in swapped]
+        for group, shards in _by_group(closed):
             yield (
                 f"Both sides of {aliases_text(shards)} refuse writes. If no switch is under way, run"
                 f" 'manage.py shards switch {group} --repair'."
             )
 
 
-def pair_states(shards: Iterable[Shard] | None = None) -> tuple[PairStatus, ...]:
+def pair_states(
+    shards: Iterable[Shard] | None = None, *, patience: float = PATIENCE
+) -> tuple[PairStatus, ...]:
     """Return the state of each pair of servers that has one of ``shards``. Changes nothing.
 
     :param shards: the shards; by default all.
+    :param patience: seconds to wait for the first answer of a pair.
 
-    Cost for each pair: about ten statements, and three for each shard on each server. Pairs are asked
-    in parallel.
+    Cost for each pair: a session with each server, and about 15 statements, two of which read all
+    fences of a server. Pairs are asked in parallel.
     """
-    shards_by_pair: dict[tuple[str, str], list[Shard]] = {}
     topology = runtime.topology()
     if not any(r.is_pair for group in topology.groups.values() for r in group.ranges):
         return ()
     if shards is None:
         shards = (shard for group in topology.groups.values() for shard in group.shards())
-    for shard in shards:
-        if topology.groups[shard.group].range_of(shard.number).is_pair:
-            one, other = sorted((shard.node, str(shard.replica)))
-            shards_by_pair.setdefault((one, other), []).append(shard)
-    by_name = {" and ".join(nodes): nodes for nodes in shards_by_pair}
+    by_pair = shards_by_pair(shards)
+    by_name = {" and ".join(nodes): nodes for nodes in by_pair}
 
     def read(name: str, alive: Alive) -> PairStatus:
-        return _read(by_name[name], shards_by_pair[by_name[name]], alive)
+        return _read(by_name[name], by_pair[by_name[name]], alive)
 
-    answers = ask_nodes(by_name, read, patience=PATIENCE, silence=SILENCE, kind="pair")
-    return tuple(
+    answers = ask_nodes(by_name, read, patience=patience, silence=SILENCE, kind="pair")
+    states = (
         PairStatus(
             by_name[name],
-            _sides(by_name[name], shards_by_pair[by_name[name]]),
+            _sides(by_name[name], by_pair[by_name[name]]),
             error=error_line(outcome),
         )
         if isinstance(outcome, Exception)
-        else replace(outcome, upgrade=_upgrade(*by_name[name]))
+        else outcome
         for name, outcome in answers.items()
     )
+    return tuple(replace(state, upgrade=_upgrade(*state.nodes)) for state in states)
 
 
 def _upgrade(first: str, second: str) -> str:
@@ -142,22 +190,29 @@ def _sides(nodes: tuple[str, str], shards: Sequence[Shard]) -> tuple[int, int]:
 
 
 def _read(nodes: tuple[str, str], shards: Sequence[Shard], alive: Alive) -> PairStatus:
-    with open_pair(*nodes) as pair:
+    with open_pair(*nodes) as servers:
         alive()
-        directions = (
-            _direction(pair.source, pair.target),
-            _direction(pair.target, pair.source),
+        directions = tuple(_direction(source, replica) for replica, source in servers.directions)
+        read_only = tuple(side.name for side in servers.both if side.status().read_only)
+        given_up = tuple(
+            side.name for side in servers.both if given_up_schemas(side, servers.shards)
         )
-    writable, closed = [], []
-    for shard in shards:
+        newer = tuple(
+            p for side in servers.both for p in newer_epoch_problems(side, servers.shards)
+        )
         alive()
-        with open_fence(replace(shard, node=str(shard.replica)), change_nothing) as fence:
-            if not fence.is_closed() or fence.open_tables():
-                writable.append(shard)
-        with open_fence(shard, change_nothing) as fence:
-            if fence.is_closed():
-                closed.append(shard)
-    return PairStatus(nodes, _sides(nodes, shards), directions, tuple(writable), tuple(closed))
+        fences = {
+            side.name: side.fences([shard.schema for shard in shards]) for side in servers.both
+        }
+    return PairStatus(
+        nodes,
+        _sides(nodes, shards),
+        directions,
+        tuple(s for s in shards if fences[str(s.replica)][s.schema].accepts_writes),
+        tuple(s for s in shards if fences[s.node][s.schema].is_closed),
+        tuple(dict.fromkeys([*given_up, *read_only])),
+        newer,
+    )
 
 
 def _direction(source: ReplicationServer, target: ReplicationServer) -> DirectionStatus:

@@ -10,7 +10,8 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 
 #: The largest number of seconds that a promotion waits until all processes use its new map, the
-#: topology document. After that time, the cache is invalidated in any case.
+#: topology document. After that time, the cache is invalidated even if some processes still use the
+#: old map.
 READERS_PATIENCE: Final = 10.0
 
 
@@ -18,8 +19,8 @@ def invalidate(node: str, tell: Callable[[str], None], warn: Callable[[str], Non
     """Wait until every process reads from the new primary, then invalidate the cache.
 
     There are two reasons. First, the cache may have rows that a forced promotion has lost. Second,
-    a process that does not know the new map (topology document) yet may read a row from the old
-    primary, and store it in the shared cache, after the row has changed on the new primary.
+    a process may not know the new map (topology document) yet. It may read a row from the old
+    primary and store it in the shared cache, although the row has changed on the new primary.
 
     If a process still uses the old map after :data:`READERS_PATIENCE` seconds, or the cache does
     not answer, the report gets a warning. Does nothing if the project has no cache.

@@ -1,4 +1,4 @@
-"""Executing a promotion to its end, or undoing it, in this process."""
+"""Execute a promotion to its end, or undo it, in this process."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Promotion:
         except (LeaseLost, PromotionFailed):
             raise
         except Exception as exc:
-            # The undo failed, for example because the journal does not answer.
+            # The undo failed, for example because the journal's database does not answer.
             if record.phase == "switching":
                 why = f"{text}; {journal.one_line(exc)}"
                 raise publication.unsettled_error(plan, why, forced=forced) from cause
@@ -129,8 +129,8 @@ class Promotion:
                 settled=False,
             ) from cause
         if is_published:
-            # The new map turned out to be published, so the promotion cannot be undone. The caller
-            # finishes it.
+            # The new map (topology document) turned out to be published, so the promotion cannot be
+            # undone. The caller finishes the promotion.
             return
         if not isinstance(cause, Exception):
             raise cause  # Such as KeyboardInterrupt.

@@ -59,8 +59,8 @@ class Pause:
         }
 
 
-#: The values that a report shows in place of :meth:`Pause.to_json` if the promotion has fenced no
-#: server, which means that it has made no server refuse writes.
+#: The values that a report shows instead of :meth:`Pause.to_json` if the promotion has fenced no
+#: server (made none refuse writes).
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 

@@ -63,8 +63,8 @@ class ForwardPhases:
         self._plan = record.plan
         self._timeout = record.options.timeout
         self._new = stack.enter_context(preflight.operator(record.plan.new, record.plan))
-        #: The connection to the old primary; None in a forced promotion, which does not use the old
-        #: primary.
+        #: The connection to the old primary. None in a forced promotion, because it does without
+        #: the old primary.
         self._old: ReplicationServer | None = None
         if not record.options.force:
             self._old = stack.enter_context(preflight.operator(record.plan.node, record.plan))
@@ -161,15 +161,15 @@ class ForwardPhases:
     def _refused_since(self, old: ReplicationServer) -> str:
         """Return the time since which writes are refused.
 
-        This is the present time, unless an earlier process has fenced the old primary, and the old
-        primary still refuses writes.
+        If an earlier process has fenced the old primary, and the fence still holds, this is the
+        time at which that process fenced it. Otherwise, it is the present time.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
             if old.status().read_only:
                 return since
             # Do not warn in the phase "fencing": the earlier process may have ended before the old
-            # primary was fenced.
+            # primary was fenced (made to refuse writes).
             if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it {old.texts.fenced_before} at {since}: how"
@@ -194,7 +194,7 @@ class ForwardPhases:
         return status
 
     def _require_position(self, position: str) -> None:
-        """Wait until the new primary has executed everything up to ``position``.
+        """Wait until the new primary has executed the old primary's log up to ``position``.
 
         :raises PromotionFailed: the new primary does not reach the position in time.
         """
@@ -213,10 +213,10 @@ class ForwardPhases:
             )
 
     def _wait_for(self, position: str) -> str:
-        """Wait until the new primary has executed everything up to ``position``, or time is up.
+        """Wait until the new primary has executed the old primary's log up to ``position``.
 
-        Return the part of ``position`` that the new primary still lacks. Return an empty string if
-        it lacks nothing.
+        Stop waiting when the time limit is reached. Return the part of ``position`` that the new
+        primary still lacks, or an empty string if it lacks nothing.
         """
         deadline = time.monotonic() + self._timeout
         while lacking := self._new.missing(position, self._new.status().current):
@@ -287,8 +287,8 @@ class ForwardPhases:
         :raises LeaseLost: another process has taken over the run.
         """
         now = moment(self._run)
-        # The phase was recorded already, so this is a retry: somebody else has published another
-        # change of the topology meanwhile. Record only the new time.
+        # The phase was recorded already, so this is a retry: the first attempt failed because a
+        # different change of the topology was published just before. Record only the new time.
         if self._record.phase == "switching":
             self._run.note(phase="switching", publishing_at=now)
         else:
@@ -325,8 +325,8 @@ def promote_published(record: PromotionRecord) -> None:
                 raise PromotionFailed(f"it did not get to {position}")
             if not new.promote(record.options.timeout):
                 raise PromotionFailed("it does not become a primary")
-            # Check that this process still holds the run, because another process may have taken
-            # over the run since, and fenced the server (made it refuse writes).
+            # Check that this process still holds the run. During the promotion, another process may
+            # have taken over the run and fenced the server (made it refuse writes).
             record.run.check()
             new.unfence()
             if new.status().read_only:

@@ -16,7 +16,7 @@ from sharded_orm.backends.replication import ReplicationServer, can_be_promoted,
 from sharded_orm.operations.exceptions import PromotionRefused
 from sharded_orm.topology.model import ShardRange, Topology, instance_of
 
-#: The phases of a promotion after the publication of its new map (topology document).
+#: The phases of a promotion in which its new map (topology document) is published already.
 PUBLISHED: Final = ("promoting", "switched")
 
 

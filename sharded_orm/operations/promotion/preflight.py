@@ -224,8 +224,9 @@ def _check_link(
 
 
 def link_problems(new: ReplicationServer, link: ReplicationLink) -> Iterator[str]:
-    """Yield reasons why ``link``, a replication connection of ``new``, could fail to transfer a
-    write.
+    """Yield a sentence for each reason why the replica ``new`` may miss a write of its primary.
+
+    :param link: the replication connection of ``new``.
     """
     yield from new.link_problems(link)
     if not link.executes:
@@ -325,9 +326,9 @@ def _check_other_names(
 ) -> None:
     """Add problems if fencing the old primary's server would stop too many writes, or too few.
 
-    It would stop too many writes if the server were also another primary of the topology, under a
-    different address, or if it were in ``DATABASES``. It would stop too few writes if the
-    application's accounts could write although the server is fenced.
+    A fenced server refuses writes. Too many writes would stop if the topology contains the server
+    as a second primary, under a different address, or if ``DATABASES`` contains it. Too few would
+    stop if the application's accounts can still write to the fenced server.
     """
     assert findings.old is not None
     identity = findings.old.identity
@@ -354,8 +355,8 @@ def _check_other_names(
                 if is_same:
                     findings.problems += application.application_problems(account)
         except Error as exc:
-            # The old primary has answered before. So a server that does not answer now is another
-            # server, and it does not matter here.
+            # Ignore a server that does not answer, unless the plan names it as the old primary. The
+            # old primary has answered before, so a server that does not answer is a different one.
             if is_listed or not old.has_no_answer(exc):
                 findings.problems.append(old.why_no_session(name, account, exc))
     findings.problems += _aliases_on(old, identity)
@@ -364,9 +365,10 @@ def _check_other_names(
 def _check_branches(
     topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
 ) -> None:
-    """Commit or roll back prepared branches on the shards that move; add problems for the others.
+    """Commit or roll back prepared branches on the shards that move, if the old primary is writable.
 
-    A prepared branch is the part on one shard of a transaction that is committed in two phases.
+    A prepared branch is the part on one shard of a transaction that is committed in two phases. A
+    problem is added to ``findings`` for each branch that is still prepared afterwards.
     """
     problems = list(branch_problems(plan, old))
     if problems and findings.old is not None and not findings.old.closed:
@@ -385,8 +387,8 @@ def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str
     """Yield a problem for each prepared branch on the shards that move. One query.
 
     A prepared branch is the part on one shard of a transaction that is committed in two phases. If
-    this site does not use two-phase commits, nothing is yielded, because another site must end
-    these branches.
+    this site does not use two-phase commits, nothing is yielded: the branches belong to a different
+    site, which must end them.
     """
     if not is_enabled():
         return
@@ -408,7 +410,7 @@ def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str
 def _is_like(server: ReplicationServer, settings: Mapping[str, Any]) -> bool:
     """Return whether the server of ``settings`` is of the same kind as ``server``.
 
-    If not, it cannot be the same server.
+    Servers of different kinds cannot be the same server.
     """
     return can_be_promoted(settings) and isinstance(server, server_class(settings))
 
@@ -434,7 +436,7 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
                     f"Whether {alias!r} of DATABASES is on the same server is not known, and"
                     f" {old.texts.name} would fence it for good: it gives no session ({exc})"
                 )
-            # A server that does not answer is another server, because the old primary has answered.
+            # Skip a server that does not answer. It is not the old primary, which has answered.
             continue
         yield (
             f"{alias!r} of DATABASES is on the same server: {old.texts.name} would fence it for good."
@@ -445,9 +447,8 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
 def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
     """Add problems if the application's account cannot see the moved shards on the new primary."""
     if findings.new is not None and findings.new.closed:
-        # An earlier promotion has fenced the old primary, and replication has copied the fence to
-        # the new primary. So the account cannot log in there, and it cannot be checked which shards
-        # the account sees.
+        # Skip the check, because the application's account cannot log in to the new primary now: an
+        # earlier promotion has forbidden log-ins on the old primary, and replication has copied that.
         findings.warnings.append(
             f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
             " its shards there is not known"

@@ -1,4 +1,4 @@
-"""Finding out whether a promotion's new map was published, even if the source answers only later.
+"""Find out whether a promotion's new map was published, even if the source answers only later.
 
 The *map* is the topology document, and the *source* is the place where it is stored. Until the
 answer is known, writes to the shards of the promotion are refused.

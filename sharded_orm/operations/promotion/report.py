@@ -20,7 +20,7 @@ class PromotionOptions:
         the old primary did not send to the replica are lost.
     :param timeout: the largest number of seconds for each of two waits. The first wait ends when
         the replica has almost caught up with the old primary. The second wait begins when the old
-        primary is fenced, and ends when the replica has executed all remaining writes.
+        primary is made to refuse writes, and ends when the replica has executed all remaining writes.
     """
 
     force: bool = False

@@ -1,4 +1,4 @@
-"""The functions that an operator's commands call: check, execute, resume or undo a promotion."""
+"""Check, execute, resume or undo a promotion. The operator's commands call these functions."""
 
 from __future__ import annotations
 

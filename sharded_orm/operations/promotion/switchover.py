@@ -1,4 +1,4 @@
-"""Changing the topology document for a promotion, and finding out whether it was changed.
+"""Change the topology document for a promotion, and find out whether it was changed.
 
 The document is called the *map* here; the *source* is the place where it is stored. To *switch* the
 map is to publish one in which the replica is the primary.

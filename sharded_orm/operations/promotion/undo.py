@@ -1,4 +1,4 @@
-"""Undoing a promotion: both servers get back the roles that they had before."""
+"""Undo a promotion: both servers get back the roles that they had before."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class PromotionUndo:
                     new.fence(FENCE_PATIENCE)
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
-            # Continue, although the new primary keeps its present state. No process writes to it,
-            # because the topology in use does not name it as a primary, and the old primary must
-            # soon accept writes again.
+            # Warn and continue, because the old primary must soon accept writes again. The new
+            # primary stays as it is. This does no harm: the topology does not name it as a primary,
+            # so no process writes to it.
             record.warn(
                 f"{new_name!r} could not be put back ({exc}). When it answers: {texts.to_start}"
                 + (f", and {texts.to_fence}" if was_read_only else "")
@@ -76,7 +76,7 @@ class PromotionUndo:
 
         Do nothing after a forced promotion, which has not fenced the old primary.
 
-        :returns: True if the old primary was fenced until now, because of the promotion.
+        :returns: True if the promotion had fenced the old primary, and the fence is now removed.
         """
         record = self._record
         if record.options.force or record.run.arguments["was"]["old"]:

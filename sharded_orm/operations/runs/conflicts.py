@@ -1,7 +1,7 @@
-"""Refusing to start an operation while a conflicting operation is under way.
+"""Refuse to start an operation while a conflicting operation is under way.
 
-Each of the two operations has its own run in the journal. So the lease, which guards a single run,
-does not keep them apart.
+Each of the two operations has its own run in the journal. A lease lets only one process work on a
+run, but it does not keep two runs apart.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _COMMANDS: Final = {
     "move keys": "'manage.py keys repair {subject}'",
     "move shards": "'manage.py shards move {subject} --repair'",
     "grow": "'manage.py shards grow {subject}'",
-    "rolling": "'manage.py migrate_shards --rolling'",
+    "rolling": "'manage.py migrate_shards --rolling' (or undo it by the same with --abort)",
     "switch sides": "'manage.py shards switch {subject} --repair'",
+    "rejoin": "'manage.py pairs rejoin NODE'",
 }
 #: Sets of kinds of operations that must not run at the same time. For example, moves create
 #: triggers and copies of tables on the shards, which migrations would not expect.
@@ -36,6 +37,18 @@ _EXCLUSIVE: Final = (
     *(
         frozenset({"rolling", other})
         for other in ("migrate", "promote", "move keys", "move shards", "grow", "switch sides")
+    ),
+    *(
+        frozenset({"rejoin", other})
+        for other in (
+            "migrate",
+            "promote",
+            "move keys",
+            "move shards",
+            "grow",
+            "switch sides",
+            "rolling",
+        )
     ),
     frozenset({"switch sides", "move keys"}),
     frozenset({"switch sides", "move shards"}),
@@ -54,8 +67,8 @@ def refuse_conflicts(
     not resumed, it is finished before the error is raised.
 
     :param only_held: whether to ignore other operations that were interrupted and not finished.
-    :param within: the kind of an operation that ``run`` is a part of, or that is a part of it. It does
-        not conflict.
+    :param within: the kind of an operation that does not conflict with ``run``, because one of the
+        two is a part of the other.
     :raises OperationHeld: there is such an operation.
     """
     conflict = _conflict(run.kind, run.subject, only_held, within)

@@ -29,8 +29,8 @@ from sharded_orm.operations.runs.work_units import Worker, WorkUnit, WorkUnits
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: The interval, in seconds, at which a process looks for free work units while other processes work
-#: on all of them.
+#: If other processes work on all remaining work units, a process looks for free units at this
+#: interval, in seconds.
 INTERVAL: Final = 0.3
 #: A process takes no more work units after this many of its own work units have failed.
 MAX_FAILURES: Final = 20
@@ -149,7 +149,7 @@ class Farm:
         An earlier run that was interrupted is resumed. Work units that failed in that run are tried
         again.
 
-        :raises OperationDiffers: other processes execute the run with other arguments.
+        :raises OperationDiffers: other processes execute the run with different arguments.
         :raises OperationError: :meth:`Job.prepare` has refused the work.
         """
         with work_units.join(self._job.kind, self._job.subject, self._job.arguments) as worker:
@@ -245,9 +245,9 @@ class Farm:
 
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
-            # The run of this process was finished a moment ago, so ``run`` is a later run. If
-            # ``run`` is new, this process has begun it by mistake, so delete ``run``. Otherwise,
-            # another process has begun ``run``, so leave it alone.
+            # ``run`` is not the run in which this process takes part. That run was finished a
+            # moment ago. If this process has just begun ``run``, delete it. If another process has
+            # begun ``run``, leave it alone.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None

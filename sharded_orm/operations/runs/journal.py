@@ -4,9 +4,9 @@ Because of the journal, nothing is lost if a process is killed at any moment.
 
 A *run* is one execution of an operation on a subject, such as the migration of a group. One process
 at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each
-shard that it works on. If a run is broken off, it stays unfinished, and the next execution resumes
-it. If a finished run leaves a step open (failed, unclear, interrupted), the step is carried over to
-the next run that works on the shard.
+shard that it works on. If the process of a run ends early, the run stays unfinished, and the next execution
+resumes it. A run may also finish although the steps of some shards have failed, are unclear, or were
+interrupted. Such a step is carried over to the next run that works on the shard.
 
 Writes are committed at once, and may come from any thread. A thread that writes must close its
 connections at its end.
@@ -94,9 +94,9 @@ class JournalStep:
         self._write(state=DONE, error="", migration="", operation="", position={})
 
     def mark_failed(self, exc: BaseException) -> None:
-        """Record that the step failed with ``exc``.
+        """Record that the work on the shard failed with ``exc``.
 
-        The step's position is kept, so that a later run can continue from there.
+        A later run can continue at the point that was recorded last.
         """
         self._write(state=FAILED, error=one_line(exc))
 
@@ -108,7 +108,7 @@ class JournalStep:
         self._write(state=UNCLEAR, error=message)
 
     def mark_stopped(self) -> None:
-        """Record that the work was stopped. A later run continues from the step's position."""
+        """Record that the work on the shard was stopped. A later run continues at this point."""
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
@@ -161,7 +161,7 @@ class JournalRun:
         self.id: int = row.pk
         self.kind = row.kind
         self.subject = row.subject
-        #: The arguments with which the run was begun, even if it is resumed with other arguments.
+        #: The arguments with which the run was begun. Resuming the run does not change them.
         self.arguments: dict[str, Any] = row.arguments
         self.resumed = resumed
         self.finished = False
@@ -189,7 +189,7 @@ class JournalRun:
         return moment
 
     def note(self, **arguments: Any) -> None:
-        """Add ``arguments`` to the arguments that the run has stored.
+        """Add ``arguments`` to the arguments that are stored in the journal with this run.
 
         A stored argument with the same name is replaced. The other stored arguments stay.
         """
@@ -271,10 +271,10 @@ class JournalRun:
         return [step.alias for step in steps if step.alias not in earlier_steps]
 
     def step(self, alias: str) -> JournalStep:
-        """Return the step of ``alias``, which :meth:`create_steps` must have created.
+        """Return the record of this run's work on the shard ``alias``. One query.
 
-        Needs one query. The first call needs no query if this process has created the step, and the
-        step does not continue a step of an earlier run.
+        :meth:`create_steps` must have created the step. If this process has just created the step,
+        the first call sends no query, unless the step continues a step of an earlier run.
         """
         if alias in self._new_steps:
             self._new_steps.discard(alias)
@@ -285,7 +285,7 @@ class JournalRun:
         return count_by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Yield the steps that failed or are unclear, ordered by alias. One query per 500 steps."""
+        """Yield the steps (one for each shard) that failed or are unclear. One query per 500 steps."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 
@@ -382,8 +382,8 @@ class Scripts:
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
         """Return the content that ``run`` has stored under ``key``; None if there is none.
 
-        :param run: the run that has stored the content, or its id. If a step continues an earlier
-            run's step, its position contains this id.
+        :param run: the run that has stored the content, or its id. The position of a step that
+            continues a step of an earlier run contains the id of that run.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)
@@ -393,7 +393,7 @@ class Scripts:
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Store ``content`` under ``key``, unless the run has a content under this key already.
+        """Store ``content`` for the run under ``key``, unless the key has a content already.
 
         Return the content that is now stored under ``key``.
         """
@@ -454,7 +454,7 @@ class RunStatus:
 
 
 def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
-    """Yield steps ordered by alias and run, one query per 500 steps.
+    """Yield ``rows``, steps of runs, ordered by the shard's alias and run. One query per 500 steps.
 
     Without batches, MySQL's driver would hold all rows in memory.
     """

@@ -139,8 +139,8 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
         if not _is_free(row):
             raise _held_error(row)
         # This UPDATE matches only if the row has not changed since it was read. A living holder
-        # increments ``signs``, and a new holder writes another token. So a match proves that the
-        # old holder is silent, and that nobody else has taken the run.
+        # increments ``signs``, and a new holder writes a different token. So a match proves that
+        # the old holder is silent, and that nobody else has taken the run.
         if runs().filter(pk=row.pk, token=row.token, signs=row.signs, unfinished=True).update(
             signs=F("signs") + 1, state="running", **holder
         ):  # fmt: skip
@@ -168,18 +168,17 @@ def is_held(row: Any) -> bool:
 
 
 def worker_kind(kind: str) -> str:
-    """Return the kind of the runs that workers of operation ``kind`` hold to show that they are
-    alive.
+    """Return the kind of the runs in which workers of operation ``kind`` give signs of life.
 
-    Each worker, a process that takes a part of the work, holds such a run. Its subject begins with
-    the subject of the operation; see :mod:`~sharded_orm.operations.runs.work_units`.
+    A worker is a process that takes a part of the work. Each worker holds such a run of its own. The
+    run's subject begins with the subject of the operation; see
+    :mod:`~sharded_orm.operations.runs.work_units`.
     """
     return f"{kind} worker"
 
 
 def workers(kind: str, subject: str) -> QuerySet[OperationRun]:
-    """Return the runs that the workers of operation ``kind`` on ``subject`` hold to show that they
-    are alive.
+    """Return the runs in which the workers of operation ``kind`` on ``subject`` give signs of life.
 
     The runs of killed workers are included.
     """
@@ -224,7 +223,7 @@ def _holder_columns() -> dict[str, Any]:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # The account has no name, as in some containers: use its number.
+        user = str(os.getuid())  # This process's user has no name, as in some containers.
     return {
         "user": user[:64],
         "host": socket.gethostname()[:255],

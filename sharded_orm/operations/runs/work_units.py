@@ -40,9 +40,9 @@ _CANDIDATES = 16
 
 
 class Worker:
-    """This process as a worker, which is a process that takes work units. Thread-safe.
+    """Represents this process as a worker: a process that takes work units. Thread-safe.
 
-    A worker has a lease, which shows other processes that it is alive. :func:`join` creates
+    The worker's lease shows other processes that the worker is alive. :func:`join` creates
     instances.
     """
 
@@ -230,14 +230,19 @@ def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) ->
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:
-    """Delete the runs by which killed workers of operation ``kind`` on ``subject`` showed that they
-    were alive.
+    """Delete the runs of killed workers of operation ``kind`` on ``subject``.
+
+    Each worker holds a run of its own, in which it gives signs of life.
     """
     dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
     leases.runs().filter(pk__in=dead).delete()
 
 
 def _own_units(worker: Worker) -> QuerySet[OperationStep]:
-    """Return a query set of all work units; an empty one if ``worker`` has lost its lease."""
+    """Return a query set of all work units; an empty one if ``worker`` must not work any more.
+
+    A worker must not work any more if it was silent for too long, and another process has taken over
+    its run.
+    """
     table: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
     return table.filter(Exists(worker.lease.own_row()))

@@ -1,4 +1,4 @@
-"""Moving shards to another node while the site runs (Pinterest, P10)."""
+"""Move shards to another node while the site runs (Pinterest, P10)."""
 
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan
 from sharded_orm.operations.shard_moves.request import ShardMoveOptions, ShardMoveReport

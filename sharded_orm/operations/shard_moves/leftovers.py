@@ -72,7 +72,7 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> bool:
         raise MoveFailed("the topology has no such node")
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
-        # The shard has moved back to this node, and that move has dropped the old tables.
+        # No old tables are left: the shard has moved back to this node, and that move has dropped them.
         return False
     replica = old.get("replica")
     if replica is not None and replication.replicates(replica, old["node"]):

@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import MoveRefused
+from sharded_orm.operations.shard_change import ShardChange
 from sharded_orm.topology.document import Document
-from sharded_orm.topology.model import Shard, Topology, server_of
+from sharded_orm.topology.model import Topology, server_of
 from sharded_orm.topology.range_entries import entry_of, primary_of, replace_shard
 
 
 @dataclass(frozen=True)
-class ShardToMove:
-    """A shard that is to be moved.
+class ShardToMove(ShardChange):
+    """A shard that is to be moved from the node ``source`` to the node ``target``.
 
-    :param source: the node on which the shard is.
-    :param target: the node to which the shard moves.
     :param replica: the node of the shard's replica after the move; None if it has none.
-    :param by_replication: whether the target has the rows already, because it is a replica of the
-        whole source.
+    :param by_replication: whether the target has the rows already, because its server replicates the
+        whole server of the source.
     """
 
-    group: str
-    number: int
-    source: str
-    target: str
     replica: str | None
     by_replication: bool = False
-
-    def __str__(self) -> str:
-        return f"shard {self.number} of group {self.group!r}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**data)
-
-    def on(self, node: str) -> Shard:
-        """Return the shard as if it were on the node ``node``, not on its present node."""
-        return replace(runtime.shard(self.group, self.number), node=node)
-
-    # ##### The topology document #####
-
-    def is_published(self, document: Document) -> bool:
-        """Return whether the topology in ``document`` places the shard on the target."""
-        entry = entry_of(document.content(), self.group, self.number)
-        return entry is not None and primary_of(entry) == self.target
 
     def publish_in(self, document: Document) -> Document:
         """Return a copy of ``document`` whose topology places the shard on the target node.

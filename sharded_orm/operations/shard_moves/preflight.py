@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from django.db import Error
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import MoveRefused, TopologyReadOnly
-from sharded_orm.operations import topology
+from sharded_orm.exceptions import MoveRefused
 from sharded_orm.operations.nodes import node_connection
+from sharded_orm.operations.shard_change import require_publication
 from sharded_orm.operations.shard_moves import replication
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
@@ -30,14 +30,9 @@ def check_plan(plan: ShardMovePlan, seconds: float) -> None:
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises BranchesPrepared: a transaction in two phases holds locks on one of the shards.
     """
-    if runtime.topology() is not runtime.config().topology:
-        raise MoveRefused(
-            [
-                "this process uses another topology than the configured one, as test runs do: shards of"
-                " the real nodes would be moved"
-            ]
-        )
-    _require_writable_topology(plan)
+    require_publication(
+        plan.shards, MoveRefused, subject="Shards", done="moved", news="where a shard is"
+    )
     _refuse_prepared(plan)
     problems = [
         problem
@@ -60,20 +55,6 @@ def _refuse_prepared(plan: ShardMovePlan) -> None:
     shards = [move.on(move.source) for move in plan.shards]
     for name in {shard.group for shard in shards}:
         refuse_prepared(runtime.group(name), [shard for shard in shards if shard.group == name])
-
-
-def _require_writable_topology(plan: ShardMovePlan) -> None:
-    document = topology.current()
-    for move in plan.shards:
-        document = move.publish_in(document)
-    runtime.check_document(document.at_version(document.version + 1))
-    source = runtime.source()
-    if not source.writable:
-        raise TopologyReadOnly(
-            f"Shards cannot be moved with {source.describe()}, which commands do not write: every"
-            " process must learn at once where a shard is. Use the source 'database' or 'zookeeper'"
-            " (SHARDED_ORM['TOPOLOGY'])."
-        )
 
 
 def _target_problems(node: str, moves: Sequence[ShardToMove]) -> Iterator[str]:
@@ -119,8 +100,9 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
 
 
 def _why(exc: Error) -> str:
-    """Return a text with the error of a refused account, and the privileges that the account
-    needs.
+    """Return the text of a database error, and which privileges the account needs.
+
+    A missing privilege is a likely cause of the error.
     """
     return (
         f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"

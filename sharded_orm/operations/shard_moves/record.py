@@ -8,15 +8,13 @@ published.
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
-from sharded_orm.exceptions import MoveFailed, TopologyConflict
-from sharded_orm.operations import topology
+from sharded_orm.exceptions import MoveFailed
 from sharded_orm.operations.runs.journal import JournalRun
+from sharded_orm.operations.shard_change import ShardChangeRecord
 from sharded_orm.operations.shard_moves.plan import ShardToMove
-from sharded_orm.topology.document import Document
 
 #: The first phase of a shard's move. The shard is on the source, whose tables may have triggers
 #: that record changes. The target may have an incomplete copy, in hidden (renamed) tables.
@@ -29,24 +27,24 @@ HIDING: Final = "hiding"
 PUBLISHING: Final = "publishing"
 
 
-class ShardMoveRecord:
+class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
     """The record of one move of a shard.
 
     :param run: the run that moves the shard. This process holds it.
     :param number: a random number that identifies the move on both nodes.
     """
 
+    noun = "the move"
+
     def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
-        self._run = run
-        self.move = move
-        #: A random number that identifies the move on both nodes. A paused process may continue
-        #: after others have ended its move. That process does no harm to a later move, because the
-        #: later move has another number.
+        super().__init__(run, move)
+        #: A random number that identifies the move on both nodes. A process that was paused during
+        #: a move may continue after the move has ended. It does no harm to a later move, because
+        #: that move has a different number.
         self.number = number
         #: The time at which this process has hidden (renamed) the tables, by ``time.monotonic()``.
         #: None if the tables are not hidden by this process.
         self.hidden_at: float | None = None
-        self._prepared: topology.PreparedChange | None = None
 
     @classmethod
     def begin(cls, run: JournalRun, move: ShardToMove) -> ShardMoveRecord:
@@ -66,79 +64,26 @@ class ShardMoveRecord:
             return None
         return cls(run, ShardToMove.from_json(current["move"]), current["number"])
 
-    @property
-    def phase(self) -> str:
-        return str(self._run.arguments["current"]["phase"])
-
     def enter(self, phase: str) -> None:
         """Record that ``phase`` of the move begins. One query.
 
         :raises LeaseLost: another process has taken over the run.
         """
-        current = {"move": self.move.to_json(), "number": self.number, "phase": phase}
+        current = {"move": self.change.to_json(), "number": self.number, "phase": phase}
         self._run.note(current=current)
 
-    def confirm(self) -> None:
-        """Check that this process still holds the run. One query.
-
-        :raises LeaseLost: another process has taken over the run.
-        """
-        self._run.note()
-
-    def prepare(self) -> None:
-        """Make and check the topology that :meth:`publish` will publish.
-
-        This is done before statements on the shard begin to wait, so that they wait less.
-
-        :raises: the errors of :meth:`publish`. Nothing was published.
-        """
-        self._prepared = topology.prepare(self.move.publish_in)
-
-    def publish(self) -> None:
-        """Publish the topology with the shard on its target. This commits the move.
-
-        When the method returns, this process may still use the former topology.
-
-        :raises LeaseLost: another process has taken over the run.
-        :raises TopologyError: the topology was not published, or it is not known whether it was.
-        :raises MoveRefused: the topology has the shard on another node.
-        """
-        move = self.move
-
-        def edit(document: Document) -> Document:
-            # Another process may take over the run after this check. That process publishes a new
-            # version of the topology, so that the publication of this document is refused.
-            self.confirm()
-            return move.publish_in(document)
-
-        comment = f"{move} moved from {move.source} to {move.target}"
-        if self._prepared is not None:
-            # The source refuses the prepared document if a newer version was published meanwhile,
-            # for example by a process that has taken over the run. Then continue below: ``edit``
-            # checks whether the run was taken over.
-            with suppress(TopologyConflict):
-                topology.publish_prepared(self._prepared, comment)
-                return
-        topology.change(edit, comment)
-
-    def rule_out(self) -> bool:
-        """Ensure that the move will never be published, even if a process has sent the changed
-        topology a moment ago.
-
-        Return True if the move is ruled out, False if it is published already.
-
-        :raises TopologyError: the source of the topology does not answer.
-        """
-        return topology.rule_out(self.move.is_published, f"the move of {self.move} broken off")
+    @property
+    def comment(self) -> str:
+        return f"{self.change} moved from {self.change.source} to {self.change.target}"
 
     def keep_until(self, keep: timedelta, *, replica: str | None = None) -> None:
         """Record that the move is complete, and how long the source keeps the old tables.
 
         :param keep: the time for which the source keeps the old tables.
-        :param replica: a node that replicates from the source. While it replicates, the old tables
-            are kept in any case.
+        :param replica: a node that replicates from the source. As long as it replicates, the old
+            tables are kept even after ``keep``.
         """
-        self._run.note(current=None, left=self._left_with(self.move.source, keep, replica))
+        self._run.note(current=None, left=self._left_with(self.change.source, keep, replica))
 
     def end(self, *, look_after: timedelta | None = None) -> None:
         """Record that the move was undone, so the shard is on its source as before.
@@ -149,10 +94,10 @@ class ShardMoveRecord:
         if look_after is None:
             self._run.note(current=None)
         else:
-            self._run.note(current=None, left=self._left_with(self.move.target, look_after, None))
+            self._run.note(current=None, left=self._left_with(self.change.target, look_after, None))
 
     def _left_with(self, node: str, keep: timedelta, replica: str | None) -> list[dict[str, Any]]:
-        number = self.move.number
+        number = self.change.number
         left = {
             "shard": number,
             "node": node,

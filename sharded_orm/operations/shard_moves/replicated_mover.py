@@ -1,8 +1,8 @@
 """The move of a shard to a replica of its server, which has the rows already.
 
-The mover hides the tables on the source, which means that it renames them. The replica repeats
-this. Once the tables are hidden on the replica, it has all rows. Then the mover gives the tables
-their names back on the replica only.
+The mover hides the tables on the source, which means that it renames them. The replica executes the
+renaming after all earlier writes. So once the tables are hidden on the replica, the replica has all
+rows. Then the mover gives the tables their names back, but only on the replica.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ReplicatedShardMover(ShardMover):
         pass  # The servers do.
 
     def _catch_up(self) -> None:
-        """Wait until the target has replicated everything that the source has written so far."""
+        """Wait until the new node has replicated everything that the old node has written so far."""
         self._proceed()
         self._wait(self._options.patience)
 
@@ -62,8 +62,8 @@ class ReplicatedShardMover(ShardMover):
         return began
 
     def _copy_the_rest(self) -> None:
-        # Statements of the site wait ``move_wait`` seconds for hidden tables, and then fail. So the
-        # mover waits no longer than that for the replica.
+        # While the tables are hidden (renamed), statements of the site wait for them, but only for
+        # ``move_wait`` seconds. So the mover waits no longer than that for the replica.
         self._wait(runtime.config().move_wait)
         self._comparison.compare_open()
         self._raise_if_different("at the switch")

@@ -1,4 +1,4 @@
-"""The replication between two nodes, as moves of shards use it or refuse it.
+"""Checks of the replication between two nodes, for moves of shards.
 
 A move that copies rows is refused if one node replicates from the other. A move by replication
 requires that the target replicates from the source.
@@ -30,11 +30,11 @@ class Pair(NamedTuple):
     target: ReplicationServer
 
     def link(self) -> ReplicationLink | None:
-        """Return the replication connection from the source to the target; None if there is none."""
+        """Return the replication connection from the source server to the target; None without one."""
         return self.target.link_from(self.source)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the target has replicated everything that the source has written so far.
+        """Wait until the target server has replicated everything that the source has written so far.
 
         :param seconds: the longest time to wait.
         :return: False if the target was still behind after that time.
@@ -60,9 +60,7 @@ def _server(node: str) -> ReplicationServer:
 
 
 def takes_shards_over(node: str) -> bool:
-    """Return whether a replica of the server of ``node`` can accept writes of shards while it
-    replicates.
-    """
+    """Return whether a replica of the server of ``node`` can, while it replicates, accept writes too."""
     settings = runtime.topology().nodes[node]
     return can_be_promoted(settings) and server_class(settings).replica_takes_writes
 

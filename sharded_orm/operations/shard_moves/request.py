@@ -18,7 +18,8 @@ class ShardMoveOptions:
         use by transactions, before it gives up. If shards move by replication, the replica may be
         this many seconds behind.
     :param rate: the largest number of rows per second that are copied; None for no limit.
-    :param keep: the time for which the former node keeps the old tables, under other names.
+    :param keep: the time for which the old node keeps the tables, which are renamed, after the
+        move.
     """
 
     patience: float = 60.0

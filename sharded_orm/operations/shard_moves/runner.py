@@ -1,4 +1,5 @@
-"""The functions that an operator's commands call: move shards, and end moves that were broken off.
+"""Move shards to other nodes, and end interrupted moves. The operator's commands call these
+functions.
 
 Only one process at a time can move shards of a group, because it must hold the group's run in the
 journal. It moves one shard after the other. Another process can end a move that a killed process
@@ -7,7 +8,6 @@ has begun.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,12 +16,12 @@ from typing import Final
 from django.db import Error
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import LeaseLost, MoveFailed, TopologyError
-from sharded_orm.operations import topology
+from sharded_orm.exceptions import LeaseLost, MoveFailed
 from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.operations.shard_change import note_on_followers
 from sharded_orm.operations.shard_moves import preflight
 from sharded_orm.operations.shard_moves.leftovers import remove_expired
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove, plan_shard_moves
@@ -32,18 +32,10 @@ from sharded_orm.operations.shard_moves.runs_under_way import KIND
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
-#: The largest number of seconds to wait, at the end of moves of shards, until every process uses
-#: the new topology.
-FOLLOWERS_PATIENCE: Final = 10.0
-#: If the source of the topology does not answer whether a move is published, the query is repeated
-#: for at most this number of seconds.
-SOURCE_PATIENCE: Final = 15.0
-#: While another process ends a move, the process that began the move may be paused. When this
-#: process wakes up, it may still create the schema on the target. So the first run that begins
-#: later than this time after the end of the move looks for such a schema.
+#: If a process is paused during a move, a second process may end the move. When the paused process
+#: continues, it may create a schema on the target by mistake, at most this long after the end of
+#: the move. The first run after this time looks for such a schema.
 LATE_SCHEMA: Final = timedelta(hours=1)
-# If the source of the topology does not answer, it is queried again after this number of seconds.
-_INTERVAL: Final = 0.5
 
 
 def move_shards(
@@ -156,15 +148,15 @@ class _Work:
 
         Old tables are dropped if they were kept for long enough.
 
-        :param repairs: whether the caller only repairs, and moves nothing. Then other operations
-            that were broken off do not matter.
+        :param repairs: whether the caller only repairs, and moves nothing. Then interrupted
+            operations of other kinds are no reason to refuse the call.
         :param discard, kill: as in :func:`repair`.
         """
         refuse_conflicts(self._run, only_held=repairs)
         runtime.refresh()
         record = ShardMoveRecord.unfinished(self._run)
         if record is not None:
-            self._tell(f"ends the move of {record.move}, which was broken off: {record.phase}")
+            self._tell(f"ends the move of {record.change}, which was broken off: {record.phase}")
             if kill:
                 self._end_sessions(record)
             self._end(record, look_after=LATE_SCHEMA)
@@ -180,8 +172,8 @@ class _Work:
                 try:
                     ended = sessions.capture.end_sessions(record.number)
                 except Error as exc:
-                    # Report the error, and continue, because the cause may be harmless: the schema
-                    # of the target may not exist yet.
+                    # Report the error and continue, because it may be harmless. For example, the
+                    # new node may not have the shard's schema yet.
                     self._tell(
                         f"no session on {sessions.shard.node} was ended: {journal.one_line(exc)}"
                     )
@@ -196,13 +188,13 @@ class _Work:
                 break
             self._move_one(move)
             if self._run.arguments.get("current") is not None:
-                # This move could not be ended. Do not begin the next move, because its record would
-                # replace the record that is needed to end this one.
+                # The move above could not be undone or completed. Its record is still needed, and
+                # the next move would replace the record, so do not begin the next move.
                 break
         self.report.stopped = self._stopping.cause
 
     def finish(self) -> None:
-        """Finish the run, unless a move could not be ended."""
+        """Finish the run (record it as complete in the journal), unless a move could not be ended."""
         if self.report.moved:
             self._wait_for_followers()
         if self._run.arguments.get("current") is not None:
@@ -233,7 +225,7 @@ class _Work:
         """End a move that has failed with ``cause``: complete it if it is published, otherwise undo
         it.
         """
-        move = record.move
+        move = record.change
         why = str(cause) if isinstance(cause, MoveFailed) else journal.one_line(cause)
         if not isinstance(cause, OperationStopped):
             self.report.failures[move.number] = why
@@ -254,8 +246,8 @@ class _Work:
         :param look_after: if the move is undone, the time after which a later run looks for remains
             on the target; None if nothing can remain.
         """
-        move = record.move
-        if record.phase == PUBLISHING and not self._rule_out(record):
+        move = record.change
+        if record.phase == PUBLISHING and not record.rule_out():
             with self._sessions(record) as (source, target):
                 mover = self._mover(record, source, target)
                 mover.settle()
@@ -289,27 +281,11 @@ class _Work:
             f" compared in {mover.comparing:.1f} s; statements waited for {mover.pause * 1000:.0f} ms"
         )
 
-    def _rule_out(self, record: ShardMoveRecord) -> bool:
-        """Ensure that the move will never be published. Return False if it is published already.
-
-        If the source of the topology does not answer, the query is repeated for some seconds,
-        because nobody can use the shard until the answer is known.
-        """
-        deadline = time.monotonic() + SOURCE_PATIENCE
-        while True:
-            self._run.check()
-            try:
-                return record.rule_out()
-            except (TopologyError, OSError):
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_INTERVAL)
-
     @contextmanager
     def _sessions(
         self, record: ShardMoveRecord, source: str | None = None
     ) -> Iterator[tuple[SchemaSessions, SchemaSessions]]:
-        move = record.move
+        move = record.change
         with (
             SchemaSessions(move.on(source or move.source), record.confirm) as at_source,
             SchemaSessions(move.on(move.target), record.confirm) as at_target,
@@ -319,23 +295,15 @@ class _Work:
     def _mover(
         self, record: ShardMoveRecord, source: SchemaSessions, target: SchemaSessions
     ) -> ShardMover:
-        kind = ReplicatedShardMover if record.move.by_replication else ShardMover
+        kind = ReplicatedShardMover if record.change.by_replication else ShardMover
         return kind(record, self._options, source, target, self._stopping, self._run.check)
 
     def _wait_for_followers(self) -> None:
-        """Wait until every process uses the new topology. A note names the processes that do not.
+        """Wait until every process uses the new topology. A note in the report names the processes
+        that still do not.
 
-        Such processes do no harm. If one of their statements finds no table, the process looks up
-        the new topology.
+        Such a process does no harm. If one of its statements finds no table, it looks up the new
+        topology.
         """
-        try:
-            reach = topology.wait_until_used(runtime.topology_status().version, FOLLOWERS_PATIENCE)
-        except TopologyError as exc:
-            self.report.notes.append(f"whether all processes follow is not known ({exc})")
-            return
-        if reach is not None and reach.behind:
-            late = ", ".join(f"{process.host} ({process.pid})" for process in reach.behind)
-            self.report.notes.append(
-                f"processes that do not use the new topology yet ({late}) look it up at their next"
-                " statement on a moved shard"
-            )
+        if note := note_on_followers("look it up at their next statement on a moved shard"):
+            self.report.notes.append(note)

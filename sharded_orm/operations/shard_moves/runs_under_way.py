@@ -1,4 +1,6 @@
-"""A query of the journal: are shards or keys of a group being moved?"""
+"""Query the journal, which records long operations, for unfinished moves of a group's shards or
+keys.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,17 @@ from sharded_orm.operations.runs import lease as leases
 
 #: The kind under which the journal stores the runs that move shards.
 KIND: Final = "move shards"
-# A move that ended within this time may be the cause of a deadlock. A process whose write ended in
-# a deadlock checks whether a move was the cause. The process may be paused between the deadlock and
-# this check, but hardly for longer than this time.
+# For how long an ended move still counts as under way. After a deadlock, a process checks whether a
+# move may have caused it. The process may be paused between the deadlock and this check, but hardly
+# for longer than this time.
 _RECENT: Final = timedelta(minutes=1)
 
 
 def are_moving(group: str) -> bool:
     """Return whether shards or keys of ``group`` are being moved, or were in the last minute.
 
-    Shards that change the active side of their pair count as moving.
-
-    A move that was broken off counts until it is repaired. Returns False if the journal does not
-    answer. One query.
+    Shards whose writes change to the other server of their pair count as moving. A move that was
+    broken off counts until it is repaired. Returns False if the journal does not answer. One query.
     """
     is_recent = Q(unfinished=True) | Q(finished_at__gte=timezone.now() - _RECENT)
     runs = leases.runs().filter(is_recent, kind__in=[KIND, moves.KIND, pairs.KIND], subject=group)

@@ -1,8 +1,8 @@
 """The move of one shard from its node, the source, to another node, the target.
 
-The mover copies the rows, and copies rows again that the site changes meanwhile. Then it hides the
-old tables by renaming them, publishes the new topology, and gives the new tables their real names.
-docs/decisions/0035-moves-of-shards.md explains the order of these steps.
+The mover copies the rows, and copies a row again if the site changes it meanwhile. Then it hides
+the old tables by renaming them, publishes the new topology, and gives the new tables their real
+names. docs/decisions/0035-moves-of-shards.md explains the order of these steps.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from sharded_orm.two_phase.recovery import refuse_prepared
 
 #: The number of rows that are copied at once.
 BATCH: Final = 2000
-#: The largest number of changes of the source's rows that are applied at once.
+#: The largest number of rows that are copied again in one batch, because they have changed on the
+#: old node.
 CHANGES: Final = 1000
 #: The limit that is passed to read all changes at once. A journal of changes never has so many
 #: entries.
 ALL_CHANGES: Final = 10**9
-#: The tables are hidden (renamed) once the journal, the table of changed rows on the source, has at
+#: The tables are hidden (renamed) once the journal, the table of changed rows on the old node, has at
 #: most this many entries.
 FEW_CHANGES: Final = 50
 #: The mover gives up after this many rounds in which the number of changes has not become smaller.
 #: The source then changes faster than the mover copies.
 MOST_ROUNDS: Final = 20
-#: The largest number of attempts to copy rows that the target refuses, because older rows on the
-#: target still have the unique values of these rows.
+#: The largest number of attempts to copy rows that the new node refuses, because older rows there
+#: still have the unique values of these rows.
 ATTEMPTS: Final = 10
 #: The largest number of seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
@@ -72,7 +73,7 @@ class ShardMover:
         check: Callable[[], None],
     ) -> None:
         self._record = record
-        self._move = record.move
+        self._move = record.change
         self._options = options
         self._source = source
         self._target = target
@@ -80,18 +81,18 @@ class ShardMover:
         self._check = check
         self._tag = f"{record.number:x}"
         self._tables: dict[str, CapturedTable] = {}
-        #: The source's tables, by real name. While a table is hidden, its object here has the
-        #: hidden name.
+        #: The tables on the source (the old node), keyed by their real names. While a table is hidden
+        #: (renamed), its object in this dict has the new name.
         self._here: dict[str, CapturedTable] = {}
         self._there: dict[str, CapturedTable] = {}
-        #: By table, the primary keys of rows that must be copied again because the target has
-        #: refused them.
+        #: The primary keys of rows that must be copied again, because the new node has refused them;
+        #: keyed by table.
         self._refused: dict[str, dict[Row, None]] = {}
         self._refusal_error = ""
         self._comparison: TableComparison
         self._silent: list[str] = []
-        # The state of the source's tables at the beginning. It is compared at the switch, because
-        # no trigger records ALTER TABLE or TRUNCATE.
+        # The state of the tables on the old node at the beginning of the move. It is compared at the
+        # switch to the new node, because no trigger records ALTER TABLE or TRUNCATE.
         self._identities: frozenset[str] = frozenset()
         self._layout: Mapping[str, tuple[str, ...]] = {}
         self._triggers: set[str] = set()
@@ -106,8 +107,8 @@ class ShardMover:
 
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: the copy differs, the source changes faster than it is copied, or a
-            transaction has used the shard for too long. The tables of the source may be hidden
-            (renamed).
+            transaction has used the shard for too long. The tables of the source may then still be
+            hidden (renamed, so that no statement finds them).
         """
         began = time.monotonic()
         self._prepare()
@@ -136,10 +137,10 @@ class ShardMover:
         self._refused = {table.name: {} for table in tables}
         capture = self._source.capture
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Another process may end this move. It takes over the run first, and then takes this
-            # lock to remove the triggers. If it has the run by now, confirm() raises an error.
-            # Otherwise, it gets the lock after this block, and removes the triggers that were
-            # created here.
+            # Leave no triggers behind if another process ends this move. That process takes over the
+            # run, and then takes this lock to remove the triggers. If it has already taken over the
+            # run, confirm() raises an error. Otherwise, it gets the lock after this block, and removes
+            # the triggers that are created here.
             self._record.confirm()
             capture.prepare()
             capture.watch(self._record.number, FENCE)
@@ -185,7 +186,7 @@ class ShardMover:
             self._target.rows.store(self._there[name], rows)
         except IntegrityError as exc:
             self._refusal_error = one_line(exc)
-            # The target has refused rows because of a unique constraint. Rows are read at different
+            # The new node has refused rows because of a unique constraint. Rows are read at different
             # moments, so two rows may have exchanged unique values in between. Remember all these
             # rows, to copy them again.
             pks = [self._source.rows.pk_of(self._tables[name], row) for row in rows]
@@ -194,7 +195,7 @@ class ShardMover:
     def _follow(self) -> int:
         """Read the journal of changes once, and copy again the rows that it names.
 
-        :return: the number of changes that were read, plus the number of rows that the target
+        :return: the number of changes that were read, plus the number of rows that the new node
             refused. It shows roughly how many rows are left.
         """
         changes = self._source.capture.changes(self._record.number, CHANGES)
@@ -203,9 +204,10 @@ class ShardMover:
         return len(changes) + refused
 
     def _apply(self, changes: Sequence[Change]) -> int:
-        """Copy changed rows, and rows that the target has refused before.
+        """Copy the changed rows to the new node, and also the rows that it refused in earlier
+        calls.
 
-        Return the number of rows that the target refuses now.
+        Return the number of rows that the new node refused in this call.
         """
         pks = {name: dict(refused) for name, refused in self._refused.items()}
         for change in changes:
@@ -217,7 +219,7 @@ class ShardMover:
         return refused
 
     def _copy_again(self, name: str, pks: Iterable[Row]) -> bool:
-        """Copy the rows with the primary keys ``pks`` again. Return False if the target refuses a
+        """Copy the rows with the primary keys ``pks`` again. Return False if the new node refuses a
         row.
         """
         pks = list(pks)
@@ -233,7 +235,7 @@ class ShardMover:
         return True
 
     def _catch_up(self) -> None:
-        """Copy changes of the source until so few are left that the switch can copy the rest."""
+        """Copy changes of the old node until so few are left that the switch can copy the rest."""
         least, rounds = None, 0
         while True:
             self._proceed()
@@ -252,9 +254,9 @@ class ShardMover:
                 )
 
     def _follow_to_the_end(self) -> None:
-        """Copy all remaining changes of the source, whose tables are hidden (renamed) by now."""
-        # Writes no longer reach the source's tables, so the journal of changes gets no more
-        # entries. Therefore it is read only once, and its entries need not be deleted.
+        """Copy all remaining changes of the old node, whose tables are hidden (renamed) by now."""
+        # Read the journal of changes only once, and do not delete its entries. It gets no more
+        # entries, because writes no longer reach the renamed tables.
         changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
             self._check()
@@ -265,9 +267,7 @@ class ShardMover:
 
     @property
     def _refusal(self) -> str:
-        """Return why the target has refused rows, which must be copied again; "" if there are no
-        such rows.
-        """
+        """Return why the new node has refused rows, which must be copied again; "" without such rows."""
         tables = [name for name, pks in self._refused.items() if pks]
         return (
             f"{self._move.target!r} refuses rows of {', '.join(tables)} ({self._refusal_error})"
@@ -333,9 +333,7 @@ class ShardMover:
         return began
 
     def _copy_the_rest(self) -> None:
-        """Copy the last changes to the target, and check that its rows equal those of the
-        source.
-        """
+        """Copy the last changes to the new node, and check that its rows equal those of the old node."""
         for _ in range(ATTEMPTS):
             self._follow_to_the_end()
             self._comparison.compare_all(self._silent, self._check)
@@ -368,8 +366,7 @@ class ShardMover:
     # ##### After the switch #####
 
     def settle(self) -> None:
-        """Show the new tables, which means to give them their real names, and record that the move
-        is complete.
+        """Rename the copied tables to their real names, and record that the move is complete.
 
         Also remove the triggers from the old tables. Can be repeated.
         """
@@ -380,10 +377,9 @@ class ShardMover:
             remove_capture(self._source, self._record.number)
 
     def undo(self) -> str:
-        """Undo a move: show (rename back) the tables of the source, and remove the copy. Can be
-        repeated.
+        """Undo a move: give the source's tables their names back, and remove the copy on the target.
 
-        Call this only if it is certain that the move will never be published.
+        Call this only if it is certain that the move will never be published. Can be repeated.
 
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.

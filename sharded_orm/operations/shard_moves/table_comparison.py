@@ -1,8 +1,8 @@
 """The comparison of a shard's tables on two servers. It shares no code with the copying of rows.
 
-The servers compute digests of ranges of rows, byte by byte. If the two digests of a range differ,
-the servers compute a digest of each of its rows. A row is *open*, and is compared again later, if
-its digests differ or if it has changed since.
+Each server computes a digest (a hash) of each range of rows, byte by byte. If the two digests of a
+range differ, each server computes a digest of each of its rows. A row is *open*, and is compared
+again later, if its digests differ or if it has changed since.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class TableComparison:
     def compare_all(self, names: Iterable[str], proceed: Callable[[], None]) -> None:
         """Compare whole tables. Rows that differ become open, to be compared again later.
 
-        Costs two statements per server and range of rows. Both servers compute the digests of a
-        range at the same time.
+        Costs two statements per server and range of rows. Both servers compute the digests (hashes)
+        of the rows of a range at the same time.
 
         :param names: the names of the tables.
         :param proceed: called before each range. It may raise an error.
@@ -82,7 +82,7 @@ class TableComparison:
                 self._open[name][pk] = None
 
     def note_changed(self, name: str, pks: Iterable[Row]) -> None:
-        """Mark rows as open, to be compared later, because they were changed and copied again."""
+        """Mark rows as open: they were changed and copied again, so they must be compared later."""
         self._open[name].update(dict.fromkeys(pks))
 
     def compare_open(self) -> int:

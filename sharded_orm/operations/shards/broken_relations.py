@@ -1,6 +1,6 @@
-"""Find rows that refer to a row of another shard key, or to a row that does not exist.
+"""Find rows that refer to a row with a different shard key, or to a row that does not exist.
 
-The database does not prevent such references. If a row of another key is assigned as a model
+The database does not prevent such references. If a row with a different key is assigned as a model
 instance, :mod:`sharded_orm.models.sharding.same_key` refuses it. But if only its id is assigned,
 the id is stored. A foreign key from a shard to the global database has no constraint, and a generic
 foreign key never has one.
@@ -47,7 +47,7 @@ class CrossKeyPair:
     """Two rows that are related although their shard keys differ.
 
     :param row: the primary key of the row that refers to the other row.
-    :param related: the value by which the row refers to the other row, mostly the other row's
+    :param related: the value by which the row refers to the other row, usually the other row's
         primary key.
     """
 
@@ -59,7 +59,7 @@ class CrossKeyPair:
 
 @dataclass
 class CrossKeyRows:
-    """The rows of one shard that a relation joins to rows of another shard key.
+    """The rows of one shard that a relation joins to rows with a different shard key.
 
     :param model: the label of the model that declares the relation ``field``.
     :param key_name: the name of the shard key's field in ``model``.
@@ -96,7 +96,7 @@ class DanglingReferences:
 
     :param model: the label of the model that declares ``field``, a foreign key to a global model or
         a generic foreign key.
-    :param related: the label of the other model.
+    :param related: the label of the model to which ``field`` refers.
     :param values: number of distinct values that no row has. For a generic foreign key, the same
         value counts once for each shard key.
     :param rows: number of rows with such a value; if a sample was read, only those in the sample.
@@ -145,12 +145,16 @@ class RelationScan:
 
         ``shards`` must all be on one node and belong to one group.
 
-        Cost: a sample takes one statement per relation and 256 shards. A scan of all rows takes one
-        statement per relation and shard, as does any scan on SQLite. For foreign keys to global
-        rows, there is one more query of the global database per 500 distinct values. A generic
-        foreign key costs as much as a foreign key to global rows, plus one query of the shard per
-        500 distinct values of each content type of the group. Memory: the values of one batch, and
-        a small record for each broken relation of a shard.
+        Cost:
+
+        - For a sample, one statement per relation and 256 shards. For all rows, and always on
+          SQLite, one statement per relation and shard.
+        - For foreign keys to global rows and for generic foreign keys, one query of the global
+          database per 500 distinct values.
+        - For generic foreign keys, also one query of the shard per 500 distinct values of each
+          content type of the group.
+
+        Memory: the values of one batch, and a small record for each broken relation of a shard.
 
         :param wrapper: a connection object of the node. It belongs to no shard.
         :param alive: called after each batch, to report that the node answers.
@@ -289,8 +293,8 @@ class _BrokenGenericReferences:
         for shard, values in rows:
             model = self._reference.content_model(values[-3])
             group = None if model is None else group_of(model)
-            # Skip a row of another group. It cannot be looked up, because its id alone does not
-            # determine its shard.
+            # Skip a reference to a model of a different shard group: the id in the reference does
+            # not determine the shard of the row.
             if model is not None and group in (None, shard.group):
                 referring[model, shard if group else None].append((shard, values))
         for (model, place), rows_to_model in referring.items():
@@ -367,7 +371,7 @@ def _references_outside(model: type[Model]) -> Iterator[Reference]:
 def _existing_values(reference: Any, values: set[Any]) -> set[Any]:
     """Return the values in ``values`` that some row has in the field to which ``reference`` refers."""
     related, name = reference.related_model, reference.target_field.attname
-    # Read from the database to which rows are written, because a replica may lack the newest rows.
+    # Read from the database that takes the writes, because a replica may lack the newest rows.
     rows = related._base_manager.using(router.db_for_write(related))
     existing: set[Any] = set()
     for batch in batched(values, LOOK_UPS):

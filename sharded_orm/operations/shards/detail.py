@@ -91,13 +91,11 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 
 
 def seconds_left(within: float, began: float) -> float:
-    """Return how many seconds the second of two steps may take.
+    """Return how many seconds remain for the second of two steps. The first step has just ended.
 
-    Both steps together may take ``within`` seconds, and the first step has ended now.
+    The result is at least a third of ``within``, even if the first step has used up the time.
 
-
-    The second step gets at least a third of ``within``, even if the first step has used up the time.
-
+    :param within: the seconds that both steps together may take.
     :param began: the time at which the first step began, by ``time.monotonic()``.
     """
     return max(within / 3, within - (time.monotonic() - began))

@@ -11,6 +11,7 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.nodes import Alive
 from sharded_orm.operations.shards.fleet_status import ShardStatus
+from sharded_orm.operations.shards.foreign_ids import ForeignIDs, foreign_ids
 from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
@@ -57,6 +58,8 @@ class Schemas:
     #: pair: the group, and a digest (a short text) that identifies the applied migrations. The key
     #: of an inner dict is the fingerprint (a hash) of a schema.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
+    #: Functions and counters that make ids of another shard.
+    foreign_ids: list[ForeignIDs] = field(default_factory=list)
     #: Why the schema of a shard could not be read, keyed by the shard's alias.
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -78,6 +81,7 @@ class Schemas:
                 self.errors[shard_status.shard.alias] = error_line(exc)
             else:
                 self._add_shard(shard_status.shard, shard_status.digest or "", snapshot)
+                self.foreign_ids += foreign_ids(shard_status.shard, snapshot)
             finally:
                 wrapper.close()
             alive()
@@ -88,6 +92,7 @@ class Schemas:
             for variant in variants.values():
                 for shard in variant.shards:
                     self._add_shard(shard, key[1], variant.snapshot)
+        self.foreign_ids += other.foreign_ids
         self.errors.update(other.errors)
 
     def _add_shard(self, shard: Shard, digest: str, snapshot: SchemaSnapshot) -> None:

@@ -22,8 +22,8 @@ class ShardStatus:
     :param state: ``"current"`` (all migrations that concern the shard are applied), ``"behind"``
         (some migrations are not applied), ``"missing"`` (there is no schema) or ``"error"`` (the
         shard cannot be read).
-    :param digest: a digest of the applied migrations, equal for shards with the same migrations;
-        see ``applied_digests``.
+    :param digest: a short text that identifies the set of applied migrations; see
+        ``applied_digests``.
     :param behind: number of migrations that are not applied.
     :param following: the first migration that is not applied; "" if all are applied.
     :param error: why the shard cannot be read; None if it can be read.
@@ -81,12 +81,15 @@ class NodeStatus:
         ``groups`` is empty.
     :param expected: number of selected shards whose primary is on the node, keyed by group.
     :param groups: the states of the node's shards, one item for each group.
+    :param is_misconfigured: whether the error is about the node's settings, so that no server was
+        asked.
     """
 
     name: str
     error: str | None
     expected: Mapping[str, int]
     groups: tuple[GroupOnNode, ...] = ()
+    is_misconfigured: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,16 @@ def number_parser(group: ShardGroup) -> Callable[[str], int | None]:
 def _problems(node: NodeStatus) -> Iterator[str]:
     if node.error is not None:
         counts = ", ".join(f"{count} of {group!r}" for group, count in node.expected.items())
+        what, remedy = (
+            "does not answer",
+            "Mend it, or the node's HOST, PORT, USER, PASSWORD and OPTIONS",
+        )
+        if node.is_misconfigured:
+            what, remedy = "cannot be asked with its settings", "Correct them in NODES"
         yield (
-            f"Node {node.name!r} does not answer ({node.error})"
+            f"Node {node.name!r} {what} ({node.error})"
             + (f": nothing is known of its shards, {counts}." if counts else ".")
-            + " Mend it, or the node's HOST, PORT, USER and PASSWORD, and check again."
+            + f" {remedy}, and check again."
         )
     for group in node.groups:
         yield from _group_problems(node.name, group)
@@ -179,8 +188,8 @@ def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
     """Yield sentences about unexpected schemas on the node ``node``.
 
-    All schemas whose shards are on the same other node share one sentence. So do all schemas of
-    shards that do not exist.
+    There is one sentence for each node to which unexpected schemas belong, and one for all schemas
+    of shards that do not exist.
     """
     group = runtime.topology().groups.get(on_node.group)
     by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}

@@ -1,5 +1,5 @@
-"""Run all checks of shards: :func:`status`, collations of text keys, schema drift, misplaced rows,
-broken relations.
+"""Run all checks of shards: :func:`status`, collations of text keys, schema drift, ids of other shards,
+misplaced rows, broken relations.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from sharded_orm.ids.timestamps_postgresql import FUNCTION_PREFIX
 from sharded_orm.models.text_keys import InexactKey, inexact_keys
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
 from sharded_orm.operations.shards.broken_relations import (
@@ -17,6 +18,7 @@ from sharded_orm.operations.shards.broken_relations import (
 from sharded_orm.operations.shards.collations import InexactColumn, inexact_columns
 from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.fleet_status import FleetStatus, GroupOnNode, ShardStatus
+from sharded_orm.operations.shards.foreign_ids import ForeignIDs
 from sharded_orm.operations.shards.misplaced_rows import Misplaced, RowScan
 from sharded_orm.operations.shards.status import PATIENCE, error_line, status
 from sharded_orm.topology.model import Shard
@@ -31,9 +33,11 @@ class HealthReport:
 
     :param inexact: columns whose collation treats two different shard keys as equal.
     :param drifts: shards whose schema differs from that of most shards with the same migrations.
+    :param foreign_ids: functions and counters that make ids of another shard.
     :param misplaced: rows that are not on the shard of their key.
-    :param cross_key: rows that are related to rows of another shard key.
-    :param dangling: rows that refer to global rows that do not exist.
+    :param cross_key: rows that are related to rows with a different shard key.
+    :param dangling: rows that refer to rows that do not exist, by a foreign key to a global model or
+        by a generic foreign key.
     :param rows: number of rows that were checked for being misplaced.
     :param errors: why a check did not finish, keyed by the name of the shard, node, group or model.
     """
@@ -41,6 +45,7 @@ class HealthReport:
     status: FleetStatus
     inexact: tuple[InexactColumn, ...]
     drifts: tuple[Drift, ...]
+    foreign_ids: tuple[ForeignIDs, ...]
     misplaced: tuple[Misplaced, ...]
     cross_key: tuple[CrossKeyRows, ...]
     dangling: tuple[DanglingReferences, ...]
@@ -54,6 +59,7 @@ class HealthReport:
             *self.status.problems,
             *(f"{column.problem} {column.remedy}" for column in self.inexact),
             *map(_drift_problem, self.drifts),
+            *(f"{ids.problem} {ids.remedy}" for ids in self.foreign_ids),
             *map(_misplaced_problem, self.misplaced),
             *(rows.problem for rows in self.cross_key),
             *(rows.problem for rows in self.dangling),
@@ -73,10 +79,14 @@ def check(
 ) -> HealthReport:
     """Check shards for every known problem. Changes nothing.
 
-    The nodes are queried in parallel. The cost is that of :func:`status`; one query per 500 shards
-    of a group with text keys; two round trips for the schema of each shard; and the statements of
-    :meth:`RowScan.read` and :meth:`RelationScan.read`. Memory: a small record for each shard, and
-    each distinct schema once.
+    The nodes are queried in parallel. Cost:
+
+    - the cost of :func:`status`;
+    - one query per 500 shards of a group with text keys;
+    - two round trips for the schema of each shard;
+    - the statements of :meth:`RowScan.read` and :meth:`RelationScan.read`.
+
+    Memory: a small record for each shard, and each distinct schema once.
 
     :param shards: the shards to check; by default all.
     :param timeout: seconds to wait for the first answer of a node.
@@ -122,6 +132,7 @@ def check(
         fleet,
         tuple(inexact_columns(inexact)),
         tuple(schemas.drifts()),
+        tuple(sorted(schemas.foreign_ids, key=lambda ids: (ids.shard.alias, ids.source))),
         tuple(rows.misplaced),
         tuple(relations.cross_key),
         tuple(relations.dangling),
@@ -137,13 +148,22 @@ def _existing(group: GroupOnNode) -> Iterator[ShardStatus]:
 
 
 def _drift_problem(drift: Drift) -> str:
+    advice = (
+        "Somebody has changed one of them by hand: change it back"
+        f" ('manage.py shards sql {drift.shard.alias}')."
+    )
+    if all(each.startswith(f"function '{FUNCTION_PREFIX}") for each in drift.differences):
+        advice = (
+            "Only functions that make ids differ, as those of two versions of sharded_orm may:"
+            f" 'manage.py migrate --database {drift.shard.alias}' replaces those of this shard, and"
+            " with the alias of a sibling those of the sibling."
+        )
     shown = "; ".join(drift.differences[:5])
     more = f"; and {len(drift.differences) - 5} more" if len(drift.differences) > 5 else ""
     return (
         f"Shard {drift.shard.alias!r} does not look like {drift.siblings} sibling"
         f"{'s' if drift.siblings > 1 else ''} of the same migrations, {drift.sibling.alias!r} for one:"
-        f" {shown}{more}. Somebody has changed one of them by hand: change it back"
-        f" ('manage.py shards sql {drift.shard.alias}')."
+        f" {shown}{more}. {advice}"
     )
 
 

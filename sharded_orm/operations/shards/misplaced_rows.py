@@ -21,7 +21,7 @@ from sharded_orm.topology.model import Shard
 
 #: Size of a batch: the number of shard keys, read from rows, whose shards are looked up together.
 KEYS = 5000
-#: Largest number of keys that are reported as examples, for each table of each shard.
+#: For each table of each shard, the largest number of keys that are reported as examples.
 EXAMPLES = 3
 
 
@@ -165,7 +165,8 @@ class RowScan:
 
 
 def sharded_models(group: str) -> list[ShardOptions]:
-    """Return the models of ``group`` whose own table has the shard key, sorted by label.
+    """Return the models of ``group`` whose own table has a column for the shard key, sorted by
+    label.
 
     Automatic many-to-many tables are left out, because their foreign keys ensure that their rows
     are on the right shard.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
 
 from sharded_orm import database_settings, runtime
@@ -75,6 +76,7 @@ def status(
                 error_line(outcome) if isinstance(outcome, Exception) else None,
                 {group: len(members) for group, members in by_group(by_node[node]).items()},
                 () if isinstance(outcome, Exception) else outcome,
+                isinstance(outcome, ImproperlyConfigured),
             )
             for node, outcome in answers.items()
         )
@@ -153,7 +155,8 @@ def _digests(
 ) -> dict[str, str | DatabaseError | None]:
     """Return a digest of each shard's applied migrations, keyed by the shard's alias.
 
-    If a shard has no schema, the value is None. If a shard cannot be read, the value is the error.
+    A digest is a short text that identifies a set of applied migrations. The value is None if a shard
+    has no schema, and the error if a shard cannot be read.
     """
     if not shards:
         return {}
@@ -164,8 +167,8 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # If one shard is damaged, or if the account may not read it, the query fails for all shards. So
-    # the two halves of the shards are read by separate queries.
+    # The query failed. One shard that is damaged or that the account may not read is enough for
+    # this. To find this shard and read the others, query each half of the shards separately.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
@@ -204,7 +207,8 @@ class _MissingMigrations:
         Migrations of apps without tables in the shard's group do not count: they change nothing on
         the shard. Queries the shard if no earlier shard of the group had the same digest.
 
-        :param digest: the digest of the shard's applied migrations; "" if no migration is applied.
+        :param digest: a short text that identifies the shard's applied migrations; "" if no migration
+            is applied.
         :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
         """
         migrations = self._by_state.get((shard.group, digest))

@@ -70,9 +70,9 @@ class TableRows:
         return (
             f"(SELECT {names} FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY sharded_orm_turn LIMIT {self._sample:d})",
-            # The parameter is a random fraction: how far from the smallest to the largest primary
-            # key the sample begins. It is below 0.99, because near 1, rounding could lead beyond
-            # the last key.
+            # Both parts of the SQL get the same random fraction. It says where the sample begins: 0
+            # is the smallest primary key, and 1 is the largest. It is below 0.99, because near 1,
+            # rounding could lead beyond the last key.
             [random.random() * 0.99] * 2,
         )
 

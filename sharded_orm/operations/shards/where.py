@@ -12,7 +12,7 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnknownModel
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
-from sharded_orm.models.tables.placement import Placement
+from sharded_orm.models.tables.directory import Placement
 from sharded_orm.operations.key_input import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
@@ -47,7 +47,8 @@ class KeyLocation:
 
 
 def where(label: str, name: str, text: str) -> KeyLocation:
-    """Find the shard of the rows whose field ``name`` has the value ``text``, and explain it.
+    """Find the shard of the rows whose field ``name`` has the value ``text``, and the reason why
+    the rows are there.
 
     Uses the topology of this process, and queries no shard. If the group's keys are in the
     directory (the table of the shard of each key), the key is looked up by one query. If the

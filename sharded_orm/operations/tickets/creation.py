@@ -1,4 +1,7 @@
-"""Create sequences on ticket servers. They begin above every id that exists or was handed out."""
+"""Create sequences on ticket servers.
+
+A new sequence begins above every id that exists in a table or was handed out by a server.
+"""
 
 from __future__ import annotations
 
@@ -199,12 +202,12 @@ def _last_used(
         return existing if start is None else start - 1
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
-        # The servers that have the sequence have handed out no id of it yet, because an earlier
-        # creation was interrupted. So let the sequence begin here at the same place.
+        # No server has handed out an id of the sequence yet: an earlier call was interrupted before
+        # it created the sequence on this server. So the sequence begins after the same number here.
         return after
     # Other servers have used the sequence, so this server was replaced or has lost the sequence.
-    # The last ids that it handed out may be in no row and above its high-water mark (which the next
-    # server keeps). So add a margin.
+    # The last ids that it handed out may be in no row, and above its high-water mark (the highest id
+    # that it is known to have handed out; the next server keeps it). So add a margin.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 
@@ -273,7 +276,7 @@ def _database(alias: str) -> str:
 class TestSequences:
     """A receiver of ``post_migrate`` that creates the models' sequences in test databases.
 
-    The sequences begin above :data:`ABOVE_FIXTURES`, so that new rows get other ids than the rows of
+    The sequences begin above :data:`ABOVE_FIXTURES`, so that new rows do not get the ids of rows in
     fixtures. In other databases the receiver does nothing, because the operator decides where a
     sequence begins.
     """

@@ -18,8 +18,9 @@ from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 
-# MySQL's error numbers, the beginnings of SQLite's messages and PostgreSQL's SQLSTATEs for a missing
-# database, table or column. These errors mean that there are no ids yet.
+# If an error says that a database, table or column is missing, there are no ids yet. Such an error
+# has one of these numbers (MySQL), a message that begins with these words (SQLite), or one of these
+# SQLSTATEs (PostgreSQL).
 _MISSING_NUMBERS = {1049, 1054, 1146}
 _MISSING_WORDS = ("no such table", "no such column")
 _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
@@ -27,7 +28,7 @@ _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest existing id of a sequence, and where it is."""
+    """The largest id of a sequence in any table, and which table contains it."""
 
     id: int
     #: Where the id is, in words: the table, and the database or shard group.
@@ -74,8 +75,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
     options = shard_options(field.model)
     table = field.model._meta.db_table
     if options is None:
-        # Read from the database to which rows are written, because a replica may lack the latest
-        # rows.
+        # Read from the database that takes the writes, because a replica may lack the latest rows.
         alias = router.db_for_write(field.model)
     else:
         alias = DEFAULT_DB_ALIAS
@@ -139,7 +139,7 @@ def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
     """Return the name of the column with the ids; None if the table or the column does not exist.
 
     The table may have been created before the model got its TicketField. Then the primary key may
-    have another name, which is returned.
+    have a different name, which is returned.
     """
     introspection, table = connection.introspection, field.model._meta.db_table
     if table not in introspection.table_names(cursor):

@@ -49,16 +49,16 @@ class Verified:
     #: server keeps it. None if the next server does not answer or lacks the sequence, or if there
     #: is only one server.
     mark: int | None
-    #: The largest existing id in the tables of models, if it is above ``position``, so that the
-    #: server might hand it out again. None if no id is above ``position``.
+    #: The largest existing id in the tables of models, if it is above ``position``, the server's last
+    #: id. The server would hand out such an id again. None if no id is above ``position``.
     offending: int | None
     #: Where the id ``offending`` is, in words: the table, and the database or shard group. None if
     #: ``offending`` is None.
     where: str | None
     #: A sentence that describes the problem and its remedy; None if there is no problem.
     problem: str | None
-    #: True if the server's position could be compared with the ids in the tables. False if not;
-    #: then ``problem`` says why.
+    #: Whether the server's last id could be compared with the ids in the tables. If False,
+    #: ``problem`` says why not.
     checked: bool = True
 
 
@@ -70,10 +70,10 @@ class Advanced:
     name: str
     #: The server's alias.
     alias: str
-    #: The server's position before the call; None if it is not known.
+    #: The last id that the server had handed out before the call; None if it is not known.
     before: int | None
-    #: The server's position after the call; in a dry run, the position that a real call would
-    #: reach. None if the position is not known.
+    #: After the call, the server's next id is above this number. In a dry run, a real call would
+    #: set this number. None if it is not known.
     after: int | None
     #: Why the server could not be moved to a higher id; None if there was no problem.
     problem: str | None
@@ -117,10 +117,12 @@ def advance(
     """Move ticket servers forward, above every id that they are known to have handed out.
 
     Each server is moved to its target, which is ``margin`` above the largest of these numbers: its
-    position (the last id by its own count), its high-water mark (which the next server keeps), and
-    the existing ids in the tables. A server is not moved if it does not answer, or if its mark or
-    an existing id is above both its position and ``to``. While ``check`` is True, a server is also
-    not moved if its mark is not known, because the next server does not answer or lacks the
+    position (the last id by its own count), its high-water mark (the highest id that it is known to
+    have handed out; the next server keeps it), and the existing ids in the tables.
+
+    A server is not moved if it does not answer. If ``to`` is given, a server is also not moved if its
+    mark or an existing id is above ``to`` and above its position. While ``check`` is True, a server is
+    also not moved if its mark is not known, because the next server does not answer or lacks the
     sequence. In each of these cases, the result for the server has a ``problem``, and the other
     servers are moved.
 
@@ -151,8 +153,8 @@ def advance(
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
     """Return a sentence that says why the high-water mark of server number ``index`` is not known.
 
-    The next server (the partner) keeps the mark, but does not answer or lacks the sequence
-    ``name``.
+    The mark is the highest id that the server is known to have handed out. The next server (the
+    partner) keeps it, but does not answer or lacks the sequence ``name``.
     """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"
@@ -200,8 +202,8 @@ def _verify_one(
     except SequenceNotChecked as exc:
         return replace(unchecked, problem=str(exc)), None
     if largest_id is not None or is_behind(position, high_water_mark):
-        # Read the server's position again. It was read before the tables, and the server may have handed
-        # out ids in between.
+        # Read again the last id that the server has handed out. It was read before the tables, and the
+        # server may have handed out ids in between.
         later = ask(server)
         if later.error is not None:
             return replace(

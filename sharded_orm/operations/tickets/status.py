@@ -161,8 +161,8 @@ def _sequence(
 ) -> SequenceStatus:
     high_water_mark, problem = high_water_mark_of(answers, index, name), sequence.problem
     if problem is None and is_behind(sequence.position, high_water_mark):
-        # Read the server's position again. It was read before the high-water mark, which the next
-        # server keeps, and the server may have handed out ids in between.
+        # Read again the last id that the server has handed out. It was read first, and the high-water
+        # mark was read later from the next server. The server may have handed out ids in between.
         server = answers[index].server
         later = ask(server, PATIENCE)
         sequence = later.sequences.get(name, sequence)

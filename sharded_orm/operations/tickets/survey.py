@@ -1,8 +1,8 @@
 """Read all sequences of all ticket servers.
 
-A server's *high-water mark* is the highest id that it is known to have handed out. The server's
-*partner*, which is the next server, keeps the mark. A server's *slot* is its share of all ids: offset
-and step.
+A ticket server hands out ids. Its *high-water mark* is the highest id that it is known to have handed
+out. The mark is stored on its *partner*, the next server in the settings. The *slot* of a server
+says which ids it hands out: every ``step``-th id, beginning with ``offset``.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ def slot_problem(
     A slot is a server's share of all ids (offset and step). The sequence must have the slot of its
     server.
 
-    :param answers: the answers of all servers; empty to look only at ``server``. If another server
-        has the same sequence with the same slot, the returned text says so, because both servers
-        are one database, or one of them is a copy of the other.
+    :param answers: the answers of all servers; empty to look only at ``server``. If a second server
+        has the same sequence with the same slot, the text says so. Then both are the same database,
+        or one is a copy of the other.
     """
     if row.slot == server.slot:
         return None
@@ -228,8 +228,8 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 def is_behind(position: int, high_water_mark: int | None) -> bool:
     """Return whether a server would hand out ids for a second time.
 
-    This is so if the server's position (the last id that it handed out, by its own count) is below
-    its high-water mark (the highest id that it is known to have handed out). If the mark is not
-    known (None), the result is False.
+    The server's position is the last id that it handed out, by its own count. Its high-water mark
+    is the highest id that it is known to have handed out. The result is True if the position is
+    below the mark, and False if the mark is not known (None).
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark

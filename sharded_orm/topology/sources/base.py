@@ -62,11 +62,12 @@ class Process:
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """Call ``read`` and return its result; if ``read`` raises an exception, return an error instead.
+    """Call ``read`` and return its result; if ``read`` raises an exception, return an error
+    instead.
 
     Every exception is returned as a :exc:`TopologyError`, and none is raised, so that the thread
-    which watches the source never stops. Pass the result to an :data:`OnChange` function, unless it
-    is None.
+    which watches the source never stops. Pass the result to an :data:`OnChange` function, unless
+    the result is None.
     """
     try:
         return read()
@@ -213,7 +214,7 @@ class TopologySource(ABC):
         :param expected: the version of the document to be replaced; 0 if the source should not have
             a document yet.
         :param comment: a text that is stored in the source's history; by default empty.
-        :raises TopologyConflict: the source has another version.
+        :raises TopologyConflict: the version in the source is not ``expected``.
         :raises TopologyReadOnly: the source cannot be written.
         :raises TopologyUnavailable: the source does not answer; the document may or may not have
             been published.

@@ -72,8 +72,8 @@ T = TypeVar("T")
 #: inserts a row with the next id. If other processes have published meanwhile, the row with this id
 #: must still exist, so that the insert fails and does not undo their publications.
 _KEPT_AT_LEAST = 20
-# Every process writes this many signs of life (the current time in its row) in TIMEOUT seconds.
-# Without a sign of life for TIMEOUT seconds, it counts as ended.
+# Every process writes this many signs of life (the current time in its row) in TIMEOUT seconds. A
+# process without a sign of life for TIMEOUT seconds counts as ended.
 _SIGNS = 3
 # How long the watching thread waits after an error that did not come from the database, in seconds.
 _RECOVER_AFTER = 5.0
@@ -84,8 +84,8 @@ _UNTIL_READY = 0.02
 # anyway.
 _END_WITHIN = 3.0
 # For each alias, the entry of DATABASES when the first source for the alias was created. A test run
-# sets another database for the alias. But the topology must stay in the first database, also in
-# processes that the run starts.
+# replaces the alias's database by a test database. But the topology must stay in the first
+# database, also in processes that the test run starts.
 _first_entries: dict[str, dict[str, Any]] = {}
 
 
@@ -151,8 +151,8 @@ class DatabaseSource(TopologySource):
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: The version in this process's row of the table of processes (None if the row could not be
-        #: written), and the time of the next sign of life, by time.monotonic().
+        #: The version that this process has last written into its row of the table of processes;
+        #: None if the write failed. And the time of the next sign of life, by time.monotonic().
         self._announced: tuple[int | None, float] = (None, 0.0)
 
     def describe(self) -> str:
@@ -370,9 +370,9 @@ class DatabaseSource(TopologySource):
                 self._remove_ended(connection)
                 insert(connection, PROCESSES, values, seen=clock)
         except Error as exc:
-            # Continue if this process cannot store its version in the database, because it can use
-            # the topology all the same. The account may not be allowed to write, or another process
-            # may have locked the row or the file.
+            # This process could not store its version in the database. Its account may not be
+            # allowed to write, or another process may have locked the row or the file. Continue,
+            # because the process can still use the topology.
             if announced is not None or self._announced[1] == 0.0:
                 logger.info("This process cannot tell %s its version: %s", self.describe(), exc)
             self._announced = None, next_sign
@@ -388,7 +388,9 @@ class DatabaseSource(TopologySource):
 
 
 def _own_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``entry`` of ``DATABASES`` with autocommit, and without a connection pool."""
+    """Return a copy of ``entry``, an entry of ``DATABASES``, with autocommit and without a
+    connection pool.
+    """
     database = {**complete(entry), "AUTOCOMMIT": True, "ATOMIC_REQUESTS": False}
     database["OPTIONS"].pop("pool", None)
     return database

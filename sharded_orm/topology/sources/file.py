@@ -71,7 +71,8 @@ class FileSource(TopologySource):
             stamp = self._stamp()
             if stamp != seen:
                 document = arrived(self.load)
-                # Report nothing if the file is missing: it is probably about to be replaced.
+                # ``document`` is None if the file is missing. Then report nothing, because somebody
+                # is probably about to replace the file.
                 if document is not None:
                     on_change(document)
                 seen = stamp

@@ -64,11 +64,11 @@ _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "a
 # Without this, a client that ZooKeeper refuses permanently (because of authentication, or a server
 # restored from an older backup) would never connect again.
 _RENEW_AFTER = 60.0
-# The number of seconds after which a read of the document is repeated if it failed on an open
-# connection.
+# If a read of the document fails on an open connection, it is repeated after this number of
+# seconds.
 _REPEAT_AFTER = 1.0
-# The number of seconds after which a read of the document is repeated if an unexpected error
-# occurred. It is longer than _REPEAT_AFTER, because such an error will probably occur again.
+# If a read of the document fails with an unexpected error, it is repeated after this number of
+# seconds. The wait is longer than _REPEAT_AFTER, because such an error will probably occur again.
 _RECOVER_AFTER = 5.0
 # How long stop() waits at most for the end of the watching thread, in seconds. Then it returns
 # anyway.
@@ -114,7 +114,7 @@ class ZooKeeperSource(TopologySource):
             }
             self._make_client()
         except (TypeError, ValueError, ConfigurationError) as exc:
-            # Show only the type of the exception, because its text may contain the credentials in
+            # Report only the type of the exception, because its text may contain the credentials in
             # AUTH.
             problems.append(
                 "TOPOLOGY: kazoo's client cannot be made with HOSTS, AUTH and CLIENT"
@@ -327,7 +327,7 @@ class ZooKeeperSource(TopologySource):
             # Wait only for a limited time, because the watching thread may wait for an answer that
             # never comes.
             self._thread.join(_END_WITHIN)
-            # Drop the client again, because the thread may have created a new one in the meantime.
+            # Drop the client again: the watching thread may have created a new client meanwhile.
             self._drop_client()
 
     def _drop_client(self) -> None:

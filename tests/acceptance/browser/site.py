@@ -87,7 +87,7 @@ def site_on(backend: str, folder: Path) -> Iterator[Site]:
             node = nodes[1]
         folder.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context((folder / "server.log").open("w", buffering=1, encoding="utf-8"))
-        address, user, password = stack.enter_context(_serving(project, log))
+        address, user, password = stack.enter_context(serving(project, log))
         yield Site(backend, address, user, password, project, node)
 
 
@@ -100,7 +100,7 @@ def log_in(browser: Browser, site: Site) -> None:
 
 
 @contextmanager
-def _serving(project: Project, log: TextIO) -> Iterator[tuple[str, str, str]]:
+def serving(project: Project, log: TextIO) -> Iterator[tuple[str, str, str]]:
     """Run ``manage.py demo``, which prepares the site; yield address, user and password."""
     port = free_port()
     process = subprocess.Popen(

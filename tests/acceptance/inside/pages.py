@@ -35,4 +35,4 @@ def most_statements(used: int) -> int:
 
     :param used: number of shards with an open transaction, which are queried in that transaction.
     """
-    return {"sqlite": SHARDS, "mysql": 2 * (NODES + used)}[connections["default"].vendor]
+    return SHARDS if connections["default"].vendor == "sqlite" else 2 * (NODES + used)

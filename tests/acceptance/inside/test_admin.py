@@ -14,6 +14,7 @@ from django.utils.timezone import now
 
 from sharded_orm.admin import ShardedModelAdmin, ShardedTabularInline
 from sharded_orm.admin.identity import object_id
+from sharded_orm.models.sharding import row_placement
 from testproject.activity.models import events
 from testproject.boards.models import member_of, new_board, pin_photo
 from testproject.movielens.models import Movie, Rating, Tag
@@ -148,7 +149,9 @@ def form_of(photo: Photo, *given: dict[str, Any], initial: int = 0) -> dict[str,
 def copies() -> dict[int, tuple[int, str]]:
     """Author and text of all copies by id; a copy is on the shard of its author."""
     found = WrittenComment.objects.uncached().scatter()
-    assert all(copy._state.db == copy._shard_options().locate(copy).alias for copy in found)
+    assert all(
+        copy._state.db == row_placement.locate(copy._shard_options(), copy).alias for copy in found
+    )
     return {copy.pk: (copy.author_id, copy.text) for copy in found}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from testproject.boards.forms import BoardForm
 from testproject.boards.models import Board, BoardPins, Pin, member_of, new_board, pin_photo
 from testproject.boards.views import PER_PAGE
 from testproject.photos.models import Photo
@@ -94,6 +95,28 @@ def test_two_windows_do_not_overwrite_each_other(as_bela: Client, bela: Any) -> 
     assert as_bela.post(address, {**form, "title": "New"}).status_code == 302
     assert "Somebody else" in as_bela.post(address, {**form, "title": "x"}).content.decode()
     assert Board.objects.get(mine.pk).title == "New"
+
+
+def test_a_change_between_the_check_and_the_save(
+    as_bela: Client, bela: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = new_board(member_of(bela), "Old")
+    address = f"{mine.get_absolute_url()}edit/"
+    seen = as_bela.get(address).context["form"]["object_version"].value()
+    form = {"csrfmiddlewaretoken": token(as_bela, address), "object_version": seen, "title": "x"}
+    check = BoardForm.is_valid
+
+    def check_and_lose(form: BoardForm) -> bool:
+        is_valid = check(form)
+        with mine.edit():
+            mine.title = "of somebody else"
+        return is_valid
+
+    monkeypatch.setattr(BoardForm, "is_valid", check_and_lose)
+    answer = as_bela.post(address, form)
+    assert answer.status_code == 200
+    assert "Somebody else" in answer.content.decode() and 'value="x"' in answer.content.decode()
+    assert Board.objects.get(mine.pk).title == "of somebody else"
 
 
 def test_what_others_may_not_do(

@@ -10,6 +10,7 @@ from urllib.parse import urljoin
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
@@ -48,6 +49,8 @@ HELD = [
     "", " ", " a ", "a/b", "/", "//", "a/albums/1", "../admin", "%", "%2F", "%2e%2e", "a%", "100%25", "?", "a?b=c",
     "#", "&amp;", "<b>", "'\"", "\\", "..\\", ";", ":", "http://x", "a\nb", "\t", "\x7f", "\0", "🦆", "٣",
 ]  # fmt: skip
+if connection.features.prohibits_null_characters_in_text_exception:
+    HELD.remove("\0")
 
 
 def links(page: Any) -> list[str]:

@@ -34,6 +34,16 @@ class Packed(ShardedModel, PhotoFields):
         shard_key = "user_id"
 
 
+class StampedByStock(PhotoFields):
+    """The same table, with the same default of its column, as a model of stock Django."""
+
+    photo_id = models.BigAutoField(primary_key=True)
+
+    class Meta:
+        db_table = "stamped"
+        managed = False
+
+
 class Counted(PhotoFields):
     """Numbers by the sequence of the column: what stock Django has."""
 

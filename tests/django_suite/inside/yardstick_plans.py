@@ -6,8 +6,9 @@ Otherwise a plan is used at the third use of a shape, and most tests read each s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from datetime import datetime
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
 from types import ModuleType
@@ -17,21 +18,27 @@ from typing import Any
 planned = 0
 
 
-def install() -> None:
-    """Let each manager of Django make querysets that read by plans. Called after ``django.setup()``."""
+def install(*, compares: bool) -> None:
+    """Let each manager of Django make querysets that read by plans. Called after ``django.setup()``.
+
+    :param compares: let Django do each read, and compare it with the read by the plan.
+    """
     _import_without_models()
     from django.db.models import Manager
 
     from sharded_orm.models.querysets.direct_plans import PlanQuerySet
 
-    use_plans_at_once()
+    use_plans_at_once(compares=compares)
     # The name is part of representations, and is looked up by pickle.
     kind = globals()["QuerySet"] = type("QuerySet", (PlanQuerySet,), {})
     Manager._queryset_class = kind  # type: ignore[attr-defined]
 
 
-def use_plans_at_once() -> None:
-    """Make each recorded read of a model that is not sharded use a plan from its first use on."""
+def use_plans_at_once(*, compares: bool = False) -> None:
+    """Make each recorded read of a model that is not sharded use a plan from its first use on.
+
+    :param compares: let Django do each read, and compare it with the read by the plan.
+    """
     from django.db import connections, router
 
     from sharded_orm.models.querysets.direct_plans import DirectPlanReader
@@ -41,54 +48,109 @@ def use_plans_at_once() -> None:
     @wraps(CallRecorder.get)  # The package looks at the module of a method.
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         recording = self._recorded() if kwargs and not args else None
-        if recording is not None and recording.limits is None and are_plain(kwargs.values()):
-            self._with_recording(recording).filter(**kwargs)
-        return get_by_plan(self, *args, **kwargs)
+        if recording is None or recording.limits is not None:
+            return get_by_plan(self, *args, **kwargs)
+        return get_by_plan(self._with_recording(recording).filter(**kwargs))
 
     def read(self: Any, kind: str, recording: Any, limits: Any, read_by_django: Any) -> Any:
         alias = self._db or router.db_for_read(self.model, **self._hints)
         plans = recording.shape.plans
         if (kind, alias) not in plans:
             learn(kind, (kind, alias), recording, type(self), connections[alias])
+        plan = plans[kind, alias]
         global planned
-        planned += plans[kind, alias] is not None
-        return read_by_plan(self, kind, recording, limits, read_by_django)
+        planned += plan is not None
+        if not compares or plan is None or self._for_write:
+            return read_by_plan(self, kind, recording, limits, read_by_django)
+        return _compared(self, kind, plan, recording, limits, read_by_django, connections[alias])
 
     get_by_plan, read_by_plan = CallRecorder.get, DirectPlanReader._read
-    for name in (
-        "filter", "exclude", "order_by", "values", "values_list", "only", "defer", "select_related",
-    ):  # fmt: skip
-        setattr(CallRecorder, name, _twice(getattr(CallRecorder, name)))
+    for name in ("filter", "exclude"):
+        setattr(CallRecorder, name, _known_at_once(getattr(CallRecorder, name), name == "exclude"))
     CallRecorder.get = get  # type: ignore[method-assign]
     DirectPlanReader._read = read  # type: ignore[method-assign]
 
 
-def _twice(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the call on a copy first, so that its shape is known."""
+def _known_at_once(method: Callable[..., Any], excluded: bool) -> Callable[..., Any]:
+    """Learn the filter of a related manager at once. Others are recorded from the first time on."""
 
     @wraps(method)  # The package looks at the module of a method.
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if are_plain([*args, *kwargs.values()]):
-            is_deferred, self._defer_next_filter = self._defer_next_filter, False
+        if self._defer_next_filter and kwargs and not args:
+            self._defer_next_filter = False
             recording = self._recorded()
-            self._defer_next_filter = is_deferred
-            if recording is not None:
-                copy = self._with_recording(recording)
-                copy._defer_next_filter = is_deferred
-                method(copy, *args, **kwargs)
+            self._defer_next_filter = True
+            if recording is not None and recording.limits is None:
+                recording.learn_filter(kwargs, excluded=excluded)
         return method(self, *args, **kwargs)
 
     return call
 
 
-def are_plain(values: Any) -> bool:
-    """Whether all values can be used twice. Others may be iterators, or warn each time."""
+def _compared(
+    queryset: Any,
+    kind: str,
+    plan: Any,
+    recording: Any,
+    limits: Any,
+    read_by_django: Callable[[], Any],
+    connection: Any,
+) -> Any:
+    """Let Django read, and compare its statement and its result with those of ``plan``."""
+    from sharded_orm.models.plans.plan import GET, ROWS
+
+    sent: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        sent.append((sql, parameters))
+        return execute(sql, parameters, many, context)
+
+    parameters = plan.parameters(recording.values, connection)
+    with connection.execute_wrapper(note):
+        result = read_by_django()
+    if parameters is None:
+        return result
+    statement = plan.statement(parameters, limits, connection), tuple(parameters)
+    assert sent, f"Django sends nothing instead of {statement}"
+    assert repr(sent[0]) == repr(statement), f"{sent[0]} by Django, {statement} by its plan"
+    by_django = result if kind != ROWS else queryset._result_cache
+    with _unnoticed(connection):
+        if kind in (ROWS, GET):
+            by_plan = plan.rows(parameters, connection, queryset, limits)
+            assert list(map(_described, by_plan)) == list(map(_described, by_django))
+        else:
+            by_plan = plan.scalar(parameters, connection, limits)
+            assert (bool(by_plan), by_plan or 0) == (bool(by_django), by_django or 0)
+    return result
+
+
+@contextmanager
+def _unnoticed(connection: Any) -> Iterator[None]:
+    """Within the ``with`` block, the tests neither see statements nor new instances."""
+    from django.db.models.signals import post_init, pre_init
+
+    log, wrappers = connection.queries_log, connection.execute_wrappers
+    receivers = [(signal, signal.receivers) for signal in (pre_init, post_init)]
+    connection.queries_log, connection.execute_wrappers = deque(maxlen=log.maxlen), []
+    for signal, _ in receivers:
+        signal.receivers = []
+    try:
+        yield
+    finally:
+        connection.queries_log, connection.execute_wrappers = log, wrappers
+        for signal, found in receivers:
+            signal.receivers = found
+
+
+def _described(row: Any) -> Any:
+    """Return what is compared of a row: a value, or the fields and the state of an instance."""
     from django.db.models import Model
 
-    from sharded_orm.models.plans.conditions import _EXAMPLES
-
-    plain = {*_EXAMPLES, bool, type(None), list, tuple, set, frozenset} - {datetime}
-    return all(type(value) in plain or isinstance(value, Model) for value in values)
+    if not isinstance(row, Model):
+        return type(row), repr(row)
+    state, names = row._state, {field.attname for field in row._meta.concrete_fields}
+    fields = {name: repr(value) for name, value in vars(row).items() if name in names}
+    return type(row), fields, state.db, state.adding
 
 
 def _import_without_models() -> None:

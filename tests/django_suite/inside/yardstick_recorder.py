@@ -80,9 +80,9 @@ class Runner(DiscoverRunner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if getattr(settings, "YARDSTICK_PLANS", False):
+        if plans := getattr(settings, "YARDSTICK_PLANS", ""):
             # Not in the settings: the modules of the package need them.
-            import_module("yardstick_plans").install()
+            import_module("yardstick_plans").install(compares=plans == "compared")
 
     def get_resultclass(self) -> type[Recorder]:
         return Recorder
@@ -91,6 +91,6 @@ class Runner(DiscoverRunner):
         # The last call of DiscoverRunner.run_tests(): all tests have run, and the test databases are
         # destroyed. An error before it leaves the run without its end.
         result.end()
-        if getattr(settings, "YARDSTICK_PLANS", False):
+        if getattr(settings, "YARDSTICK_PLANS", ""):
             print(import_module("yardstick_plans").planned, "reads by plans")
         return super().suite_result(suite, result, **kwargs)

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 
 from sharded_orm import runtime
 from sharded_orm.cache import guards, markers
 from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.models.cached import queryset
 from sharded_orm.models.cached.cached_model import cached_model
-from tests.cached.models import CachedPhoto
+from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.patience import PATIENCE
 
 USER = 1
@@ -182,11 +182,20 @@ class InterleavingHarness:
             self._meet("announce", "after")
 
         monkeypatch.setattr(markers.TransactionMarkers, "announce", announced)
+        announce_within = markers.TransactionMarkers.announce_within
+
+        def announced_within(writes: Any, seconds: float) -> bool:
+            is_in_time = announce_within(writes, seconds)
+            if is_in_time:
+                self._meet("announce", "after")
+            return is_in_time
+
+        monkeypatch.setattr(markers.TransactionMarkers, "announce_within", announced_within)
         self._use_clock()
 
     def _use_clock(self) -> None:
         # Another test has another cache, and so another reader; so has a forked process.
-        reader = queryset._current_reader()
+        reader = queryset.current_reader()
         assert reader is not None
         reader._now = self.clock.time
         reader.repairer._monotonic = self.clock.monotonic
@@ -303,7 +312,7 @@ class InterleavingHarness:
 
     def forget_lists(self) -> None:
         """Make this process forget everything that it has read."""
-        reader = queryset._current_reader()
+        reader = queryset.current_reader()
         assert reader is not None
         # In place: reads and fills of this process share the memory.
         reader.memory._lists.clear()
@@ -400,9 +409,37 @@ def count(album: int | None) -> int:
     return CachedPhoto.objects.filter(user_id=USER, album_id=album).count()
 
 
+class Writes:
+    """How :func:`rename` and :func:`move` write."""
+
+    by_save = False
+
+
 def rename(pk: int, to: str = "new") -> None:
-    CachedPhoto.objects.filter(user_id=USER, photo_id=pk).update(title=to)
+    _write(pk, title=to)
 
 
 def move(pk: int, album: int | None) -> None:
-    CachedPhoto.objects.filter(user_id=USER, photo_id=pk).update(album_id=album)
+    _write(pk, album_id=album)
+
+
+def _write(pk: int, **values: Any) -> None:
+    if not Writes.by_save:
+        CachedPhoto.objects.filter(user_id=USER, photo_id=pk).update(**values)
+        return
+    photo = CachedPhoto.objects.uncached().get(user_id=USER, photo_id=pk)
+    for name, value in values.items():
+        setattr(photo, name, value)
+    photo.save(update_fields=list(values))
+
+
+def learn_saves() -> None:
+    """Save each shape of :func:`rename` and :func:`move` twice, so that a plan of it is made."""
+    with transaction.atomic(using="photos"):
+        for album in (None, *CachedAlbum.objects.filter(user_id=USER).values_list("pk", flat=True)):
+            photo = CachedPhoto.objects.create(user_id=USER, album_id=album)
+            for _ in range(2):
+                photo.save(update_fields=["title"])
+                photo.save(update_fields=["album_id"])
+                photo.save()
+            photo.delete()

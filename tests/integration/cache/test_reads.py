@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
@@ -18,7 +18,7 @@ from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.stores.base import CacheEntry, CacheServer, ServerDown
 from sharded_orm.models.cached import queryset as cached_queryset
 from sharded_orm.models.cached.queryset import fetch_together
-from tests.cached.models import CachedAlbum, CachedNote, CachedPhoto, CachedTag
+from tests.cached.models import CachedAlbum, CachedBoard, CachedNote, CachedPhoto, CachedTag
 from tests.queries.conftest import (
     DATABASES,
     LATER,
@@ -441,6 +441,96 @@ class TestWriters:
         rows()
         assert counted()["repairs"] >= 1
         warm(rows)
+
+
+class TestUnusedLeases:
+    """A read that stores nothing does not keep later reads from storing, on any store."""
+
+    def during_query(self, action: Callable[[], Any], read: Callable[[], Any]) -> Any:
+        """Read, with ``action`` just before the database is queried."""
+        actions = [action]
+
+        def act(execute: Any, *args: Any) -> Any:
+            if actions:
+                actions.pop()()
+            return execute(*args)
+
+        with connections[SHARD[ONE]].execute_wrapper(act):
+            result = read()
+        assert not actions
+        return result
+
+    def test_a_write_came_between(self, store, photos):
+        warm(rows)
+        CachedPhoto.objects.create(user_id=ONE, title="p5", stars=2)
+        others = CachedPhoto.objects.filter(user_id=ONE, stars=4)
+        self.during_query(lambda: others.update(title="new"), rows)
+        rows()
+        rows()  # a store without read leases stores the objects of a list that is new to it only now
+        assert queries(rows) == 0
+        assert len(rows()) == 5
+
+    def test_the_row_did_not_exist(self, store, photos):
+        def get() -> Any:
+            return CachedPhoto.objects.get(user_id=ONE, pk=7_777_777)
+
+        with pytest.raises(CachedPhoto.DoesNotExist):
+            get()
+        CachedPhoto.objects.create(user_id=ONE, photo_id=7_777_777, title="late")
+        assert get().title == "late"
+        assert queries(get) == 0
+
+    def test_the_rows_of_a_batch_did_not_exist(self, store, clock, placed):
+        def board() -> Any:
+            return CachedBoard.objects.in_bulk([pk]).get(pk)
+
+        pk = CachedBoard.objects.create(name="first").pk
+        alias = runtime.locate("pins", pk).alias
+        CachedBoard.objects.filter(pk=pk).delete()
+        assert board() is None  # makes the guards
+        clock.ahead += LATER
+        assert board() is None
+        CachedBoard.objects.create(id=pk, name="late")
+        assert board().name == "late"
+        assert queries(board, alias) == 0
+
+    def test_the_query_failed(self, store, photos):
+        def get() -> Any:
+            return CachedPhoto.objects.get(user_id=ONE, pk=photos[0].pk)
+
+        def fail() -> None:
+            raise OperationalError("the query failed")
+
+        with pytest.raises(OperationalError, match="the query failed"):
+            self.during_query(fail, get)
+        get()
+        assert queries(get) == 0
+
+    def test_a_write_to_the_table_was_under_way(self, store, photos):
+        def get() -> Any:
+            return CachedPhoto.objects.get(user_id=ONE, pk=photos[0].pk)
+
+        name = f"{cache().type_name(NAME)}-@{SHARD[ONE]}-revision"
+        writer = guards.Writer("elsewhere", "x", 7)
+        marker = guards.Marker(guards.new_token(), runtime_now(), False, writer, frozenset())
+        objects().mark([(name, guards.opening(marker))], guards.header(runtime_now()), 60)
+        assert queries(get) == 1
+        objects().finish([], [(name, guards.closing(marker.token, void=False))])
+        get()
+        assert queries(get) == 0
+
+    def test_the_list_had_been_another_one(self, store, photos):
+        """The read looks for the objects of the list that it remembers, and then for those of the new one."""
+        warm(rows)
+        reader = cached_queryset._reader
+        assert reader is not None
+        cached_queryset._reader = Reader(cache(), reader._now)  # stands for another process
+        CachedPhoto.objects.filter(user_id=ONE, stars=3).delete()
+        warm(rows)
+        objects().finish([f"{cache().type_name(NAME)}-{ONE}-{photos[0].pk}"], [])
+        cached_queryset._reader = reader
+        assert queries(rows) == 1
+        assert queries(rows) == 0
 
 
 def test_what_is_too_large(store, clock: Clock, placed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -19,7 +20,8 @@ from tests.services.proxy import Proxy
 from tests.services.server import HOST, PrivateServer, free_port
 from tests.services.speaker import Script, Speaker
 
-TIMEOUT = 0.25
+# As long as a loaded machine may let a call wait that must succeed.
+TIMEOUT = 1.0
 # Seconds that a loaded machine may add.
 MARGIN = 10.0
 OPTIONS = CacheOptions(objects="tested", lists="tested", timeout=TIMEOUT, backoff=2.0)
@@ -248,6 +250,93 @@ def test_a_signal_in_the_middle_of_a_call_disturbs_nothing(
         assert value_of(proxied, name) == b"value"
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+# ##### Calls whose answer nobody waits for #####
+
+
+def test_an_answer_is_read_before_the_next_packet(server: CacheServer, name: str) -> None:
+    lost: list[str] = []
+    server.finish([], [(name, b"-0\n")], lambda: lost.append("without a connection"))
+    put(server, name, b"value")
+    assert server.mark([(name + "g", b"+1\n")], b"=\n", 60) == [5]
+    for number in range(3):
+        server.finish([name], [(name + "g", b"-%d\n" % number)], lambda: lost.append("done"))
+    assert value_of(server, name) is None
+    assert value_of(server, name + "g") == b"=\n+1\n-0\n-1\n-2\n"
+    assert lost == []
+
+
+def test_a_server_that_stops_does_not_hold_the_caller_up(
+    server: CacheServer, own: PrivateServer, clock: Clock, name: str
+) -> None:
+    put(server, name, b"value")
+    lost: list[str] = []
+    own.pause()
+    try:
+        began = time.monotonic()
+        server.finish([name], [], lambda: lost.append(name))
+        assert time.monotonic() - began < TIMEOUT * 0.9
+        assert lost == []
+        assert fails(lambda: server.read([name])) < TIMEOUT + MARGIN
+        assert lost == [name]
+    finally:
+        own.resume()
+
+
+@pytest.mark.parametrize("how", ["cut", "stall", "drop_answers"])
+def test_what_was_not_confirmed_is_reported_once(
+    proxied: CacheServer, proxy: Proxy, clock: Clock, name: str, how: str
+) -> None:
+    put(proxied, name, b"value")
+    lost: list[str] = []
+    getattr(proxy, how)()
+    try:
+        proxied.finish([name], [], lambda: lost.append(name))
+        proxied.read([name])
+    except ServerDown:
+        lost = lost or [name]  # finish() itself has failed
+    proxied.close()
+    assert lost == [name]
+
+
+def test_a_server_that_was_started_anew_has_not_confirmed(
+    server: CacheServer, own: PrivateServer, name: str
+) -> None:
+    put(server, name, b"value")
+    lost: list[str] = []
+    own.pause()
+    server.finish([name], [(name, b"-\n")], lambda: lost.append(name))
+    own.kill()
+    own.start()
+    assert value_of(server, name) is None
+    assert lost == [name]
+
+
+def test_closing_the_connections_reports_what_was_not_confirmed(
+    server: CacheServer, name: str
+) -> None:
+    put(server, name, b"value")
+    lost: list[str] = []
+    server.finish([name], [], lambda: lost.append(name))
+    server.close()
+    assert lost == [name]
+
+
+def test_a_forked_child_reports_nothing(server: CacheServer, name: str) -> None:
+    """Its parent does."""
+    put(server, name, b"value")
+    lost: list[str] = []
+    server.finish([name], [], lambda: lost.append(name))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            found = value_of(server, name)
+        finally:
+            os._exit(0 if found is None and not lost else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert value_of(server, name) is None
+    assert lost == []
 
 
 # ##### Invalid answers #####

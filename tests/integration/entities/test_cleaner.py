@@ -34,7 +34,7 @@ feed.delete(e.id)
 CLEANER_DIES = [
     "sharded_orm.operations.runs.journal.take_lease:1",
     f"{_IN}.cleaner.compare:1",
-    f"{_IN}.settlement._insert_all:1",
+    f"{_IN}.index_rows.insert_missing:1",
     f"{_IN}.index_rows.remove_rows:1",
     f"{_IN}.cleaner.clean_batch:1",
     f"{_IN}.cleaner.take_off_marks:1",
@@ -92,12 +92,73 @@ print(by_user.get_all(user_id=3).entities, by_user.get_all(user_id=4).entities)
     assert {i["stale"] for i in status["indexes"]} == {0}
 
 
+def test_the_status_tells_backlog_lag_and_stale_rows(site: Site) -> None:
+    site.run(
+        UNFOLLOWED
+        + """
+from django.utils import timezone
+entities = [feed.put(Entity(user_id=n)) for n in range(3)]
+hour_ago = timezone.now() - datetime.timedelta(hours=1)
+feed.model.objects.filter(id=entities[0].id).update(marked_at=hour_ago)
+for e, user in zip(entities, (0, 1, 9)):
+    by_user.model(user_id=user, entity_id=e.id, version=1).save(force_insert=True)
+"""
+    )
+    status = json.loads(site.manage("entities", "status", "--json").out)
+    (store, _), (index, *_) = status["stores"], status["indexes"]
+    assert (store["name"], store["backlog"], 3600 <= store["lag"] < 7200) == ("feed", 3, True)
+    assert (index["state"], index["sampled"], index["stale"]) == ("served", 3, 1)
+    site.run("""
+with connections["accounts_00001"].cursor() as cursor:
+    cursor.execute(f"ALTER TABLE {feed.model._meta.db_table} RENAME TO away")
+""")
+    done = site.manage("entities", "status", code=1)
+    assert "feed.index_user" in done.out and "accounts_00001" in done.err
+    assert "'-1'" in site.manage("entities", "status", "--sample=-1", code=2).err
+
+
+def test_the_newest_changes_are_cleaned_first(site: Site) -> None:
+    """Also if there are so many that a shard has a lease."""
+    out = site.run(
+        UNFOLLOWED
+        + """
+from sharded_orm.contrib.entities import cleaner
+cleaner.BATCH = 2
+ids = [id for id in map(lambda n: uuid.UUID(int=n), range(99)) if runtime.locate("accounts", id).number == 0]
+for n in range(6):
+    feed.put(Entity(user_id=1, title=n, id=ids[n]))
+    feed.model.objects.filter(id=ids[n]).update(marked_at=moment(n))
+stopping = by_user.model.objects.scatter().exists
+for _ in range(2):
+    cleaner.clean_marked(cleaner.CleanReport(), min_age=0, stopping=stopping)
+    print(sorted(titles(by_user.get_all(user_id=1))))
+    stopping = lambda: False
+"""
+    )
+    assert out.splitlines() == ["[4, 5]", "[0, 1, 2, 3, 4, 5]"]
+
+
+def test_a_damaged_body_keeps_no_other_entity_from_its_index(site: Site) -> None:
+    id = site.run(
+        UNFOLLOWED
+        + """
+e, f = feed.put(entry(1, "a", title="e")), feed.put(entry(1, "a", title="f"))
+feed.model.objects.filter(id=e.id).update(body=b"x")
+print(e.id)
+"""
+    )
+    assert id in site.manage("entities", "clean", "--once", code=1).err
+    assert site.run("print(titles(by_user.get_all(user_id=1)), marks())") == "['f'] 1"
+    done = site.manage("entities", "index", "build", "index_user", "--share", "1")
+    assert id in done.err and "is served" in done.out
+
+
 def test_marked_entities_of_all_shards_are_repaired_together(site: Site) -> None:
     """A shard of theirs that is down keeps the others from nothing."""
     out = site.run(
         UNFOLLOWED
         + """
-from sharded_orm.contrib.entities import cleaner, settlement
+from sharded_orm.contrib.entities import cleaner
 def clean():
     report = cleaner.CleanReport()
     cleaner.clean_marked(report, min_age=0)
@@ -105,11 +166,11 @@ def clean():
 def rename(old, new):
     with connections["accounts_00001"].cursor() as cursor:
         cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
-inserts, insert_all = [], settlement._insert_all
+inserts, insert_missing = [], index_rows.insert_missing
 def counted(*arguments):
     inserts.append(1)
-    insert_all(*arguments)
-settlement._insert_all = counted
+    insert_missing(*arguments)
+index_rows.insert_missing = counted
 for shard in range(4):
     for id in [id for id in map(lambda n: uuid.UUID(int=n), range(99)) if runtime.locate("accounts", id).number == shard][:3]:
         feed.put(Entity(user_id=1, id=id))

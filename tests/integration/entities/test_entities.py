@@ -122,6 +122,10 @@ _REFUSED = {
     "user_id=2**63": "InvalidProperty",
     "link='x' * 201": "InvalidProperty",
     "link=chr(0)": "InvalidProperty",
+    "link=['a']": "InvalidProperty",
+    "link=b'a'": "InvalidProperty",
+    "link=5": "InvalidProperty",
+    "user_id=[1]": "InvalidProperty",
     "user_id=float('inf')": "InvalidProperty",
     "published='0001-01-01T00:00:00+14:00'": "InvalidProperty",
     "published=[1]": "InvalidProperty",
@@ -153,6 +157,29 @@ e = feed.put(Entity(user_id=1, text=random.randbytes(2_000_000).hex()))
 print(len(feed.get(e.id)["text"]), len(by_user.get_all(user_id=1)))
 """)
     assert out == "4000000 1"
+
+
+def test_a_property_that_is_declared_later_is_read_by_its_field(site: Site) -> None:
+    """The bodies are those of a time when the store declared no fields."""
+    out = site.run("""
+from sharded_orm.contrib.entities import cleaner
+from sharded_orm.contrib.entities.properties import encode
+old, ids = [{"published": "2026-01-01T00:00:05Z", "rank": "3"}, {}, {"published": None}, {"rank": "high"}], []
+for n, properties in enumerate(old):
+    ids.append(feed.put(Entity(title=n)).id)
+    body = encode({}, {"title": n, "user_id": 1, "link": "a", "slug": f"{n}", **properties})
+    feed.model.objects.filter(id=ids[n]).update(body=body)
+print(feed.get(ids[0])["published"] == moment(5), feed.get(ids[0])["rank"], "published" in feed.get(ids[1]))
+report = cleaner.CleanReport()
+cleaner.clean_marked(report, min_age=0)
+print(report.settled, len(report.damaged), str(ids[3]) in report.damaged[0])
+print(sorted(titles(by_user.get_all(user_id=1))), titles(by_link.get_all(link="a")), titles(by_rank.get_all(user_id=1)))
+try:
+    feed.get(ids[3])
+except EntityDamaged as exc:
+    print("'rank' is 'high'" in str(exc))
+""")
+    assert out.splitlines() == ["True 3 False", "3 1 True", "[0, 1, 2] [0] [0]", "True"]
 
 
 @pytest.mark.long
@@ -376,6 +403,14 @@ except ShardKeyChanged:
 with posts.edit(p.id, user_id=3) as e:
     e["topic"] = "u"
 print(len(by_topic.get_all(topic="t")), len(by_topic.get_all(topic="u")))
+for user in range(5, 9):  # Some of them are on other shards.
+    for attempt in (posts.get, posts.delete, lambda id, **key: posts.edit(id, **key).__enter__()):
+        try:
+            attempt(p.id, user_id=user)
+            print("found under", user)
+        except EntityNotFound as exc:
+            assert f"user_id={user}" in str(exc)
+print(posts.get(p.id, user_id=3).version, posts.get_many([p.id], user_id=5))
 posts.delete(p.id, user_id=3)
 print(len(by_topic.get_all(topic="u")))
 """)
@@ -387,6 +422,7 @@ print(len(by_topic.get_all(topic="u")))
         "ShardKeyRequired",
         "1",
         "0 1",
+        "2 {}",
         "0",
     ]
 
@@ -413,4 +449,23 @@ def test_a_declaration_that_cannot_work_is_refused(site: Site) -> None:
             for declaration in _DECLARATIONS
         )
     )
+    assert out == ""
+
+
+def test_an_id_that_is_none_is_named(site: Site) -> None:
+    out = site.run("""
+for work in (
+    lambda id: Entity(id=id),
+    lambda id: feed.get(id),
+    lambda id: feed.get_many([id]),
+    lambda id: feed.delete(id),
+    lambda id: feed.edit(id).__enter__(),
+):
+    for id in ("7", 7, b"a"):
+        try:
+            work(id)
+            print("no error")
+        except InvalidEntityId as exc:
+            assert repr(id) in str(exc)
+""")
     assert out == ""

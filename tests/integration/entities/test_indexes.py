@@ -25,7 +25,7 @@ for n in itertools.count():
 """
 
 
-def test_an_index_is_built_while_the_site_writes(site: Site, tmp_path: Path) -> None:
+def test_an_index_is_built_and_dropped_while_the_site_writes(site: Site, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     site.manage("entities", "index", "drop", "feed.index_user", REMEMBERED="0.2")
     site.manage("entities", "index", "drop", "index_slug", REMEMBERED="0.2")
@@ -45,7 +45,10 @@ except IndexNotServed as exc:
     try:
         for name in "ab":
             site.wait_for(Path(f"{stop}{name}"), writers)
-        site.manage("entities", "index", "build", "feed.index_user", "index_slug", REMEMBERED="0.2")
+        build = ["entities", "index", "build", "--share", "1"]
+        site.manage(*build, "feed.index_user", "index_slug", REMEMBERED="0.2")
+        site.manage("entities", "index", "drop", "feed.index_user", REMEMBERED="0.2")
+        site.manage(*build, "feed.index_user", REMEMBERED="0.2")
     finally:
         stop.touch()
     for writer in writers:
@@ -139,3 +142,40 @@ waits[0].join()
 print(index_states.read_state(by_user))
 """)
     assert out == "written"
+
+
+def test_a_build_leaves_the_site_its_share_of_the_time(site: Site) -> None:
+    out = site.run("""
+import time
+from sharded_orm.contrib.entities import index_build, index_states
+for n in range(50):
+    feed.put(entry(n))
+index_states.set_state(by_user, "written")
+pauses, began = [], time.monotonic()
+*_, report = index_build.build(by_user, share=0.1, pause=pauses.append)
+worked = time.monotonic() - began
+print(report.is_served, 0.5 * worked < sum(pauses) / 9 <= worked)
+""")
+    assert out == "True True"
+    for share in ("0", "1.5", "nan", "much"):
+        done = site.manage("entities", "index", "build", "feed", "--share", share, code=2)
+        assert repr(share) in done.err
+
+
+def test_a_pass_that_is_slower_than_the_writers_comes_to_an_end(site: Site) -> None:
+    out = site.run("""
+from itertools import islice
+from sharded_orm.contrib.entities import stored_entity
+from sharded_orm.contrib.entities.clean_report import CleanReport
+stored_entity.BATCH = 1
+ids = (id for id in map(lambda n: uuid.UUID(int=n), range(999)) if runtime.locate("accounts", id).number == 0)
+def put():
+    feed.put(Entity(id=next(ids)))
+put()
+rows, passed = stored_entity.rows_of(feed, "accounts_00000"), 0
+for entities in islice(stored_entity.entity_batches(feed, rows, CleanReport()), 50):
+    passed += len(entities)
+    put()
+print(passed)
+""")
+    assert out == "1"

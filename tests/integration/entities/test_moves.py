@@ -41,10 +41,16 @@ for n in range(24):
 _TELLER = """
 import json, os
 from django.db import OperationalError
+from django.db.backends.signals import connection_created
 from sharded_orm.contrib.entities import index_rows
 from sharded_orm.exceptions import KeyMoved, ShardMoved
 if {silent}:
     index_rows.follow = lambda *ignored: None
+# On SQLite, two edits that reserve values in each other's file wait for each other until one gives up.
+def wait_less(connection, **kwargs):
+    if connection.vendor == "sqlite":
+        connection.cursor().execute("PRAGMA busy_timeout = 2000")
+connection_created.connect(wait_less)
 random.seed({seed})
 moved, puts, own = 0, 0, {{}}
 def store_of(id):
@@ -75,6 +81,10 @@ while not os.path.exists({stop!r}):
         puts += 1
     except (KeyMoved, ShardMoved):  # Nothing was written.
         moved += 1
+    except OperationalError as exc:
+        if "database is locked" not in str(exc):
+            raise
+        moved += 1  # Nothing was written here either.
 stored = {{id: store.get(id, **key) for id in own for store, key in [store_of(id)]}}
 print(json.dumps([puts, moved, [str(id) for id in own if dict(stored[id]) != own[id]], len(own)]))
 """
@@ -158,8 +168,6 @@ def _check(told: list[Any], read: dict[str, int]) -> None:
     assert read["wrong"] == read["short"] == read["doubled"] == 0, read
 
 
-# It has failed once in about thirty runs on SQLite, and the cause is not known yet.
-@pytest.mark.long_on("sqlite")
 def test_entities_are_right_while_a_key_and_a_shard_move(site: Site, tmp_path: Path) -> None:
     _check(*_bank(site, tmp_path, tellers=2, moves=[_KEYS[0], _SHARDS[0]]))
 

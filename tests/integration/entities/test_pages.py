@@ -120,6 +120,12 @@ def execute(self, sql, params=None):
         sent.append(sql)
     return wrapped(self, sql, params)
 CursorWrapper.execute = execute
+from sharded_orm.backends.mysql.node_cursor import NodeCursor
+sent_ahead = NodeCursor.send
+def send(self, sql, params=None):
+    sent.append(sql)
+    sent_ahead(self, sql, params)
+NodeCursor.send = send
 page = by_user.get_all(user_id=1, limit=30)
 print(len(page), len([s for s in sent if "feeds_index_user" in s]), len([s for s in sent if "feeds_feed_entities" in s]))
 """)
@@ -170,3 +176,24 @@ page = by_link.get_all(link="a", limit=3)
 print(titles(page), page.after, titles(by_link.get_all(link="a", limit=3)))
 """)
     assert out == "['moves', 'other'] None ['other', 'moves']"
+
+
+def test_no_table_is_scanned_for_the_entities_of_a_page(site: Site) -> None:
+    """In a store that is sharded by a property, only the pair of the property and the id has an index."""
+    del site.content["sharded_orm"]["PLACEMENT_LEASE"]
+    site.save()
+    out = site.run("""
+for n in range(8):
+    posts.put(Entity(user_id=n, topic="a", title=n))
+from django.db.backends.utils import CursorWrapper
+wrapped = CursorWrapper.execute
+scanned = []
+def execute(self, sql, params=None):
+    if sql.startswith("SELECT") and "feeds_posts_entities" in sql:
+        wrapped(self, f"EXPLAIN QUERY PLAN {sql}", params)
+        scanned.extend(row for row in self.fetchall() if "SCAN" in str(row))
+    return wrapped(self, sql, params)
+CursorWrapper.execute = execute
+print(sorted(titles(by_topic.get_all(topic="a"))), scanned)
+""")
+    assert out == "[0, 1, 2, 3, 4, 5, 6, 7] []"

@@ -76,7 +76,7 @@ def die_at(where: str) -> None:
     from django.utils.module_loading import import_string
 
     from sharded_orm.operations.imports.row_copy import _CopyJob
-    from sharded_orm.operations.imports.shard_tables import ShardTable
+    from sharded_orm.operations.imports.row_storage import ShardTable
     from sharded_orm.operations.runs.farm import Farm
     from sharded_orm.operations.runs.work_units import WorkUnit
 

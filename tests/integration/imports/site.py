@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -376,6 +377,16 @@ def postgresql_databases(run: Callable[[str], list[tuple[Any, ...]]], prefix: st
 
 
 def drop_postgresql_databases(server: dict[str, Any], prefix: str) -> None:
+    import psycopg
+
+    end = time.monotonic() + PATIENCE
     with administrator(server) as run:
         for name in postgresql_databases(run, prefix):
-            run(f"DROP DATABASE {name} WITH (FORCE)")
+            while True:
+                try:
+                    run(f"DROP DATABASE {name} WITH (FORCE)")
+                    break
+                except psycopg.errors.ObjectInUse:
+                    # FORCE ends sessions, but waits only five seconds until they have ended.
+                    if time.monotonic() > end:
+                        raise

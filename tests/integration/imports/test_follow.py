@@ -183,10 +183,10 @@ def test_nothing_is_lost_while_the_site_writes_until_the_switch(site: Site) -> N
 #: In the middle of an application, before and after its entries are forgotten; in the middle of a switch.
 _PACKAGE = "sharded_orm.operations.imports"
 MOMENTS = [
-    f"{_PACKAGE}.shard_tables.ShardTable.remove:1",
-    f"{_PACKAGE}.shard_tables.ShardTable.remove:3",
-    f"{_PACKAGE}.shard_tables.ShardTable.store:1",
-    f"{_PACKAGE}.shard_tables.ShardTable.store:6",
+    f"{_PACKAGE}.row_storage.ShardTable.remove:1",
+    f"{_PACKAGE}.row_storage.ShardTable.remove:3",
+    f"{_PACKAGE}.row_storage.ShardTable.store:1",
+    f"{_PACKAGE}.row_storage.ShardTable.store:6",
     f"{_PACKAGE}.change_application.ChangeApplication.apply:1",
     f"{_PACKAGE}.source_journal.SourceJournal.forget:1",
 ]

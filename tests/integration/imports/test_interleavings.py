@@ -23,7 +23,7 @@ def test_two_workers_store_the_same_rows_at_once(site: Site) -> None:
     output = site.run(
         _IMPORT
         + """
-from sharded_orm.operations.imports.shard_tables import ShardTable, Stored
+from sharded_orm.operations.imports.row_storage import ShardTable, Stored
 insert, store = ShardTable._insert, ShardTable.store
 others = []
 def insert_second(self, rows):
@@ -49,7 +49,7 @@ def test_a_row_changes_again_before_it_is_overwritten(site: Site) -> None:
         _IMPORT
         + """
 from sharded_orm import runtime
-from sharded_orm.operations.imports.shard_tables import ShardTable
+from sharded_orm.operations.imports.row_storage import ShardTable
 copy()
 execute("default", "UPDATE library_book SET title = 'second' WHERE id = 7")
 lock = ShardTable._lock

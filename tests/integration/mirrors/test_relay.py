@@ -17,8 +17,8 @@ from tests.services import mariadb
 WRITER_DIES = [
     "sharded_orm.contrib.mirrors.transaction.record:3",
     "sharded_orm.contrib.mirrors.delivery._deliver_to:5",
-    "sharded_orm.contrib.mirrors.rows._insert_versions:5",
-    "sharded_orm.contrib.mirrors.rows._insert:5",
+    "sharded_orm.contrib.mirrors.mirror_rows._insert_versions:5",
+    "sharded_orm.contrib.mirrors.mirror_rows._insert:5",
     "sharded_orm.contrib.mirrors.delivery.read_source:5",
     "sharded_orm.contrib.mirrors.transaction.deliver:3",
 ]
@@ -31,8 +31,8 @@ note(4, 5, "third")
 RELAY_DIES = [
     "sharded_orm.operations.runs.journal.take_lease:1",
     "sharded_orm.contrib.mirrors.delivery.read_source:1",
-    "sharded_orm.contrib.mirrors.rows._lock_versions:1",
-    "sharded_orm.contrib.mirrors.rows._write_locked:1",
+    "sharded_orm.contrib.mirrors.mirror_rows._lock_versions:1",
+    "sharded_orm.contrib.mirrors.mirror_rows._write_locked:1",
     "sharded_orm.contrib.mirrors.delivery.write_rows:1",
     "sharded_orm.contrib.mirrors.relay.deliver:1",
     "sharded_orm.contrib.mirrors.relay.remove:1",
@@ -74,7 +74,7 @@ def test_a_relay_goes_on_after_a_killed_one(site: Site, moment: str) -> None:
 #: Writes rows, delivers what was written so far in calls that arrive later, in another order and twice.
 _STORM = """
 import random
-from sharded_orm.contrib.mirrors import delivery, relay, rows as mirror_rows
+from sharded_orm.contrib.mirrors import delivery, mirror_rows, relay
 {ablation}
 chance = random.Random({seed})
 delayed = []
@@ -262,7 +262,7 @@ note(1, 2, "other")
 
 def test_a_race_does_not_make_a_dead_letter(site: Site) -> None:
     out = site.run("""
-from sharded_orm.contrib.mirrors import relay, rows as mirror_rows
+from sharded_orm.contrib.mirrors import mirror_rows, relay
 n = note()
 Note.objects.filter(owner_id=1).update(text="later")
 mirror_rows._lock_versions = lambda *ignored: {}  # Others insert the versions after each look.

@@ -131,6 +131,7 @@ def arguments(connection: Any) -> dict[str, Any]:
 DEFAULTED: Any = models.IntegerField(db_default=1, name="x")
 #: Arguments for particular methods, where the value by name does not fit.
 PARTICULAR: dict[str, dict[str, Any]] = {
+    "check_parameters": {"params": {}},
     "schema.db_default_sql": {"field": DEFAULTED},
     "ops.adapt_datetimefield_value": {"value": None},
     "ops.adapt_durationfield_value": {"value": None},

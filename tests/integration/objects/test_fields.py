@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import connections
+from django.db import connections, models
 from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.graph import MigrationGraph
 from django.db.migrations.state import ModelState, ProjectState
@@ -34,6 +34,8 @@ from tests.pinboards.models import Board, Everything, Pin, User
 
 pytestmark = pytest.mark.django_db(databases=DATABASES)
 
+#: The options of classes that tests declare.
+MADE = {"group": "pins", "type_id": 99}
 VALUES: dict[str, Any] = {
     "text": "Grüße, 猫 and \U0001f408",
     "number": -(1 << 62),
@@ -137,6 +139,17 @@ def test_changes_in_place_are_changes() -> None:
     read.refresh_from_db()
     with read.edit():
         assert read.tags == ["b", "c", 1]
+
+
+def test_a_value_that_is_taken_out_of_the_body_is_the_default() -> None:
+    row = on(Everything, 0, tags=["a"], text="a")
+    row.text = "b"
+    assert row.tags.pop() == "a"
+    row.data = {"number": 7}
+    row.save()
+    assert stored(row) == {"number": 7}
+    with row.edit():
+        assert (row.number, row.text, row.tags) == (7, "", [])
 
 
 @pytest.mark.every_backend
@@ -294,6 +307,7 @@ def test_references_are_to_objects_of_any_shard_and_of_one_type() -> None:
         Pin.objects.get(pin.pk).board  # noqa: B018  # the access raises
 
 
+@isolate_apps("tests.pinboards")
 def test_wrong_declarations_are_refused() -> None:
     with pytest.raises(InvalidObjectType, match="unique"):
         fields.Text(unique=True)
@@ -303,10 +317,14 @@ def test_wrong_declarations_are_refused() -> None:
         ({"edit": fields.Text()}, "'edit'"),
         ({"a": fields.Ref(Board), "a_id": fields.Text()}, "attribute 'a_id'"),
         ({"a_id": fields.Text(), "a": fields.Ref(Board)}, "attribute 'a_id'"),
+        ({"a": fields.Text(), "b": fields.Text(was="a")}, r"\['a'\] more than once"),
+        ({"a": fields.Text(was="c"), "b": fields.Text(was="c")}, r"\['c'\] more than once"),
+        ({"a": fields.Text(), "ObjectMeta": type("M", (), {**MADE, "removed": "a"})}, r"\['a'\]"),
         ({"ObjectMeta": type("ObjectMeta", (), {"group": "pins"})}, "type_id"),
         ({"ObjectMeta": type("ObjectMeta", (), {"grop": 1})}, "grop"),
+        ({"slug": models.SlugField()}, r"columns for \['slug'\]"),
     ]:
-        meta = type("ObjectMeta", (), {"group": "pins", "type_id": 99})
+        meta = type("ObjectMeta", (), MADE)
         app = type("Meta", (), {"app_label": "pinboards"})
         with pytest.raises(InvalidObjectType, match=message):
             type(ShardedObject)(

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from django import forms
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth.models import Permission
 from django.contrib.auth.models import User as Visitor
 from django.test import Client
 from django.urls import reverse
@@ -15,7 +17,7 @@ from django.urls import reverse
 from sharded_orm.contrib.objects.admin import ObjectAdmin
 from sharded_orm.contrib.objects.exceptions import ConcurrentEdit, InvalidObjectType
 from sharded_orm.contrib.objects.forms import ObjectForm
-from tests.integration.objects.conftest import DATABASES, on
+from tests.integration.objects.conftest import DATABASES, on, set_body
 from tests.integration.objects.site import site
 from tests.pinboards.models import Board, Everything, Pin
 
@@ -96,6 +98,11 @@ def test_the_admin_lists_changes_and_deletes(admin_user: Visitor, client: Client
     text = rows.content.decode()
     links = re.findall(r'href="([^"]*/change/[^"]*)"', text)
     assert "note 1" in text and "note 6" in text and len(links) == 2
+    # The columns of the table, the first and the fourth, can be sorted by.
+    assert set(re.findall(r"\?o=([-.0-9]+)", text)) == {"1", "4"}
+    for order in ("2", "-3"):
+        listed = client.get(reverse("pinboards:pinboards_pin_changelist"), {"o": order})
+        assert listed.status_code == 200
     (link,) = (html.unescape(each) for each in links if str(pins[0].pk) in each)
     page = client.get(link)
     sent = data_of(page.context["adminform"].form)
@@ -123,6 +130,113 @@ def test_an_admin_that_names_its_fields_compares_versions(
     assert client.post(link, sent).status_code == 302
     assert Pin.objects.get(pin.pk).note == "by admin"
     assert "Somebody else has changed" in client.post(link, sent).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("tags", "error"), [('["%s"]' % ("x" * 5000), "5000 bytes"), ('["\\\\u0000"]', "NUL")]
+)
+def test_a_body_that_cannot_be_stored_is_an_error_of_the_form(
+    tags: str, error: str, admin_user: Visitor, client: Client
+) -> None:
+    client.force_login(admin_user)
+    row = on(Everything, 1)
+    data = {"number": 1, "tags": tags.replace("\\\\", "\\"), "text": "t", "title": "t"}
+    form = EverythingForm(data | {"object_version": row.version}, instance=row)
+    assert error in str(form.errors["__all__"])
+    rows = client.get(reverse("pinboards:pinboards_everything_changelist")).content.decode()
+    (link,) = (html.unescape(each) for each in re.findall(r'href="([^"]*/change/[^"]*)"', rows))
+    sent = data_of(client.get(link).context["adminform"].form) | data
+    answer = client.post(link, sent)
+    assert answer.status_code == 200 and error in answer.content.decode()
+    assert Everything.objects.get(row.pk).version == 1
+
+
+def test_the_admin_lists_and_restores_deleted_objects(admin_user: Visitor, client: Client) -> None:
+    board = on(Board, 2, name="b")
+    pins = [on(Pin, n, board=board, note=f"note {n}") for n in (1, 3, 6)]
+    for pin in pins[1:]:
+        pin.delete()
+    listed, deleted = reverse("pinboards:pinboards_pin_changelist"), {"deleted": "yes"}
+    where = f"{listed}?deleted=yes"
+    viewer = Visitor.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.add(
+        Permission.objects.get(codename="view_pin", content_type__app_label="pinboards")
+    )
+    client.force_login(viewer)
+    shown = client.get(listed, deleted).content.decode()
+    assert "note 3" in shown and "Restore" not in shown
+    client.force_login(admin_user)
+    now = client.get(listed).content.decode()
+    assert "note 1" in now and "note 3" not in now and "Restore" not in now
+    page = client.get(listed, deleted)
+    text = page.content.decode()
+    assert "note 1" not in text and "note 3" in text and "note 6" in text
+    assert "Restore selected pins" in text and "Delete selected" not in text
+    assert "/change/" not in text.partition('id="result_list"')[2].partition("</table>")[0]
+    (box,) = [
+        value
+        for value in re.findall(r'name="_selected_action" value="([^"]+)"', text)
+        if str(pins[1].pk) in value
+    ]
+    sent = {"action": "restore", "_selected_action": html.unescape(box)}
+    client.force_login(viewer)
+    client.post(where, sent)
+    assert not Pin.objects.get_many([pins[1].pk])
+    client.force_login(admin_user)
+    assert client.post(where, sent).status_code == 302
+    assert Pin.objects.get(pins[1].pk).note == "note 3"
+    assert not Pin.objects.get_many([pins[2].pk])
+    (entry,) = LogEntry.objects.filter(object_id__contains=str(pins[1].pk))
+    assert (entry.user, entry.action_flag, "Restored" in entry.get_change_message()) == (
+        admin_user, CHANGE, True
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ["[1]", '{"board": "x", "note": "n", "link": null}'])
+@pytest.mark.parametrize("where", [{}, {"_shard": "pins_00001"}], ids=["all shards", "one shard"])
+def test_the_admin_lists_damaged_objects_with_their_errors(
+    body: str, where: dict[str, str], admin_user: Visitor, client: Client
+) -> None:
+    client.force_login(admin_user)
+    board = on(Board, 2, name="b")
+    pins = [on(Pin, 1, board=board, note=f"note {n}") for n in (1, 2)]
+    set_body(pins[0], body)
+    listed = reverse("pinboards:pinboards_pin_changelist")
+    page = client.get(listed, where)
+    text = html.unescape(page.content.decode())
+    table = text.partition('id="result_list"')[2].partition("</table>")[0]
+    assert page.status_code == 200
+    assert f"Pin(pk={pins[0].pk}) on 'pins_00001'" in text.partition('id="result_list"')[0]
+    assert "note 2" in table and table.count("damaged") == (2 if body == "[1]" else 1)
+    links = [html.unescape(each) for each in re.findall(r'href="([^"]*/change/[^"]*)"', table)]
+    assert len(links) == 2
+    (link,) = (each for each in links if str(pins[0].pk) in each)
+    for answer in (client.get(link, follow=True), client.post(link, {"note": "n"}, follow=True)):
+        (message,) = answer.context["messages"]
+        assert answer.redirect_chain[-1][0] == listed and str(pins[0].pk) in str(message)
+    client.post(link.replace("/change/", "/delete/"), {"post": "yes"})
+    assert "damaged" not in client.get(listed).content.decode()
+    deleted = client.get(listed, {"deleted": "yes"}).content.decode()
+    assert str(pins[0].pk) in deleted and "damaged" in deleted
+
+
+def test_the_admin_lists_columns_of_any_kind_beside_damaged_objects(
+    admin_user: Visitor, client: Client
+) -> None:
+    client.force_login(admin_user)
+    boards = [on(Board, n, name="b") for n in (2, 3)]
+    pins = [on(Pin, 1, board=boards[n], note=f"note {n}") for n in (0, 1, 1)]
+    set_body(boards[0], "[1]")
+    set_body(pins[2], "[1]")
+    page = client.get(reverse("short:pinboards_pin_changelist"))
+    before, _, table = page.content.decode().partition('id="result_list"')
+    # The error of the object to which a column refers, and that of an object of the list.
+    assert all(f"(pk={row.pk}) on" in before for row in (boards[0], pins[2]))
+    assert "NOTE 0" in table and "NOTE 1" in table and f"board {boards[1].pk}" in table
+    assert table.count("damaged") == 4 and table.count("icon-no") == 2
+    assert ">pins_00001</a>" in table and len(re.findall(r'href="[^"]*/change/', table)) == 3
+    # The column of the table, the first one, can be sorted by as usual.
+    assert set(re.findall(r"\?o=([-.0-9]+)", table)) == {"1"}
 
 
 @pytest.mark.parametrize(

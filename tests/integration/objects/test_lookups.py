@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from django.db import connections
+from django.test.utils import isolate_apps
 
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidValue
@@ -67,3 +71,40 @@ def test_a_value_that_cannot_be_stored_creates_no_object(value: str) -> None:
     assert not User.objects.scatter().exists()
     with pytest.raises(InvalidValue):
         FacebookUsers.objects.claim(value, on(User, 3, name="Ada"))
+    with pytest.raises(User.DoesNotExist):
+        FacebookUsers.objects.find(value)
+    FacebookUsers.objects.claim("4711", ada := on(User, 3, name="Ada"))
+    assert FacebookUsers.objects.find_many([value, "4711"]) == {"4711": ada}
+    assert not FacebookUsers.objects.release(value, ada)
+
+
+@isolate_apps("tests.pinboards")
+def test_a_proxy_of_a_lookup_finds_the_same_objects() -> None:
+    class NamedUsers(FacebookUsers):
+        class Meta:
+            proxy = True
+            app_label = "pinboards"
+
+    FacebookUsers.objects.claim("ada", ada := on(User, 3, name="Ada"))
+    assert NamedUsers.objects.find("ada") == ada
+    assert NamedUsers.objects.release("ada", ada)
+    assert FacebookUsers.objects.find_many(["ada"]) == {}
+
+
+def test_a_value_that_is_released_meanwhile_can_be_claimed() -> None:
+    ada, bob = on(User, 3, name="Ada"), on(User, 4, name="Bob")
+    FacebookUsers.objects.claim("4711", ada)
+    alias = FacebookUsers.objects.get(pk="4711")._state.db
+
+    released = False
+
+    def release_once(execute: Any, sql: str, *arguments: Any) -> Any:
+        nonlocal released
+        if sql.startswith("SELECT") and not released:
+            released = True
+            assert FacebookUsers.objects.release("4711", ada)
+        return execute(sql, *arguments)
+
+    with connections[alias].execute_wrapper(release_once):
+        FacebookUsers.objects.claim("4711", bob)
+    assert released and FacebookUsers.objects.find("4711") == bob

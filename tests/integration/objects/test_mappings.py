@@ -99,6 +99,31 @@ def test_no_page_has_an_object_twice_if_it_moves_meanwhile(board: Board, pins: l
     assert page.objects == [pins[0], pins[4], pins[5]]
 
 
+def test_a_page_ends_where_its_last_object_was_found(board: Board, pins: list[Pin]) -> None:
+    """An object that comes back and moves meanwhile is not on the next page as well."""
+    for pin in pins[1:4]:
+        pin.delete()
+    back = pins[1]
+    size = 2 + sorted([back, *pins[4:6]], key=lambda pin: pin.pk).index(back)
+    reads = 0
+
+    def bring_back_before_the_second_read(execute: Any, sql: str, *arguments: Any) -> Any:
+        nonlocal reads
+        if sql.startswith("SELECT") and "boardpins" in sql:
+            reads += 1
+            if reads == 2:
+                with back.edit():
+                    back.active = True
+                assert BoardPins.objects.move(board, back, 2)
+        return execute(sql, *arguments)
+
+    with connections["pins_00006"].execute_wrapper(bring_back_before_the_second_read):
+        page = BoardPins.objects.page(board, size=size)
+    assert page.objects[-1] == back
+    rest = BoardPins.objects.page(board, after=page.next).objects
+    assert len({*page, *rest}) == len(page) + len(rest) == 10
+
+
 @pytest.mark.every_backend
 def test_cursors_are_stable_when_entries_are_added_moved_and_removed(
     board: Board, pins: list[Pin]
@@ -185,10 +210,12 @@ def test_sides_of_a_wrong_type_are_refused(board: Board, pins: list[Pin]) -> Non
         BoardPins.objects.add(Board(name="new"), pins[0])
     with pytest.raises(InvalidID):
         BoardPins.objects.count("cats")
-    for text in ("", "1", "x.y", "1.2.3", f"1.{1 << 64}"):
+    text: Any
+    for text in ("", "1", "x.y", "1.2.3", f"1.{1 << 64}", 5, (1, 2)):
         with pytest.raises(InvalidCursor):
             BoardPins.objects.page(board, after=text)
-    for size in (0, 1000):
+    size: Any
+    for size in (0, 1000, "50", None, 2.5):
         with pytest.raises(InvalidPageSize):
             BoardPins.objects.page(board, size=size)
     assert Cursor.parse(str(Cursor(-5, 7))) == Cursor(-5, 7)
@@ -284,6 +311,18 @@ def test_uncached_lists_of_a_cached_mapping_are_read_by_a_plan() -> None:
         before = Follows.objects.filter(source_id=ada.pk, sequence__lt=last).uncached()
         assert [entry.sequence for entry in before.order_by("sequence")] == list(range(last))
     assert newest()._recording.shape.plans["rows"] is not None
+
+
+@pytest.mark.every_backend
+def test_pages_behind_a_cursor_are_read_by_a_plan(board: Board, pins: list[Pin]) -> None:
+    for newest_first, wanted in ((False, pins), (True, pins[::-1])):
+        for number, pin in enumerate(wanted):
+            cursor = Cursor(int(pin.note) // 2, pin.pk)
+            page = BoardPins.objects.page(board, after=cursor, size=50, newest_first=newest_first)
+            assert page.objects == wanted[number + 1 :]
+        entries = BoardPins.objects._after(board.pk, cursor, newest_first)
+        read = entries.values_list("sequence", "target_id")[:1]
+        assert read._recording.shape.plans["rows"] is not None
 
 
 @isolate_apps("tests.pinboards")

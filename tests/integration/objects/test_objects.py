@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import serializers
 from django.db import IntegrityError, connections, transaction
+from django.db.models import Q
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from sharded_orm.cache.requests import ObjectRequest
+from sharded_orm import uncached
+from sharded_orm.cache.requests import RowAddress
+from sharded_orm.contrib.objects.body_column import VersionColumn
 from sharded_orm.contrib.objects.exceptions import (
     ConcurrentEdit,
     ObjectWriteRefused,
     UnsavedChanges,
+    UnstoredObject,
     WrongObjectType,
 )
 from sharded_orm.exceptions import CrossShardRelation, InvalidID
 from sharded_orm.ids.layout import PACKED, PackedID
-from sharded_orm.models.cached import queryset
+from sharded_orm.models.cached import lookup_plan, queryset
 from sharded_orm.models.cached.bulk_read import read_together, reads_by_pk
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.scatter.execute import Executor
 from tests.integration.objects.conftest import DATABASES, LaterClock, on, refused
-from tests.pinboards.models import Board, Pin, User
+from tests.pinboards.models import Board, Everything, Pin, User
 
 pytestmark = pytest.mark.django_db(databases=DATABASES)
 
@@ -39,7 +45,37 @@ def test_an_id_tells_shard_and_type_and_needs_no_key() -> None:
     assert [(parts.shard, parts.type) for parts in ids] == [(5, 21), (5, 22)]
     for ask in ({"pk": board.pk}, {"id": str(board.pk)}, {"pk": board.pk, "version": 1}):
         assert Board.objects.get(**ask).name == "b"
-    assert Board.objects.get(board.pk) == board
+    conditions = (Q(pk=board.pk), ("pk", board.pk))
+    for value in (board.pk, str(board.pk), *conditions):
+        assert Board.objects.get(value) == board
+    for rows in (
+        Board.objects.all(),
+        Board.objects.with_deleted(),
+        Board.objects.filter(version=1),
+    ):
+        assert rows.get(board.pk) == rows.get(str(board.pk), version=1) == board
+        assert all(rows.get(condition) == board for condition in conditions)
+        with pytest.raises(Board.DoesNotExist):
+            rows.get(board.pk, version=2)
+        with pytest.raises(WrongObjectType, match="type 21"):
+            Pin.objects.with_deleted().get(board.pk)
+        with pytest.raises(InvalidID):
+            rows.get("x")
+    board.delete()
+    assert Board.objects.with_deleted().get(board.pk) == board
+    with pytest.raises(Board.DoesNotExist):
+        Board.objects.all().get(board.pk)
+
+
+def test_coroutines_check_ids_as_well() -> None:
+    board = on(Board, 5, name="b")
+
+    async def read(cls: Any, value: Any) -> Any:
+        return await cls.objects.aget(value)
+
+    assert async_to_sync(read)(Board, board.pk) == board
+    with pytest.raises(WrongObjectType):
+        async_to_sync(read)(Pin, board.pk)
 
 
 @pytest.mark.every_backend
@@ -55,9 +91,10 @@ def test_ids_of_another_type_or_shard() -> None:
             cls.objects.get_many([board.pk])
     with pytest.raises(WrongObjectType, match="type 1"):
         Board.objects.get(241294492511762325)
-    for value in (-1, 1 << 63, None):
-        with pytest.raises(InvalidID):
-            Board.objects.get(pk=value)
+    for value in (-1, 1 << 63, None, 1.5, "x", board):
+        for read in (lambda pk: Board.objects.get(pk=pk), Board.objects.get):
+            with pytest.raises(InvalidID):
+                read(value)
     elsewhere = [PACKED.pack(shard, 21, PackedID.from_int(board.pk).local) for shard in (3, 500)]
     for pk in elsewhere:
         with pytest.raises(Board.DoesNotExist):
@@ -93,6 +130,22 @@ def test_an_error_in_edit_saves_nothing_and_restores_the_instance() -> None:
     pin.note = "d"
     with pytest.raises(UnsavedChanges, match="note"), pin.edit():
         pass
+    with pytest.raises(UnsavedChanges, match="not stored yet"), Board().edit():
+        pass
+
+
+def test_a_copy_of_an_instance_has_values_of_its_own() -> None:
+    row = on(Everything, 1, text="a", tags=["a"])
+    for clone in (copy.copy(row), copy.deepcopy(row), pickle.loads(pickle.dumps(row))):
+        clone.text = "b"
+        clone.tags.append("b")
+        assert (row.text, row.tags) == ("a", ["a"])
+        clone.pk, clone._state.adding = None, True
+        clone.save()
+        assert Everything.objects.get(clone.pk).tags == ["a", "b"]
+    with row.edit():
+        row.number += 1
+    assert Everything.objects.get(row.pk).text == "a"
 
 
 @pytest.mark.every_backend
@@ -250,6 +303,14 @@ def test_deleted_objects_are_not_read_until_they_come_back() -> None:
     assert Board.objects.get(board.pk).name == "b"
 
 
+def test_an_object_that_was_never_stored_is_not_deleted() -> None:
+    board = Board(name="b")
+    for delete in (board.delete, board.purge):
+        with pytest.raises(ValueError, match="never stored") as error:
+            delete()
+        assert type(error.value) is UnstoredObject
+
+
 @pytest.mark.every_backend
 def test_purge_removes_deleted_objects_for_good() -> None:
     boards = [on(Board, n, name="b") for n in range(4)]
@@ -332,7 +393,7 @@ def test_a_row_on_another_shard_than_expected_is_read_but_not_cached(later: Late
     user, other = on(User, 1, name="old"), on(User, 2, name="other")
     User.objects.get_many(pk + 1000 for pk in (user.pk, other.pk))
     later.ahead += 60
-    everybody, reader = User.objects.with_deleted(), queryset._current_reader()
+    everybody, reader = User.objects.with_deleted(), queryset.current_reader()
     assert reader is not None
     for name in ("old", "new"):
         with user.edit():
@@ -343,9 +404,42 @@ def test_a_row_on_another_shard_than_expected_is_read_but_not_cached(later: Late
             plan = plan_of(User)
             assert plan is not None
             reads, _ = reads_by_pk(plan, [other.pk])
-            use, request = reads.pop(other.pk)
-            token = str(user.pk)
-            moved = ObjectRequest(request.scope, use.factory, use.state, token)
-            reads |= {user.pk: (use, moved)} | reads_by_pk(plan, [each.pk for each in others])[0]
+            scope, token = reads[0].addresses.pop(other.pk).scope, str(user.pk)
+            reads[0].addresses[user.pk] = RowAddress(scope, token, scope.object_name(token))
+            reads += reads_by_pk(plan, [each.pk for each in others])[0]
             rows = {row.pk: row for row in read_together(plan, reads, reader, everybody)}
             assert (rows[user.pk].name, rows[user.pk]._state.db) == (name, "pins_00001")
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_a_converter_of_the_project_gets_the_connection_of_each_row(
+    later: LaterClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own converters are called with the connection of one shard for all rows of a batch."""
+
+    def from_db_value(self: Any, value: Any, expression: Any, connection: Any) -> Any:
+        return f"{value} on {connection.alias}"
+
+    ids = [on(User, n, name=str(n)).pk for n in range(8)]
+    User.objects.get_many(pk + 1000 for pk in ids)
+    later.ahead += 60
+    monkeypatch.setattr(VersionColumn, "from_db_value", from_db_value, raising=False)
+    monkeypatch.setattr(lookup_plan, "_plans", {})
+
+    class Told(User):
+        class Meta:
+            proxy = True
+            app_label = "pinboards"
+
+    # The columns of a model remember their converters.
+    for each in Told._meta.concrete_fields:
+        each.__dict__.pop("cached_col", None)
+    expected = [f"1 on pins_{n:05d}" for n in range(8)]
+    try:
+        for _ in range(3):
+            assert [row.version for row in Told.objects.get_many(ids).values()] == expected
+        with uncached():
+            assert [row.version for row in Told.objects.get_many(ids).values()] == expected
+    finally:
+        for each in Told._meta.concrete_fields:
+            each.__dict__.pop("cached_col", None)

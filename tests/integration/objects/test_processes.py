@@ -8,6 +8,8 @@ import pytest
 
 from tests.integration.imports.site import BACKENDS, site_fixture
 from tests.integration.objects.gallery_site import GallerySite
+from tests.patience import PATIENCE
+from tests.services import memcached as memcached_service
 
 gallery = site_fixture(GallerySite)
 
@@ -94,6 +96,58 @@ print(json.dumps(names))
     assert answer == [
         ["0", "1", "2"], ["3", "1"], 3, True, ["pins_00003"], ["3", "1"], "MirrorReadOnly",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("gallery", ["mariadb", "postgresql"], indirect=True)
+def test_what_is_brought_back_is_never_removed_if_deletions_have_receivers(
+    gallery: GallerySite,
+) -> None:
+    # A receiver makes Django read the rows first and delete them by their ids then. The receiver
+    # of this test writes between the two, as another process would.
+    answer = gallery.run("""
+import threading
+from django.db import transaction
+from django.db.models.signals import pre_delete
+
+def write(row):
+    # Another process would wait for a lock. Here, the error NOWAIT tells that it would.
+    alias = row._state.db
+    with transaction.atomic(using=alias):
+        if isinstance(row, PicturesByName):
+            rows = PicturesByName.objects.using(alias).filter(pk=row.pk)
+            rows.select_for_update(nowait=True).get()
+            rows.update(target_id=pictures[0].pk)
+        else:
+            rows = Picture.objects.with_deleted().using(alias).filter(pk=row.pk)
+            locked = rows.select_for_update(nowait=True).get()
+            locked.active = True
+            locked.save()
+
+def receive(instance, **kwargs):
+    def run():
+        try:
+            write(instance)
+            written.append(type(instance).__name__)
+        except DatabaseError:
+            pass
+        finally:
+            connections.close_all()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+written = []
+pictures = [Picture.objects.using(f"pins_{n:05d}").create() for n in (0, 0, 1)]
+for picture in pictures[1:]:
+    picture.delete()
+PicturesByName.objects.claim("a", pictures[1])
+pre_delete.connect(receive)
+counts = [Picture.objects.purge(), int(PicturesByName.objects.release("a", pictures[1]))]
+left = [picture.pk for picture in Picture.objects.with_deleted().scatter()]
+assert left[:1] == [pictures[0].pk]
+print(json.dumps([written, counts, len(left), PicturesByName.objects.scatter().count()]))
+""")
+    assert answer == [[], [2, 1], 1, 0]
 
 
 @pytest.mark.parametrize("gallery", ["mariadb"], indirect=True)
@@ -190,3 +244,30 @@ page = AlbumPictures.objects.page({album})
 print(json.dumps([len(page), sum(p.count for p in page) == sum(p.version - 1 for p in page)]))
 """)
     assert totals == [4, True]
+
+
+def test_a_batch_is_complete_if_one_of_two_cache_servers_is_down(gallery: GallerySite) -> None:
+    with memcached_service.servers(2) as (first, second):
+        locations = [server.django()["LOCATION"] for server in (first, second)]
+        gallery.content["caches"] = {"default": {**first.django(), "LOCATION": locations}}
+        gallery.save()
+        pks = gallery.run(
+            "print(json.dumps([Picture.objects.using(f'pins_{n % 4:05d}').create(count=n).pk"
+            " for n in range(12)]))"
+        )
+        second.kill()
+        counts, read_from_cache = gallery.run(f"""
+import time
+from sharded_orm import cache_scope
+counts = []
+deadline = time.monotonic() + {PATIENCE}
+while time.monotonic() < deadline:
+    with cache_scope():
+        counts = [[p.count for p in Picture.objects.get_many({pks}).values()] for _ in range(2)]
+    hits = Picture.cache.statistics().get("object_hits", 0)
+    if hits or counts != [list(range(12))] * 2:
+        break
+print(json.dumps([counts, hits]))
+""")
+    assert counts == [list(range(12))] * 2
+    assert 0 < read_from_cache < 12

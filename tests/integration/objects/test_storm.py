@@ -1,6 +1,9 @@
 """Pages of mappings are read from a shared cache while entries and objects change, and a node goes down.
 
-``STORM_SECONDS`` in the environment changes the length of the storms.
+``STORM_SECONDS`` in the environment changes the length of the storms, ``STORM_READERS`` the number of
+readers, and ``STORM_PAUSE`` the longest pause of a writer between two writes in seconds: with 0.2,
+most of the processor time is for readers. A read is one page. Each of its objects is checked, and
+all pages of a walk together.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ print(json.dumps([album.pk for album in albums]))
 """
 #: A node is down now and then, and a loaded machine may make the cache too slow for writers.
 _COMMON = """
-import os, random
+import os, random, time
 from django.db import InterfaceError
 from sharded_orm.exceptions import CacheUnavailable, ScatterError
 DOWN = (OperationalError, InterfaceError, ScatterError, CacheUnavailable)
@@ -43,9 +46,8 @@ counts = dict(reads=0, objects=0, wrong=0, short=0, doubled=0, stale=0, writes=0
 
 def walk(n):
     # All pages of an album, one after the other.
-    newest_first, after, pictures = random.random() < 0.3, None, []
+    newest_first, size, after, pictures = random.random() < 0.3, random.choice([1, 7, 20, 50]), None, []
     while True:
-        size = random.choice([1, 7, 20, 50])
         page = AlbumPictures.objects.page(albums[n], after=after, size=size, newest_first=newest_first)
         counts["reads"] += 1
         counts["objects"] += len(page)
@@ -64,6 +66,7 @@ def walk(n):
 _WRITER = """
 own = {{}}
 while not os.path.exists({stop!r}):
+    time.sleep(random.uniform(0, {pause}))
     pk = random.choice(list(own)) if own else None
     what, least = random.random(), 0
     try:
@@ -125,9 +128,19 @@ process_cache.ProcessCache.note = note_for_ever
 
 
 def _storm(
-    site: GallerySite, node: Node, *, seconds: float, writers: int, readers: int, ablation: str = ""
+    site: GallerySite,
+    node: Node,
+    *,
+    seconds: float,
+    writers: int,
+    readers: int,
+    pause: float = 0,
+    ablation: str = "",
 ) -> dict[str, int]:
-    """Let writers and readers run, and kill the node now and then. Return the sums of their counts."""
+    """Let writers and readers run, and kill the node now and then. Return the sums of their counts.
+
+    :param pause: the longest pause of a writer between two writes, in seconds.
+    """
     stop, chance = str(site.folder / "stop"), random.Random(3)
     with memcached.servers(1) as (server,), ExitStack() as ending:
         site.content["caches"] = {"default": server.django()}
@@ -141,7 +154,7 @@ def _storm(
 
         def start(seed: int, program: str) -> PythonProcess:
             common = _COMMON.format(ablation=ablation, seed=seed, albums=albums)
-            process = site.start("run", PREAMBLE + common + program.format(stop=stop))
+            process = site.start("run", PREAMBLE + common + program.format(stop=stop, pause=pause))
             ending.callback(process.kill)
             return process
 
@@ -168,8 +181,10 @@ def _storm(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pages_of_mappings_are_right_in_a_storm(backend: str, tmp_path: Path) -> None:
     seconds = float(os.environ.get("STORM_SECONDS", 60))
+    pause = float(os.environ.get("STORM_PAUSE", 0))
+    readers = int(os.environ.get("STORM_READERS", 3))
     with mortal_site_of(GallerySite, "gallery_", backend, tmp_path) as (site, node):
-        counts = _storm(site, node, seconds=seconds, writers=4, readers=3)
+        counts = _storm(site, node, seconds=seconds, writers=8, readers=readers, pause=pause)
     assert min(counts["reads"], counts["writes"], counts["hits"]) > 100 and counts["failed"] > 0
     assert not {
         name: counts[name] for name in ("wrong", "short", "doubled", "stale") if counts[name]

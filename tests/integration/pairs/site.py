@@ -21,6 +21,11 @@ def _groups() -> dict[str, Any]:
     return {"photos": {"STRATEGY": "modulo", "RANGES": ranges}}
 
 
+def directory_groups() -> dict[str, Any]:
+    """Return groups to which shards can be added."""
+    return {"photos": {**_groups()["photos"], "STRATEGY": "directory"}}
+
+
 @dataclass
 class PairSite(Site):
     """``db1`` and ``db2`` are a pair; shards 0 and 1 are active on db1, shards 2 and 3 on db2."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +61,18 @@ def test_options_that_contradict_shared_sessions(node: Node, option: str, value:
         pytest.raises(ImproperlyConfigured, match=problem),
     ):
         wrapper.ensure_connection()
+
+
+def test_a_stream_of_a_server_that_is_down_fails_with_its_error_only(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with other_alias(node, HOST="127.0.0.1", PORT=1) as wrapper:
+        with pytest.raises(OperationalError), wrapper.node_cursor(stream=True):
+            pass
+        gc.collect()
+    assert ignored == []
 
 
 def test_a_service_and_a_password_file(

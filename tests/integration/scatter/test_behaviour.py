@@ -103,7 +103,7 @@ def test_a_winner_gone_between_the_phases_is_replaced(
     plan = two_phase.make_plan
 
     def late(targets: Any, options: Any, failures: Any, **how: Any) -> Any:
-        if options.by_pk:
+        if options.by_key is not None:
             with connections["photos_00009"].cursor() as cursor:
                 cursor.execute("DELETE FROM samples_sample WHERE id = 19")
         return plan(targets, options, failures, **how)

@@ -9,9 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shards.conftest import GROUPS, WIDTH, Fleet, MariaDBFleet, check_and_count
+from tests.integration.shards.conftest import (
+    GROUPS,
+    WIDTH,
+    Fleet,
+    MariaDBFleet,
+    PostgreSQLFleet,
+    check_and_count,
+)
 from tests.services.mariadb import MariaDBServer
 
+#: The definition of the function that makes timestamped ids.
+_ID_FUNCTION = (
+    "SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE proname ^@ 'sharded_orm_next_id_'"
+    " AND pronamespace::regnamespace::text = current_schema()"
+)
 CARRIED = 46  # the bit from which an id of "pins" carries its shard
 
 
@@ -127,6 +139,23 @@ def test_a_schema_that_does_not_belong_there(healthy: Fleet) -> None:
         healthy.unmake("photos", number, node)
 
 
+def test_wrong_options_of_a_node_are_named(sqlite_fleet: Fleet) -> None:
+    engine = "sharded_orm.backends.sqlite3"
+    nodes = {
+        "one": {
+            "ENGINE": engine,
+            "NAME": str(sqlite_fleet.folder / "one"),
+            "OPTIONS": {"timout": 5},
+        },
+        "two": {"ENGINE": engine, "NAME": str(sqlite_fleet.folder / "two")},
+    }
+    run = sqlite_fleet.shards("status", FLEET_NODES=json.dumps(nodes))
+    assert run.row("one", "photos")[-2:] == ["WRONG", "SETTINGS"]
+    assert run.row("two", "photos")[-1] == "ok"
+    assert "'timout'" in run.out
+    assert "Correct them in NODES" in run.out
+
+
 def test_drift_names_the_shard_and_the_difference(healthy: Fleet) -> None:
     healthy.sql("photos", 6, "ALTER TABLE photos_app_tag ADD COLUMN colour integer NULL")
     healthy.sql("photos", 2, "DROP INDEX photo_posted" + (
@@ -155,6 +184,64 @@ def test_drift_names_the_shard_and_the_difference(healthy: Fleet) -> None:
         assert healthy.sql(
             "photos", 6, "SELECT sql FROM sqlite_master WHERE name = 'photos_app_tag'"
         ) == [tag]
+
+
+def test_id_functions_of_two_versions_are_made_equal_by_the_remedy(
+    postgresql_fleet: PostgreSQLFleet,
+) -> None:
+    fleet = postgresql_fleet
+    ((function,),) = fleet.sql("visits", 1, _ID_FUNCTION)
+    fleet.sql("visits", 1, function.replace("BEGIN\n", "BEGIN\n  -- An earlier version.\n", 1))
+    failed = fleet.shards("check", "--group", "visits", code=1)
+    assert "'manage.py migrate --database visits_00001'" in failed.err
+    assert "by hand" not in failed.err
+    migrated = fleet.python("-m", "django", "migrate", "--database", "visits_00001")
+    assert migrated.code == 0, migrated.err
+    fleet.shards("check", "--group", "visits")
+
+
+def test_an_id_function_of_another_shard_is_named_and_replaced_by_the_remedy(
+    postgresql_fleet: PostgreSQLFleet,
+) -> None:
+    """As in a schema that was copied by hand from shard 0."""
+    fleet = postgresql_fleet
+    ((function,),) = fleet.sql("visits", 0, _ID_FUNCTION)
+    own, other = fleet.schema("visits", 1), fleet.schema("visits", 0)
+    fleet.sql("visits", 1, function.replace(other, own))
+    failed = fleet.shards("check", "--group", "visits", code=1)
+    assert "on 'visits_00001' makes ids of shard 0" in failed.err
+    assert (
+        "'manage.py migrate --database visits_00001' gives the function the number 1" in failed.err
+    )
+    assert [entry["shard"] for entry in fleet.json("check", code=1)["foreign_ids"]] == [
+        "visits_00001"
+    ]
+    migrated = fleet.python("-m", "django", "migrate", "--database", "visits_00001")
+    assert migrated.code == 0, migrated.err
+    fleet.shards("check", "--group", "visits")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_counter_of_another_shard_is_named(healthy: Fleet, number: int) -> None:
+    """As in a table that was copied by hand from a shard with a lower or a higher number."""
+    if healthy.vendor == "sqlite":
+        pytest.skip("the schema of a file has no counters")
+    set_counter = "ALTER TABLE photos_app_board AUTO_INCREMENT = {}"
+    if healthy.vendor == "postgresql":
+        set_counter = "SELECT setval(pg_get_serial_sequence('photos_app_board', 'id'), {} - 1)"
+    first, following = pin(1, 1 << 36 | 1), pin(number, 1 << 36 | 5)
+    healthy.sql("pins", 1, set_counter.format(following))
+    failed = healthy.shards("check", "--group", "pins", code=1)
+    assert f"The next id of 'photos_app_board' on 'pins_00001' is {following}" in failed.err
+    remedy = "'manage.py migrate --database pins_00001' sets the counter"
+    assert (remedy in failed.err) == (number < 1)
+    assert (f"or to {first} if there is none" in failed.err) == (number > 1)
+    if number < 1:
+        migrated = healthy.python("-m", "django", "migrate", "--database", "pins_00001")
+        assert migrated.code == 0, migrated.err
+    else:
+        healthy.sql("pins", 1, set_counter.format(first))
+    healthy.shards("check", "--group", "pins")
 
 
 def test_a_table_that_is_gone_is_drift_and_no_end(healthy: Fleet) -> None:

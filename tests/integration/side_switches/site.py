@@ -24,6 +24,8 @@ from tests.services.replication import (
 )
 from tests.services.server import HOST
 
+#: Options of servers that lose no commit if their process is killed.
+DURABLE = {"innodb-flush-log-at-trx-commit": "2"}
 #: The message of a fence.
 REFUSED = "passive side of a pair"
 #: MariaDB's error for a write on a read-only server.

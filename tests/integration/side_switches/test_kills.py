@@ -17,8 +17,8 @@ OPEN = [f"{_RECORD}.enter:1", f"{_FENCE}.prepare:1", f"{_RECORD}.enter:2"]
 CLOSED = [f"{_FENCE}.close:1", f"{_SWITCH}._wait_for_new:2", f"{_RECORD}.enter:3"]
 PUBLISHED = [
     f"{_RECORD}.publish:1",
-    f"{_RECORD}.enter:4",
     f"{_FENCE}.open:1",
+    f"{_RECORD}.enter:4",
     f"{_FENCE}.remove:1",
     ENDED,
 ]
@@ -33,7 +33,7 @@ def marked(moments: list[str], routine: tuple[str, ...]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "moment", marked(MOMENTS, (OPEN[1], CLOSED[0], PUBLISHED[0], PUBLISHED[2]))
+    "moment", marked(MOMENTS, (OPEN[1], CLOSED[0], PUBLISHED[0], PUBLISHED[1]))
 )
 def test_repair_ends_what_was_left(site: PairSite, moment: str) -> None:
     site.write_a_row(1)
@@ -46,7 +46,7 @@ def test_repair_ends_what_was_left(site: PairSite, moment: str) -> None:
     assert site.all_rows() == {1}
 
 
-@pytest.mark.parametrize("moment", marked(MOMENTS, (CLOSED[2], PUBLISHED[1])))
+@pytest.mark.parametrize("moment", marked(MOMENTS, (CLOSED[2], PUBLISHED[0])))
 def test_the_same_command_goes_on(site: PairSite, moment: str) -> None:
     site.write_a_row(1)
     site.switch_and_die(moment, "photos", "0,2", "--to-side", "db2")
@@ -81,6 +81,13 @@ def test_a_topology_that_was_changed_meanwhile(site: PairSite) -> None:
     site.publish(groups)
     assert site.switch("photos", "--repair", "--json").json["ok"]
     assert site.writable() == ["db1"]
+
+
+def test_a_topology_that_was_changed_back_after_the_new_side_was_opened(site: PairSite) -> None:
+    site.switch_and_die(PUBLISHED[1], "photos", "0")
+    site.publish(site.groups)
+    assert "change it back" in site.switch("photos", "--repair", code=1).err
+    assert site.writable() == ["db2"]
 
 
 def test_repair_opens_the_active_side_if_the_journal_was_lost(site: PairSite) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.integration.side_switches.site import PairSite
-from tests.services.replication import execute
+from tests.services.replication import execute, execute_alone
 
 
 def problems(site: PairSite, *arguments: str) -> str:
@@ -18,16 +18,14 @@ def problems(site: PairSite, *arguments: str) -> str:
 
 
 def test_settings_of_servers(site: PairSite) -> None:
-    """All reasons are listed at once."""
+    """All reasons are listed at once, those that ``pairs check`` finds."""
     wrong = {
         "gtid_domain_id": 1,
-        "read_only": 1,
         "binlog_format": "'MIXED'",
         "slave_run_triggers_for_rbr": "'YES'",
     }
     right = {
         "gtid_domain_id": 2,
-        "read_only": 0,
         "binlog_format": "'ROW'",
         "slave_run_triggers_for_rbr": "'NO'",
     }
@@ -43,11 +41,8 @@ def test_settings_of_servers(site: PairSite) -> None:
         execute(second, "START SLAVE")
     for part in (
         "the same gtid_domain_id (1)",
-        "'db2' is read only",
-        "'db2' logs statements (binlog_format = MIXED)",
-        "'db2' calls triggers for replicated rows",
-        "'db2' does not receive from 'db1'",
-        "'db2' does not execute what it receives",
+        "'db2' has binlog_format = 'MIXED'",
+        "'db2' has slave_run_triggers_for_rbr = 'YES'",
     ):
         assert part in text
 
@@ -64,6 +59,28 @@ def test_replication_that_is_filtered_late_or_without_gtid(site: PairSite) -> No
     assert "'db2' replicates without GTID" in text
     assert "'db2' does not replicate everything (Replicate_Ignore_Table = 'x.y')" in text
     assert "'db2' replicates 5 s later on purpose" in text
+
+
+def test_a_side_that_is_read_only_or_does_not_replicate(site: PairSite) -> None:
+    second = site.pair.second
+    execute(second, "SET GLOBAL read_only = ON")
+    try:
+        assert (
+            "'db2' is read only, as after a restart: run 'manage.py pairs rejoin db2'"
+            in problems(site)
+        )
+    finally:
+        execute(second, "SET GLOBAL read_only = OFF")
+    execute(second, "STOP SLAVE")
+    try:
+        assert "replication from 'db1' to 'db2' does not run" in problems(site)
+    finally:
+        execute(second, "START SLAVE")
+
+
+def test_tables_that_differ(site: PairSite) -> None:
+    execute_alone(site.pair.second, "ALTER TABLE photos_00001.entries_entry ADD extra INT")
+    assert "photos_00001.entries_entry have not the same columns" in problems(site)
 
 
 def test_one_direction_only(site: PairSite) -> None:
@@ -123,7 +140,11 @@ def test_commands_that_cannot_work_on_a_pair(site: PairSite) -> None:
     for arguments, reason in (
         (("shards", "promote", "db1"), "'db1' is a side of the pair ('db1', 'db2')"),
         (("shards", "move", "photos", "0", "--to", "db2"), "is on a pair of servers"),
-        (("shards", "switch", "photos", "0", "--force"), "--force is not available"),
+        (("shards", "switch", "photos", "0", "--force"), "needs --all-from NODE"),
+        (
+            ("shards", "switch", "photos", "--all-from", "db1", "--force"),
+            "switch without --force, which loses nothing",
+        ),
     ):
         done = site.manage(*arguments)
         assert done.code == 1

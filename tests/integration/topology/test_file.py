@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.last_good import LastGoodCopy
 from tests.integration.topology.site import BREAK, MEND, Site, document, unusable_documents
@@ -203,3 +205,21 @@ groups.photos.RANGES = [{range = [0, 3], primary = "one"}]
     with file_site.process() as process:
         assert process.ask("version()") == 1
         assert "The last good copy of the topology cannot be written" in process.log
+
+
+@pytest.mark.parametrize(
+    ("engine", "database", "address"),
+    [("mysql", "", "db1:7777"), ("postgresql", "shop", "db1:7777/shop")],
+)
+def test_show_names_the_server_of_each_node_and_no_account(
+    file_site: Site, engine: str, database: str, address: str
+) -> None:
+    pytest.importorskip({"mysql": "MySQLdb", "postgresql": "psycopg"}[engine])
+    for node in file_site.nodes.values():
+        node.clear()
+        node |= {"ENGINE": f"sharded_orm.backends.{engine}", "HOST": "db1", "PORT": 7777}
+        node |= {"NAME": database, "USER": "me", "PASSWORD": "s3cret"}
+    file_site.save()
+    shown = file_site.topology("show").out
+    assert ["one", engine, address] in [line.split() for line in shown.splitlines()]
+    assert "s3cret" not in shown + file_site.topology("show", "--json").out

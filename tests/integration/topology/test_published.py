@@ -188,6 +188,12 @@ def test_a_source_from_an_old_backup_is_not_published_anew_by_a_small_change(
 def test_an_empty_source_says_so_and_takes_a_first_push(published: PublishedSite) -> None:
     done = published.topology("show", code=1)
     assert "nothing was pushed there yet" in done.err
+    process = published.start("migrate_shards")
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert err.startswith("CommandError: ")
+    assert "'manage.py topology push FILE'" in err
+    assert "Traceback" not in err
     published.push(document(1))
     assert published.topology("show", "--json").json["version"] == 1
 

@@ -12,7 +12,7 @@ from sharded_orm import runtime
 from sharded_orm.contrib import two_phase
 from sharded_orm.contrib.two_phase.apps import TwoPhaseConfig
 from sharded_orm.contrib.two_phase.models import Decision
-from sharded_orm.two_phase.watch import watch
+from sharded_orm.two_phase.branch_watch import watch
 from tests.integration.two_phase.bank import Bank
 from tests.unit.backends.group.conftest import using_nodes
 

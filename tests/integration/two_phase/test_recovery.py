@@ -14,8 +14,7 @@ import sharded_orm
 from sharded_orm.backends.two_phase.branch import BranchName, Fate, new_transaction
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.exceptions import BranchesPrepared
-from sharded_orm.two_phase import recovery
-from sharded_orm.two_phase import watch as watch_module
+from sharded_orm.two_phase import branch_watch, recovery
 from sharded_orm.two_phase.recovery import Recovered
 from tests.integration.two_phase.bank import START, Bank, in_child, kill_self
 from tests.integration.two_phase.failpoint import failpoint
@@ -220,8 +219,8 @@ def test_a_held_branch_is_left(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_later_block_recovers_by_itself(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "INTERVAL", 0.0)
-    monkeypatch.setattr(watch_module, "GRACE", 0.3)
+    monkeypatch.setattr(branch_watch, "INTERVAL", 0.0)
+    monkeypatch.setattr(branch_watch, "GRACE", 0.3)
     bank.transfer(0, 8)
     orphan(bank, 9, branch_on(bank, 9))
     deadline = time.monotonic() + PATIENCE

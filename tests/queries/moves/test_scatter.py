@@ -15,7 +15,7 @@ from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import KeyMoved, UnknownKeyOfRows
 from sharded_orm.models import KeyMove
 from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
-from sharded_orm.models.tables.placement import DatabaseDirectory
+from sharded_orm.models.tables.directory import DatabaseDirectory
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.shards import misplaced_rows
 from sharded_orm.operations.shards.misplaced_rows import RowScan

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 import sharded_orm
 from sharded_orm import runtime
 from sharded_orm.exceptions import KeyMoved
-from sharded_orm.models.tables.placement import DatabaseDirectory
+from sharded_orm.models.tables.directory import DatabaseDirectory
 from tests.photos.models import Album, Photo
 from tests.queries.conftest import DATABASES
 from tests.queries.moves.conftest import KEY

@@ -54,7 +54,7 @@ class Store(CacheServer):
     def guard(self, name: str) -> Guard:
         return parse(self.data[name])
 
-    lease = fill = mark = add = count = counters = info = close = None  # type: ignore[assignment]
+    lease = release = fill = mark = add = count = counters = info = close = None  # type: ignore[assignment]
 
 
 class Database:

@@ -15,8 +15,8 @@ from django.test import override_settings
 from django.test.utils import isolate_apps
 
 from sharded_orm import on_delete
-from sharded_orm.checks.files import check_autonomous_files, check_ticket_files
 from sharded_orm.checks.models import check_models
+from sharded_orm.checks.sqlite_files import check_autonomous_files, check_ticket_files
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
 from sharded_orm.models import (
     ExactCharField,

@@ -52,7 +52,7 @@ def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[Connectio
 
 
 def place_of(pool: ConnectionPool) -> str:
-    """Return an address of the server of ``pool`` that no other server has.
+    """Return an address of the server of ``pool``. No two servers have the same address.
 
     The address becomes a part of the server's name, which identifies the server.
     """

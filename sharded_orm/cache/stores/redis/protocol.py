@@ -39,8 +39,8 @@ class Refusal(Exception):
         self.code = (line.split(None, 1) or ["ERR"])[0]
 
 
-# The types of valid replies. Subclasses are refused: True, a reply in version 3 of the protocol,
-# would pass as an int otherwise.
+# The types of valid replies. Values of subclasses are refused. An example is True, a subclass of
+# int, which version 3 of the protocol may return.
 _REPLIES = frozenset({bytes, int, type(None), list, Refusal})
 _VALUES = frozenset({bytes, type(None)})
 

@@ -49,36 +49,24 @@ from sharded_orm.cache.stores.redis.protocol import (
     pack,
     parse_replies,
 )
+from sharded_orm.cache.stores.redis.scripts import (
+    APPEND,
+    COMPARE_AND_DELETE,
+    COMPARE_AND_SET,
+    REPLACE_OWNER,
+)
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
-#: The name of the entry that says which server owns the data. Its value is the ``run_id`` of the
-#: server that wrote the data, a colon, and the incarnation (the random word before all names of
-#: entries).
+#: An entry with this name says who wrote the data. Its value is the ``run_id`` of a Redis server, a
+#: colon, and the incarnation (the random word before all names of entries). If this is not the
+#: ``run_id`` of the server itself, the server was restarted or replaced, and may have old data.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 #: The number of characters of an incarnation, the random word before all names of entries.
 _LENGTH = 12
 _READ_OWNER = (b"GET", _OWNER)
-
-_COMPARE_AND_SET = RedisScript(
-    b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
-    b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
-)
-# This script replaces the value of the entry _OWNER by ARGV[2] if the value is ARGV[1]. It returns
-# the value that _OWNER then has. A missing value counts as empty.
-_REPLACE_OWNER = RedisScript(
-    b"local there = redis.call('GET', KEYS[1]) or '' "
-    b"if there ~= ARGV[1] then return there end "
-    b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
-)
-# This script appends a line to a guard (an entry that says whether others are valid), if the guard
-# exists. The command APPEND alone would create a missing guard, without the first line that a guard
-# needs.
-_APPEND = RedisScript(
-    b"if redis.call('EXISTS', KEYS[1]) == 1 then "
-    b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
-)
+_NUMBERS = frozenset({int})
 
 
 class RedisServer(RemoteServer):
@@ -88,9 +76,9 @@ class RedisServer(RemoteServer):
     connection over several servers. The Redis user must be allowed to run scripts and INFO, and to
     use any entry name. The reply to INFO must contain a ``run_id``, also on a managed server.
 
-    After a failover or a start from a dump, entries that were stored before it are not found any
-    more. While a network partition leaves two primaries, clients that still reach the old primary
-    may read stale entries there: those that were valid before the partition.
+    After a failover or a start from a dump, entries that were stored earlier are not found any
+    more. A network partition may leave two primaries. Clients that still reach the old primary may
+    then read stale entries: entries that were valid before the partition.
     """
 
     _end = LINE_END
@@ -119,7 +107,7 @@ class RedisServer(RemoteServer):
 
     def _connect(self, timeout: float) -> Connection:
         # Raise the error here and not in _open(). Error reports show the local variables of each
-        # function on the stack, and those of _open() include the password.
+        # function on the stack, and the variables of _open() include the password.
         opened = self._open(timeout)
         if isinstance(opened, str):
             raise OSError(f"connecting: {opened}")
@@ -198,7 +186,7 @@ class RedisServer(RemoteServer):
         if own.fullmatch(owner or b""):
             return bytes(owner)
         new = b"%b:%b" % (run_id[1], secrets.token_hex(_LENGTH // 2).encode())
-        claim = (b"EVAL", _REPLACE_OWNER.source, b"1", _OWNER, owner or b"", new)
+        claim = (b"EVAL", REPLACE_OWNER.source, b"1", _OWNER, owner or b"", new)
         (owner,) = self._ask_plainly(connection, [claim], deadline)
         if not own.fullmatch(owner):
             raise ProtocolError("several servers say that the data are theirs")
@@ -259,9 +247,9 @@ class RedisServer(RemoteServer):
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` and return their replies.
 
-        Costs one round trip, or two if at least one script is new to the server. The commands run
-        in their order, except that scripts that were unknown run last. Commands of other clients
-        may run in between.
+        Costs one round trip. If the server does not know some scripts yet, they are sent again in a
+        second round trip, so they run after all other commands. The other commands run in their
+        order. Commands of other clients may run in between.
 
         :param commands: each command is a tuple of parts. A part that is a str is the name of an
             entry: the incarnation (a random word) is put before it. Bytes are sent as they are.
@@ -334,12 +322,23 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # A placeholder in the entry means that a reader has the lease. The option NX
-                # prevents that this SET replaces the placeholder of another reader.
+                # A placeholder in the entry means that a reader has the lease. With the option NX,
+                # this SET does not replace the placeholder of another reader.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
-                commands.append((_COMPARE_AND_SET, name, value, token, seconds))
+                commands.append((COMPARE_AND_SET, name, value, token, seconds))
         return [token if reply in (b"OK", 1) else None for reply in self._pipeline(commands)]
+
+    def release(self, objects: Mapping[str, FoundEntry]) -> None:
+        commands = [
+            (COMPARE_AND_DELETE, name, lease)
+            for name, (_, lease) in objects.items()
+            if lease is not None
+        ]
+        # A lease that is perhaps not given back needs no care: it ends soon.
+        if commands and not self._post_commands(commands, lambda: None):
+            for reply in self._pipeline(commands):
+                self._checked(reply, int)
 
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
@@ -355,7 +354,7 @@ class RedisServer(RemoteServer):
             if lease is None:
                 commands.append((b"SET", name, value, b"EX", seconds))
             else:
-                commands.append((_COMPARE_AND_SET, name, lease, value, seconds))
+                commands.append((COMPARE_AND_SET, name, lease, value, seconds))
         count = len(commands)
         guards = list(again)
         commands += [(b"EXPIRE", guard, _seconds(2 * ttl)) for guard in guards]
@@ -390,13 +389,55 @@ class RedisServer(RemoteServer):
             sizes.append(self._checked(size, int))
         return sizes
 
-    def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
+    def finish(
+        self,
+        objects: Sequence[str],
+        records: Sequence[tuple[str, bytes]],
+        lost: Callable[[], object] | None = None,
+    ) -> None:
         commands: list[tuple[Any, ...]] = []
         if objects:
             commands.append((b"UNLINK", *objects))
-        commands += [(_APPEND, name, record) for name, record in records]
+        commands += [(APPEND, name, record) for name, record in records]
+        if lost is not None and commands and self._post_commands(commands, lost):
+            return
         for reply in self._pipeline(commands):
             self._checked(reply, int)
+
+    def _post_commands(
+        self, commands: Sequence[tuple[Any, ...]], lost: Callable[[], object]
+    ) -> bool:
+        """Send ``commands``, whose replies are numbers, without waiting for the replies.
+
+        Return False if the commands must be sent by :meth:`_pipeline`.
+
+        :param lost: is called if a command was refused, or if the server has lost its data or has
+            older data.
+        """
+        count = len(commands) + 1
+        owner = b""
+
+        def packet(connection: Connection) -> bytes:
+            nonlocal owner
+            owner = connection.incarnation
+            # Send the text of each script: if the server did not know a digest, nobody would read
+            # its error and send the text.
+            sent = [
+                by_source(command) if isinstance(command[0], RedisScript) else command
+                for command in commands
+            ]
+            return pack([*sent, _READ_OWNER], f"{owner[-_LENGTH:].decode()}:")
+
+        def is_confirmed(answer: bytes) -> bool | None:
+            replies = parse_replies(answer, count)
+            if replies is None:
+                return None
+            if replies.pop() != owner:
+                # The error closes the connection: its commands would use an old incarnation.
+                raise Outdated("the data are of another incarnation")
+            return _NUMBERS.issuperset(map(type, replies))
+
+        return self._post(packet, is_confirmed, lost)
 
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
         if not guards:
@@ -417,7 +458,7 @@ class RedisServer(RemoteServer):
         return guard_values
 
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        command = (_COMPARE_AND_SET, name, seen, new, _seconds(ttl))
+        command = (COMPARE_AND_SET, name, seen, new, _seconds(ttl))
         (reply,) = self._pipeline([command])
         return bool(self._checked(reply, int) == 1)
 

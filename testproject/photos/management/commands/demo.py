@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.contrib.staticfiles.management.commands.runserver import Command as RunServer
 from django.core.management import BaseCommand, CommandError, call_command
 
+from testproject.photos import next_release
 from testproject.photos.browser import CheckFailed, browse, serving
 from testproject.photos.installation import ADMIN, admin_password, prepare
+
+# The commands of a rolling upgrade, step by step.
+_UPGRADE = (
+    "migrate_shards --rolling --plan",
+    "migrate_shards --rolling --until migrate-passive",
+    "migrate_shards --rolling --until switch",
+    "migrate_shards --rolling",
+    "shards status",
+    "runserver 8001 --noreload     # the next release, beside this one",
+    "shards balance --pairs",
+)
 
 
 class Command(BaseCommand):
@@ -44,12 +58,16 @@ class Command(BaseCommand):
         for step in prepare():
             self._say(began, step)
         password = admin_password()
+        release = None
+        if os.environ.get("SHARDED_ORM_DEMO_PAIR"):
+            release = next_release.write(Path(os.environ["SHARDED_ORM_DEMO_DIR"], "next_release"))
+            self._say(began, f"the next release of the site is in {release.parent}")
         if options["check"]:
             self._check(began, host, port or 0, password)
         else:
             # This server serves the style sheets itself, also without DEBUG.
             call_command(
-                _Server(password, stdout=self.stdout),
+                _Server(password, release, stdout=self.stdout),
                 f"[{host}]:{port or 8000}" if ":" in host else f"{host}:{port or 8000}",
                 use_ipv6=":" in host,
                 use_reloader=False,
@@ -74,9 +92,10 @@ class Command(BaseCommand):
 class _Server(RunServer):
     """Django's server, which prints its address once it listens."""
 
-    def __init__(self, password: str, **kwargs: Any) -> None:
+    def __init__(self, password: str, release: Path | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._password = password
+        self._release = release
 
     def on_bind(self, server_port: int) -> None:
         host = f"[{self.addr}]" if ":" in self.addr else self.addr
@@ -86,4 +105,11 @@ class _Server(RunServer):
             f"Login for both:  {ADMIN} / {self._password}\n\n"
             "Stop it with Control-C.\n"
         )
+        if self._release is not None:
+            self.stdout.write(
+                "\nThe shards are on a pair of servers, and half of them are active on each. In another"
+                " terminal, give them the schema of the\nnext release while this one serves, and watch"
+                ' "Shards" in the admin:\n'
+                + "".join(f"    {self._release} {command}\n" for command in _UPGRADE)
+            )
         self.stdout.flush()

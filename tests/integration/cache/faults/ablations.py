@@ -45,11 +45,11 @@ def bump_after_commit() -> None:
         waiting.append((method, server, records, *rest))
         return [0] * len(records)
 
-    def finish(method: Any, server: Any, objects: Any, records: Any) -> None:
+    def finish(method: Any, server: Any, objects: Any, records: Any, lost: Any = None) -> None:
         while waiting:
             marked, *arguments = waiting.pop(0)
             marked(*arguments)
-        method(server, objects, records)
+        method(server, objects, records, lost)
 
     _methods("mark", mark)
     _methods("finish", finish)

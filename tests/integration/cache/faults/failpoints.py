@@ -2,7 +2,7 @@
 
 ========== =======================================================================
 marking    before a cache server is marked
-committing after all marks, immediately before COMMIT is sent
+committing after all marks, immediately before COMMIT or a statement in autocommit is sent
 closing    after COMMIT (or ROLLBACK), before objects are deleted and markers closed
 half       objects are deleted, markers still open
 reading    before entries are read
@@ -67,12 +67,12 @@ def _mark(method: Any, server: Any, *args: Any, **kwargs: Any) -> Any:
     return method(server, *args, **kwargs)
 
 
-def _finish(method: Any, server: Any, objects: Any, records: Any) -> Any:
+def _finish(method: Any, server: Any, objects: Any, records: Any, lost: Any = None) -> Any:
     handler("closing")
     if objects and records:
         method(server, objects, ())
         handler("half")
-    return method(server, objects, records)
+    return method(server, objects, records, lost)
 
 
 def _fill(method: Any, server: Any, entries: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +101,15 @@ def install(connection_class: type[Any], commits: Callable[[Any, Any], bool]) ->
             handler("committing")
         return method(connection, how)
 
+    def announce_within(method: Any, markers: Any, seconds: float) -> Any:
+        is_in_time = method(markers, seconds)
+        if is_in_time:
+            handler("committing")
+        return is_in_time
+
+    from sharded_orm.cache.markers import TransactionMarkers
+
+    wrap(TransactionMarkers, "announce_within", announce_within)
     for cls in servers():
         for name, wrapper in _WRAPPERS.items():
             if implements(cls, name):

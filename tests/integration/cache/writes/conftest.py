@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from sharded_orm import runtime
 from sharded_orm.cache.client import CacheClient
-from sharded_orm.cache.markers import unfinished
+from sharded_orm.cache.closings import closing_queue
 from sharded_orm.cache.stores.base import CacheServer
 from sharded_orm.cache.stores.factory import open_servers
 from sharded_orm.models.cached import cached_model
@@ -61,10 +61,10 @@ def make(
         cache = CacheClient(replace(configured, **{**addresses, **options}), opener)
         monkeypatch.setattr(runtime, "_cache", cache)
         cached_model.forget()
-        unfinished._renew()
+        closing_queue._renew()
         yield Recorded(cache, events)
         cache.close()
-        unfinished._renew()
+        closing_queue._renew()
     cached_model.forget()
 
 

@@ -45,6 +45,9 @@ class Recorder(CacheServer):
     def lease(self, objects: Any, read: Any) -> Any:
         return self.inner.lease(objects, read)
 
+    def release(self, objects: Any) -> None:
+        self.inner.release(objects)
+
     def fill(self, entries: Any, ttl: float, again: Any = ()) -> Any:
         names = [entry.name for entry in entries]
         return self._run("fill", names, lambda: self.inner.fill(entries, ttl, again))
@@ -54,9 +57,14 @@ class Recorder(CacheServer):
         sizes: list[int] = self._run("mark", names, lambda: self.inner.mark(records, header, ttl))
         return sizes
 
-    def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
+    def finish(
+        self,
+        objects: Sequence[str],
+        records: Sequence[tuple[str, bytes]],
+        lost: Callable[[], object] | None = None,
+    ) -> None:
         names = [*objects, *(name for name, _ in records)]
-        self._run("finish", names, lambda: self.inner.finish(objects, records))
+        self._run("finish", names, lambda: self.inner.finish(objects, records, lost))
 
     def add(self, guards: Any, ttl: float) -> list[bytes]:
         return self.inner.add(guards, ttl)

@@ -13,7 +13,7 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.write_hooks.session_id import SessionID
-from sharded_orm.cache.markers import unfinished
+from sharded_orm.cache.closings import closing_queue
 from tests.cached.models import CachedTag
 from tests.queries.conftest import DATABASES
 from tests.services.mariadb import Address
@@ -196,7 +196,7 @@ def test_refused_transaction_closes_its_session_too(
     while exists(admin, marker.writer.connection):
         pass
     server.fail = set()
-    unfinished.flush(server)
+    closing_queue.flush(server)
     assert guard_of(local, ONE).open == ()
 
 
@@ -214,7 +214,7 @@ def test_connection_lost_in_commit(
         CachedTag.objects.create(user_id=ONE, name="a")
     # Only the database knows whether it was committed, so readers ask it.
     (marker,) = guard_of(local, ONE).open
-    assert not unfinished.waiting
+    assert not closing_queue.waiting
     assert wrapper.sessions_gone([marker.writer]) == {marker.writer}
     assert not CachedTag.objects.uncached().filter(user_id=ONE).exists()
 
@@ -321,6 +321,17 @@ def test_procedure_that_commits_is_announced(
             cursor.callproc("commit_by_the_way")
             assert local.what == ["mark"]
             assert committed(ONE) == 1
+    assert local.what == ["mark", "finish"]
+
+
+def test_statement_of_the_driver_that_commits_is_announced(
+    local: Recorded, wrapper: Any, by_the_way: None
+) -> None:
+    with transaction.atomic(using=SHARD[ONE]):
+        CachedTag.objects.create(user_id=ONE, name="a")
+        wrapper.connection.query(b"COMMIT")
+        assert local.what == ["mark"]
+        assert committed(ONE) == 1
     assert local.what == ["mark", "finish"]
 
 

@@ -12,8 +12,8 @@ import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 
 from sharded_orm.cache import markers
+from sharded_orm.cache.closings import closing_queue
 from sharded_orm.cache.guards import Guard
-from sharded_orm.cache.markers import unfinished
 from sharded_orm.exceptions import CacheUnavailable
 from tests.cached.models import CachedCountry, CachedTag
 from tests.queries.conftest import DATABASES
@@ -110,11 +110,11 @@ def test_refused(local: Recorded, how: str) -> None:
     assert local.cache.statistics.counted(scope(CachedTag, ONE).type.name)["refusals"] == 1
     # The mark may have arrived; it is closed as soon as the server answers.
     assert len(guard_of(local, ONE).open) == (how == "mark+")
-    assert unfinished.waiting
+    assert closing_queue.waiting
     server.fail = set()
     CachedTag.objects.create(user_id=ONE, name="third")
     assert guard_of(local, ONE).open == ()
-    assert not unfinished.waiting
+    assert not closing_queue.waiting
 
 
 def test_refused_inside_a_block_rolls_back_all_of_it(local: Recorded) -> None:
@@ -155,30 +155,30 @@ def test_end_that_fails_is_told_later(local: Recorded) -> None:
     assert committed(ONE) == 1
     assert len(guard_of(local, ONE).open) == 1
     server.fail = set()
-    unfinished.flush(server)
+    closing_queue.flush(server)
     assert guard_of(local, ONE).open == ()
     server.fail = {"finish+"}  # the marker was closed, and is closed again
     tag.save()
     server.fail = set()
-    unfinished.flush(server)
+    closing_queue.flush(server)
     assert guard_of(local, ONE).open == ()
 
 
 def test_queue_is_bounded(local: Recorded) -> None:
     server = only(local)
-    for _ in range(unfinished.MAXIMUM + 1):
-        unfinished.add(markers.Unfinished(server))
-    assert len(unfinished) == unfinished.MAXIMUM
+    for _ in range(closing_queue.MAXIMUM + 1):
+        closing_queue.add(markers.Closing(server))
+    assert len(closing_queue) == closing_queue.MAXIMUM
 
 
 def test_queue_is_not_inherited(local: Recorded) -> None:
-    unfinished.add(markers.Unfinished(only(local)))
+    closing_queue.add(markers.Closing(only(local)))
     child = os.fork()
     if not child:
-        os._exit(len(unfinished) + unfinished.waiting)
+        os._exit(len(closing_queue) + closing_queue.waiting)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert unfinished.waiting
+    assert closing_queue.waiting
 
 
 def test_invalidation_takes_part_in_the_transaction(local: Recorded) -> None:
@@ -282,7 +282,7 @@ def test_interrupt_after_commit(local: Recorded) -> None:
         CachedTag.objects.create(user_id=ONE, name="sea")
     assert committed(ONE) == 1
     assert len(guard_of(local, ONE).open) == 1
-    unfinished.flush(server)
+    closing_queue.flush(server)
     assert guard_of(local, ONE).open == ()
 
 

@@ -30,6 +30,29 @@ def alter(apps: Any, schema_editor: Any) -> None:
     insert(apps, schema_editor)
 
 
+def alter_by_procedure(apps: Any, schema_editor: Any) -> None:
+    """Insert rows after a procedure ``widen``, which commits by itself on MySQL."""
+    with schema_editor.connection.cursor() as cursor:
+        cursor.callproc("widen")
+    insert(apps, schema_editor)
+
+
+def alter_by_driver(apps: Any, schema_editor: Any) -> None:
+    """Insert rows after a statement of the driver's connection, which commits by itself on MySQL."""
+    schema_editor.connection.connection.query(
+        b"ALTER TABLE fleet_album ADD COLUMN extra integer NULL"
+    )
+    insert(apps, schema_editor)
+
+
+def alter_by_cursor_of_driver(apps: Any, schema_editor: Any) -> None:
+    """Insert rows after a statement of a cursor that is not Django's."""
+    cursor = schema_editor.connection.connection.cursor()
+    cursor.execute("ALTER TABLE fleet_album ADD COLUMN extra integer NULL")
+    cursor.close()
+    insert(apps, schema_editor)
+
+
 def lose(apps: Any, schema_editor: Any) -> None:
     """Insert rows; the session is then killed in the middle of a statement."""
     connection = schema_editor.connection
@@ -42,3 +65,14 @@ def alter_within_default(apps: Any, schema_editor: Any) -> None:
     """Run :func:`alter` in a transaction of the global database, as a plain ``atomic()`` does."""
     with transaction.atomic():
         alter(apps, schema_editor)
+
+
+def run(*statements: str) -> Any:
+    """Return an operation's function that runs these statements."""
+
+    def forwards(apps: Any, schema_editor: Any) -> None:
+        with schema_editor.connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    return forwards

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.runs.journal import JournalStep
 from tests.integration.migrate.engine.failing import Broken
-from tests.integration.migrate.engine.fleets import Fleet
+from tests.integration.migrate.engine.fleets import Fleet, Migrations
 
 # On SQLite a transaction holds each migration, so few interruptions differ; ``test_kills`` has some of them.
 pytestmark = [pytest.mark.every_backend, pytest.mark.long_on("sqlite")]
@@ -90,3 +91,34 @@ def test_a_new_shard(fleet: Fleet, breaking: Breaking) -> None:
     fleet.migrate_with_django(0)
     assert broken_off_again_and_again(fleet, breaking, 1) > 2
     fleet.assert_same(1, 0)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_migrations_that_change_nothing(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch, is_recorded: bool
+) -> None:
+    """One statement records them, and no step of the journal stands for it."""
+    fleet.create(0, 1)
+    fleet.migrate(0, 1)
+    insert = "migrations.RunPython(failing.insert, migrations.RunPython.noop)"
+    migrations.add("0002_insert", insert)
+    for name in ("0003_nothing", "0004_nothing"):
+        migrations.add(name, 'migrations.AlterModelOptions("album", {"verbose_name": "x"})')
+    migrations.add("0005_insert", insert)
+    record = Records.record
+
+    def broken(records: Records, keys: Any, *, backwards: bool) -> None:
+        is_it = list(keys) == [("fleet", "0003_nothing"), ("fleet", "0004_nothing")]
+        if is_recorded or not is_it:
+            record(records, keys, backwards=backwards)
+        if is_it:
+            raise Broken
+
+    with monkeypatch.context() as patch, pytest.raises(Broken):
+        patch.setattr(Records, "record", broken)
+        fleet.migrate(0)
+    fleet.migrate(0)
+    fleet.migrate_with_django(1)
+    fleet.assert_same(0, 1)
+    rows = "SELECT count(*) FROM fleet_album"
+    assert fleet.execute(0, rows) == fleet.execute(1, rows)

@@ -104,15 +104,38 @@ def test_an_error_is_no_interruption(fleet: Fleet, migrations: Migrations, atomi
     assert is_clean(fleet)
 
 
+PROCEDURE = "migrations.RunSQL('CREATE PROCEDURE widen() ALTER TABLE fleet_album ADD COLUMN extra integer NULL')"
+HOW = ["alter", "alter_by_procedure", "alter_by_driver", "alter_by_cursor_of_driver"]
+
+
 @pytest.mark.mysql_settings
-def test_a_statement_in_it_that_commits(fleet: Fleet, migrations: Migrations) -> None:
-    migrations.add("0002_rows", INSERT.format(atomic=True).replace("insert", "alter"))
+@pytest.mark.parametrize("how", HOW)
+def test_a_statement_in_it_that_commits(fleet: Fleet, migrations: Migrations, how: str) -> None:
+    migrations.add("0001_procedure", PROCEDURE)
+    migrations.add("0002_rows", INSERT.format(atomic=True).replace("insert", how))
     broken_off(fleet, Broken())
     with pytest.raises(OperationUnclear, match="a statement in it commits by itself"):
         fleet.migrate(1)
     fleet.settle(1, done=True)
     fleet.migrate(1)
     assert is_clean(fleet)
+
+
+@pytest.mark.mysql_settings
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("how", HOW[1:])
+def test_schemas_that_change_in_hidden_ways_are_noticed(
+    fleet: Fleet, migrations: Migrations, how: str, atomic: bool
+) -> None:
+    """Later operations begin at the schema that a procedure or the driver left."""
+    migrations.add("0001_procedure", PROCEDURE)
+    fleet.create(0)
+    fleet.migrate(0, 1)
+    migrations.add("0002_rows", INSERT.format(atomic=atomic).replace("insert", how), COLUMN)
+    migrations.add("0003_column", COLUMN.replace("place", "country"))
+    fleet.migrate(0)
+    fleet.migrate_with_django(1)
+    fleet.assert_same_schema(0, 1)
 
 
 # ##### Raw SQL #####

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, OperationalError, connections
 
+from sharded_orm.backends.postgresql.base import DatabaseWrapper
 from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.operations.migrate.plan import Unit
 from tests.integration.migrate.engine.fleets import Fleet, Migrations
@@ -228,3 +229,99 @@ def test_collations_and_constraints_that_are_checked_later(
     fleet.migrate_with_django(1)
     fleet.assert_same_schema(0, 1)
     fleet.assert_same_schema(4, 1)
+
+
+def python(*statements: str) -> str:
+    """Return an operation that runs statements of which only the server knows what they do."""
+    return f"migrations.RunPython(failing.run{statements!r}, migrations.RunPython.noop)"
+
+
+COLUMN = 'migrations.AddField("album", "place", models.CharField(max_length=9, null=True))'
+WIDEN = (
+    'migrations.RunSQL("CREATE FUNCTION widen() RETURNS int LANGUAGE plpgsql AS $$ BEGIN'
+    ' ALTER TABLE fleet_album ADD COLUMN extra integer NULL; RETURN 1; END $$")'
+)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE fleet_album ADD COLUMN extra integer NULL",
+        "DELETE FROM fleet_album; ALTER TABLE fleet_album ADD COLUMN extra integer NULL",
+        "DO $$ BEGIN ALTER TABLE fleet_album ADD COLUMN extra integer NULL; END $$",
+        "SELECT widen()",
+        "WITH w AS (SELECT widen()) SELECT * FROM w",
+        "INSERT INTO django_migrations (app, name, applied) SELECT 'a', 'b', now() FROM widen()",
+    ],
+)
+def test_python_that_alters_a_table_is_noticed(
+    fleet: Fleet, migrations: Migrations, statement: str, atomic: bool
+) -> None:
+    """Later migrations begin at the schema that such an operation has left."""
+    fleet.create(0, 1)
+    migrations.add("0002_function", WIDEN)
+    fleet.migrate(0, 1)
+    for number in (0, 1):
+        fleet.execute(number, "INSERT INTO fleet_album (user_id, name) VALUES (2, 'x')")
+    migrations.add("0003_python", python(statement), atomic=atomic)
+    migrations.add("0004_column", COLUMN)
+    fleet.migrate(0)
+    fleet.migrate_with_django(1)
+    fleet.assert_same(0, 1)
+    assert "extra" in fleet.schema(0).definitions["fleet_album"]
+
+
+def test_python_that_changes_rows_costs_no_look_at_the_schema(
+    fleet: Fleet, migrations: Migrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.create(0, 1)
+    fleet.migrate(0, 1)
+    migrations.add("0002_column", COLUMN, atomic=True)
+    insert = "migrations.RunPython(failing.insert, migrations.RunPython.noop)"
+    migrations.add("0003_python", insert, atomic=True)
+    migrations.add("0004_column", COLUMN.replace("place", "country"), atomic=True)
+    reads: list[str | None] = []
+
+    def snapshot(wrapper: DatabaseWrapper) -> Any:
+        reads.append(wrapper.schema)
+        return read(wrapper)
+
+    read = DatabaseWrapper.schema_snapshot
+    monkeypatch.setattr(DatabaseWrapper, "schema_snapshot", snapshot)
+    fleet.migrate(0, 1)
+    # Before the migrations, and after each of those with recorded SQL.
+    assert [reads.count(fleet.shard(number).schema) for number in (0, 1)] == [3, 3]
+    fleet.assert_same(0, 1)
+
+
+INTO = "WITH w AS (SELECT 1 AS a) SELECT a INTO other FROM w"
+SET_AND_ALTER = (
+    "SET LOCAL lock_timeout = '5s'; ALTER TABLE fleet_album ADD COLUMN extra integer NULL"
+)
+
+
+@pytest.mark.parametrize(
+    ("operation", "atomic"),
+    [
+        ("RunSQL('SELECT widen()')", False),
+        (f"RunSQL({SET_AND_ALTER!r})", False),
+        (f"RunSQL({INTO!r})", True),
+        (f"RunPython(failing.run({INTO!r}))", False),
+        ("RunPython(lambda a, e: e.connection.cursor().callproc('widen'))", True),
+        ("RunPython(lambda a, e: e.connection.connection.execute('SELECT widen()'))", False),
+        ("RunPython(lambda a, e: e.deferred_sql.append('SELECT widen()'))", True),
+    ],
+)
+def test_schemas_that_change_in_hidden_ways_are_noticed(
+    fleet: Fleet, migrations: Migrations, operation: str, atomic: bool
+) -> None:
+    """Later migrations begin at the schema that a function, the driver or a deferred statement left."""
+    fleet.create(0, 1)
+    migrations.add("0002_function", WIDEN)
+    fleet.migrate(0, 1)
+    migrations.add("0003_hidden", f"migrations.{operation}", COLUMN, atomic=atomic)
+    migrations.add("0004_column", COLUMN.replace("place", "country"))
+    fleet.migrate(0)
+    fleet.migrate_with_django(1)
+    fleet.assert_same(0, 1)

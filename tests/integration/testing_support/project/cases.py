@@ -28,7 +28,7 @@ from django.test import (
 from django.test.testcases import DatabaseOperationForbidden
 
 from sharded_orm import runtime
-from sharded_orm.models.tables.placement import Placement
+from sharded_orm.models.tables.directory import Placement
 from sharded_orm.operations.tickets.creation import create
 from sharded_orm.testing import ensure_shards
 from tests.integration.testing_support.project.notes.models import Event, Note, Person, Remark

@@ -37,6 +37,10 @@ def main(project: Any, sequence: str, busy: bool, end: str) -> None:
     if busy:
         # Its connections and locks are in use whenever the other thread forks.
         thread.start()
+        # Draw at the same time, so that both threads have opened their connections before the first
+        # fork. OpenSSL does not allow a fork while another thread opens a connection of PostgreSQL.
+        while len(parents) < 10 * EACH:
+            parents.append(generator.next(sequence))
     reader, writer = os.pipe()
     for number in range(CHILDREN):
         if not os.fork():

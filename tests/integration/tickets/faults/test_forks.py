@@ -23,7 +23,7 @@ from tests.integration.tickets.faults.servers import (
 )
 from tests.patience import PATIENCE
 
-BLOCKS = pytest.mark.parametrize("block_size", [1, 100])
+BLOCKS = pytest.mark.parametrize("block_size", [pytest.param(1, marks=pytest.mark.long), 100])
 ENDS = pytest.mark.parametrize("end", ["exit", "_exit"])
 BUSY = pytest.mark.parametrize("busy", ["busy", "idle"])
 

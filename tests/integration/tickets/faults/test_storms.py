@@ -73,8 +73,15 @@ SIZES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("form", ["update", "replace"])
-@pytest.mark.parametrize("block_size", [1, 100])
+@pytest.mark.parametrize(
+    ("form", "block_size"),
+    [
+        ("update", 100),
+        ("replace", 1),
+        pytest.param("update", 1, marks=pytest.mark.long),
+        pytest.param("replace", 100, marks=pytest.mark.long),
+    ],
+)
 @SIZES
 def test_on_mariadb(
     pair: list[MariaDBTickets],

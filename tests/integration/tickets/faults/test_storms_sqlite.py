@@ -16,7 +16,7 @@ from tests.integration.tickets.faults.workload import Workload
 PROCESSES, SEQUENCE = 4, "photos"
 
 
-@pytest.mark.parametrize("block_size", [1, 100])
+@pytest.mark.parametrize("block_size", [pytest.param(1, marks=pytest.mark.long), 100])
 @pytest.mark.parametrize(
     ("rounds", "minimum"), [(1, 500), pytest.param(10, 50_000, marks=pytest.mark.long)]
 )

@@ -10,6 +10,7 @@ from sharded_orm.backends.postgresql.statement_kind import (
     classify,
     is_repeatable,
     is_several,
+    makes_table,
     reason,
     resets_path,
     without_comments,
@@ -340,11 +341,40 @@ def test_statements_that_give_back_the_default_path() -> None:
         ("SELECT lo_create (0)", False),
         ("SELECT pg_catalog.lower('A')", True),
         ("SELECT mine.lower('A')", False),
+        # The names of a query's columns.
+        (
+            'SELECT c0, s FROM ((SELECT "a", 0 FROM "x"."t") UNION ALL (SELECT 1, 2)) AS u (c0, s)',
+            True,
+        ),
+        ("SELECT * FROM (WITH v (c0, s) AS (SELECT 1, 2) SELECT * FROM v) u", True),
+        ("SELECT * FROM (SELECT 1) AS u (c0) WHERE my_function(c0)", False),
+        ("SELECT DISTINCT ON (a) my_function(b) AS n FROM t", False),
+        ("SELECT alias my_function(1)", False),
+        ("SELECT with_(1)", False),
+        ('SELECT a AS"b", my_function(1)', False),
+        ("SELECT * FROM mine.take(1) AS t (a)", False),
     ],
 )
 def test_reads_that_call_functions_run_once(sql: str, may_run_twice: bool) -> None:
     assert classify(sql) is PostgreSQLKind.READ
     assert is_repeatable(sql) is may_run_twice
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("WITH w AS (SELECT 1 AS a) SELECT a INTO other FROM w", True),
+        ("with w as (insert into a values (1) returning b) select b into c from w", True),
+        ("WITH w AS (SELECT 1 AS a) INSERT  INTO other SELECT a FROM w", False),
+        (
+            "WITH w AS (SELECT 1 AS a) MERGE INTO other USING w ON true WHEN MATCHED THEN DELETE",
+            False,
+        ),
+        ("WITH w AS (SELECT ' INTO ' AS a) DELETE FROM b", False),
+    ],
+)
+def test_a_statement_that_makes_a_table(sql: str, expected: bool) -> None:
+    assert makes_table(sql) is expected
 
 
 def test_comments_are_removed_and_literals_are_not() -> None:

@@ -33,14 +33,14 @@ def state() -> ProjectState:
     return state
 
 
-def examined(*operations: Operation) -> Compatibility:
+def examined(*operations: Operation, stops_writes: bool = False) -> Compatibility:
     planned, current = [], state()
     for operation in operations:
         before = current.clone()
         operation.state_forwards(APP, current)
         piece = Piece(operation, before, current.clone())
         planned.append(PlannedOperation(APP, "photos.0002_change", piece))
-    return examine(planned)
+    return examine(planned, stops_writes=stops_writes)
 
 
 def altered(name: str, field: models.Field[Any, Any]) -> Operation:
@@ -129,6 +129,28 @@ def test_any_other_operation_is_refused_with_the_reason_and_a_way(
     assert refusal.startswith("photos.0002_change: ")
     assert reason in refusal
     assert "Instead, " in refusal
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_with_stopped_writes_only_what_each_side_computes_is_refused(
+    operation: Operation, reason: str
+) -> None:
+    refusals = examined(operation, stops_writes=True).refusals
+    is_computed = reason in (
+        "default is computed", "the same value", "it is not known", "on rows of different moments",
+    )  # fmt: skip
+    assert [reason in refusal for refusal in refusals] == [True] * is_computed
+
+
+def test_with_stopped_writes_null_does_not_become_a_computed_value() -> None:
+    """Django fills rows with NULL when a column no longer takes it."""
+    now = models.CharField(max_length=50, default=lambda: str(datetime.datetime.now()))
+    (refusal,) = examined(altered("note", now), stops_writes=True).refusals
+    assert "store another value in the same row" in refusal
+    constant = models.CharField(max_length=50, default="x")
+    assert examined(altered("note", constant), stops_writes=True).refusals == ()
 
 
 def test_each_operation_of_a_plan_is_examined() -> None:

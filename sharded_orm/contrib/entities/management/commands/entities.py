@@ -21,7 +21,7 @@ from sharded_orm.management.actions import (
     line_writer,
     problems_error,
 )
-from sharded_orm.management.arguments import positive
+from sharded_orm.management.arguments import not_negative, positive, share
 from sharded_orm.management.connections import leave_broken_connections
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
@@ -115,7 +115,15 @@ class BuildIndex(Action):
             "--rate",
             type=positive,
             metavar="ROWS",
-            help="The most entities or index rows per second, to spare the site. Default: no limit.",
+            help="The most entities or index rows per second. Default: no limit.",
+        )
+        parser.add_argument(
+            "--share",
+            type=share,
+            default=index_build.SHARE,
+            metavar="PART",
+            help="The part of the time in which the build works, from 0 to 1. It waits for the rest, to"
+            f" spare the site. Default: {index_build.SHARE}.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
@@ -132,7 +140,11 @@ class BuildIndex(Action):
         with stop_signals() as stopping:
             report = index_build.BuildReport()
             steps = index_build.build(
-                index, rate=options["rate"], stopping=stopping, pause=stopping.wait
+                index,
+                rate=options["rate"],
+                share=options["share"],
+                stopping=stopping,
+                pause=stopping.wait,
             )
             for report in steps:
                 if report.phase != told or time.monotonic() - told_at > PROGRESS_INTERVAL:
@@ -203,7 +215,7 @@ class EntityStatus(Action):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--sample",
-            type=int,
+            type=not_negative,
             default=100,
             metavar="ROWS",
             help="Compare so many index rows of each shard with their entities. Default: 100.",

@@ -75,7 +75,9 @@ class RelayMirrors(Action):
 
 
 def _relay(report: relay.RelayReport, stopping: Callable[[], bool]) -> relay.RelayReport:
-    """Deliver changes to copies other than mirrors, such as reference tables. Add them to ``report``."""
+    """Deliver changes to copies that are not mirrors, such as reference tables. Add the outcome to
+    ``report``.
+    """
     for companion in companions():
         copied = companion.relay(stopping)
         report.delivered += copied.rows

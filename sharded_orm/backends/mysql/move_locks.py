@@ -1,0 +1,110 @@
+"""Locks by which the sessions of a move exclude each other on a schema. A move copies the rows of a
+key or of a whole shard to another node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+
+from django.db import DatabaseError, OperationalError
+
+from sharded_orm.backends.move_locks import TABLES
+
+# SQL for the name of the lock for a purpose on this schema. It is a hash, because the server limits
+# the length of lock names.
+_NAME: Final = "MD5(CONCAT('sharded_orm_capture:', DATABASE(), ':', %s))"
+_NO_SUCH_SESSION: Final = 1094  # ER_NO_SUCH_THREAD
+
+# Seconds to wait until the server has rolled back the transaction of a session that was ended.
+_ROLLED_BACK_WITHIN: Final = 60
+
+
+@contextmanager
+def capture_lock(
+    run: Callable[..., Any], purpose: str, patience: float, busy: str
+) -> Iterator[None]:
+    """Hold the lock for ``purpose`` on this schema during the ``with`` block.
+
+    No other session can hold it meanwhile. If the session ends, the server rolls back the
+    transaction of the session before it releases the lock.
+
+    :param run: runs SQL with parameters in the session, and returns rows.
+    :param patience: seconds to wait for another session.
+    :param busy: what a session does while it holds the lock, for the error message. For example,
+        "changed tables or triggers".
+    :raises django.db.OperationalError: another session held the lock for more than ``patience``
+        seconds.
+    """
+    with held(run, purpose, patience) as is_taken:
+        if not is_taken:
+            ((holder, schema),) = run(f"SELECT IS_USED_LOCK({_NAME}), DATABASE()", purpose)
+            raise OperationalError(
+                f"Another session ({holder}) has {busy} on the database {schema!r} for {patience:.0f} s: it hangs, or"
+                " was paused. End it by --kill of 'manage.py keys repair' or 'shards move --repair', or by"
+                f" KILL {holder}, and try again."
+            )
+        yield
+
+
+@contextmanager
+def held(run: Callable[..., Any], purpose: str, patience: float) -> Iterator[bool]:
+    """Hold the lock for ``purpose`` on this schema during the ``with`` block, if no other session still
+    holds it after ``patience`` seconds. Yield whether this session holds it.
+    """
+    ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, patience)
+    try:
+        yield bool(is_taken)
+    finally:
+        if is_taken:
+            run(f"DO RELEASE_LOCK({_NAME})", purpose)
+
+
+def query_until_free(purpose: str, seconds: float) -> str:
+    """Return a query that ends when no other session holds the lock for ``purpose``, or after
+    ``seconds``. It needs no privilege, and leaves the session as it was.
+    """
+    name = _NAME % f"'{purpose}'"
+    return f"SELECT IF(GET_LOCK({name}, {seconds:f}), RELEASE_LOCK({name}), 0)"
+
+
+def take_for_good(run: Callable[..., Any], purpose: str) -> None:
+    """Take the lock for ``purpose`` until the session ends. :func:`end_holder` finds the session by
+    this lock.
+    """
+    run(f"DO GET_LOCK({_NAME}, 0)", purpose)
+
+
+def end_holder(run: Callable[..., Any], purpose: str) -> bool:
+    """End the session that holds the lock for ``purpose`` on this schema, and wait for its end.
+
+    The server rolls back the transaction of that session. Only sessions of this library ever hold
+    such a lock.
+
+    :return: False if no other session holds the lock.
+    :raises django.db.DatabaseError: the account may not end the session.
+    """
+    ((holder, own),) = run(f"SELECT IS_USED_LOCK({_NAME}), CONNECTION_ID()", purpose)
+    if holder is None or holder == own:
+        return False
+    try:
+        run("KILL %s", int(holder))
+    except DatabaseError as exc:
+        if exc.args[0] != _NO_SUCH_SESSION:
+            raise
+    ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, _ROLLED_BACK_WITHIN)
+    if is_taken:
+        run(f"DO RELEASE_LOCK({_NAME})", purpose)
+    return True
+
+
+def tables_lock(run: Callable[..., Any], patience: float) -> AbstractContextManager[None]:
+    """Hold a lock during the ``with`` block, so that no other move changes tables or triggers.
+
+    :param run: runs SQL with parameters in the session, and returns rows.
+    :param patience: seconds to wait for another session.
+    :raises django.db.OperationalError: another session held the lock for more than ``patience``
+        seconds.
+    """
+    return capture_lock(run, TABLES, patience, "changed tables or triggers")

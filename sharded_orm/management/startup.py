@@ -1,0 +1,37 @@
+"""How a management command starts whose configuration is wrong."""
+
+from __future__ import annotations
+
+import sys
+from traceback import walk_stack
+
+from django.core.management import BaseCommand, ManagementUtility
+
+
+def starting_command() -> list[str] | None:
+    """Return the program and the arguments of the management command that Django is about to run.
+
+    Return None if Django was set up for something else. The command line alone does not tell this, because
+    a test runner or a web server may have an argument that is also the name of a command.
+    """
+    for frame, _line in walk_stack(None):
+        if frame.f_code is ManagementUtility.execute.__code__:
+            return list(frame.f_locals["self"].argv)
+    return None
+
+
+def end_command(error: Exception, argv: list[str]) -> None:
+    """End the process, which is about to run a management command.
+
+    Standard error then gets the message of ``error`` as that of any error of a command, and the exit
+    status is 1. Django itself shows a traceback if an error is raised before the command runs. With
+    ``--traceback`` this function does nothing. The same holds for ``runserver`` if it restarts after
+    changes of the code, because Django's server then waits for the correction.
+
+    :param argv: the program and the arguments of the command.
+    """
+    restarts = argv[1:2] == ["runserver"] and "--noreload" not in argv
+    if not restarts and "--traceback" not in argv:
+        command = BaseCommand(no_color="--no-color" in argv)
+        command.stderr.write(f"CommandError: {error}")
+        sys.exit(1)

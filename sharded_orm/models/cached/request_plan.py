@@ -1,0 +1,248 @@
+"""The request to the cache of queries that have a plan: SQL that was compiled once for their shape.
+
+All queries of a shape make the same request to the cache, except for the values of their
+conditions. So the request is prepared once, from one query of the shape, and a read builds no
+query. The entries have the names that :func:`sharded_orm.models.cached.cached_read.prepare` finds
+for a query. So processes that have a plan share them with those that have none yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sharded_orm.cache import request_cache
+from sharded_orm.cache.guards import digest
+from sharded_orm.cache.requests import ListRequest, ObjectRequest
+from sharded_orm.models.cached.cached_read import (
+    COUNT,
+    EXISTS,
+    ROWS,
+    CachedRead,
+    rows_through_cache,
+    value_through_cache,
+)
+from sharded_orm.models.cached.connection_state import connection_use
+from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
+from sharded_orm.models.cached.query_fingerprint import (
+    IMMUTABLE,
+    QueryFingerprint,
+    fingerprint_of,
+)
+from sharded_orm.models.cached.queryset import current_reader
+from sharded_orm.models.plans import plan as kinds
+from sharded_orm.models.plans.conditions import ValueForm
+from sharded_orm.models.plans.selection import EVERYTHING
+
+if TYPE_CHECKING:
+    from sharded_orm.models.plans.shapes import Recording
+
+# What the cache stores for each kind of read.
+_STORED = {kinds.ROWS: ROWS, kinds.GET: ROWS, kinds.EXISTS: EXISTS, kinds.COUNT: COUNT}
+# The types of prepared values whose repr() shows the whole value. A tuple has the values of a list.
+_SHOWN = IMMUTABLE | {tuple}
+# The place of the alias of the shard in a text. A condition on an instance contains it.
+_SHARD = -1
+
+
+class LeftToDjango(Exception):
+    """The queries are cached, but their request must be made from a query that Django has built."""
+
+
+class RequestPlan:
+    """The request to the cache of queries that differ only in their values. Immutable, thread-safe.
+
+    It finds the results in the cache, so it is a :class:`~sharded_orm.models.plans.plan.ReadCache`.
+
+    :param plan: the key fields of the model.
+    :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
+    :param fingerprint: that of one of the queries, without limits.
+    :param recording: the calls that have built this query.
+    :raises LeftToDjango: it is unclear how the names of entries depend on the values.
+    """
+
+    __slots__ = ("_isolate_at", "_key_at", "_kind", "_pk_at", "_places", "_plan", "_text")
+
+    def __init__(
+        self,
+        plan: LookupPlan,
+        kind: str,
+        fingerprint: QueryFingerprint,
+        recording: Recording,
+    ) -> None:
+        equal = fingerprint.equal
+        positions: dict[Any, int] = {}
+        for position, part in enumerate(recording.shape.conditions):
+            if part.lookup == "exact" and not part.is_excluded and part.repeats is None:
+                if part.field.column in positions:
+                    raise LeftToDjango
+                positions[part.field.column] = position
+        if positions.keys() != equal.keys() or any(len(known) != 1 for known in equal.values()):
+            raise LeftToDjango
+        self._plan = plan
+        self._kind = kind
+        self._key_at = None if plan.key_column is None else positions[plan.key_column]
+        self._isolate_at = positions.get(plan.isolate_column)
+        self._pk_at: list[int] | None = None
+        if kind is ROWS and fingerprint.only_equal and equal.keys() == plan.object_columns:
+            self._pk_at = [positions[column] for column in plan.pk_columns]
+        self._text, self._places = _format_of(fingerprint, recording)
+
+    def is_current(self) -> bool:
+        """See :meth:`ReadCache.is_current`."""
+        return plan_of(self._plan.model) is self._plan
+
+    def read(
+        self,
+        queryset: Any,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        query_database: Callable[[], Any],
+    ) -> Any:
+        """See :meth:`ReadCache.read`. Costs the same round trips as a read without a plan."""
+        reader = current_reader()
+        if reader is None:
+            return kinds.UNREAD
+        read = self.prepare(queryset, values, limits, connection, query_database)
+        if read is None:
+            return kinds.UNREAD
+        if self._kind is ROWS:
+            return rows_through_cache(read, reader)
+        read.query_database = lambda: int(query_database() or 0)
+        return value_through_cache(read, reader)
+
+    def prepare(
+        self,
+        queryset: Any,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        query_database: Callable[[], Any],
+    ) -> CachedRead | None:
+        """See :meth:`ReadCache.prepare`."""
+        plan = self._plan
+        cached = plan.cached
+        if queryset._uncached or request_cache.is_uncached():
+            return None
+        key: str | None = None
+        if self._key_at is not None:
+            key = cached.key_token(values[self._key_at])
+            if key is None:
+                return None
+        elif not cached.caches_alias(connection.alias):
+            return None
+        use = connection_use(plan, connection)
+        if use is None:
+            return None
+        place = cached.place(use.alias)
+        request: ObjectRequest | ListRequest
+        if self._pk_at is not None and (limits is None or not limits[0]):
+            pks = [values[position] for position in self._pk_at]
+            pk = cached.pk_token(pks[0] if len(pks) == 1 else tuple(pks))
+            if pk is None:
+                return None
+            request = ObjectRequest(cached.scope(place, key), use.factory, use.state, pk)
+        else:
+            if not _SHOWN.issuperset(map(type, values)):
+                return None
+            isolate = None
+            if self._isolate_at is not None:
+                isolate = cached.isolate_token(values[self._isolate_at])
+            request = ListRequest(
+                cached.scope(place, key, isolate),
+                use.factory,
+                use.state,
+                digest(
+                    # exists() sends a limit, but has none.
+                    self._text_of(values, limits if self._kind is ROWS else None, use.alias),
+                    use.factory.fingerprint,
+                    self._kind,
+                ),
+                scalar=self._kind is not ROWS,
+            )
+        read = CachedRead(queryset, plan, use, self._kind, request, request_cache.current())
+        read.query_database = query_database
+        return read
+
+    def _text_of(
+        self, values: Sequence[Any], limits: tuple[int, int | None] | None, alias: str
+    ) -> str:
+        """Return the text that identifies a query, as in :class:`QueryFingerprint`."""
+        shown: list[Any] = [
+            alias if position is _SHARD else values[position] for position in self._places
+        ]
+        shown = [list(value) if type(value) is tuple else value for value in shown]
+        return self._text % (*map(repr, shown), *(limits or (0, None)))
+
+
+class _Place:
+    """Stands for the value of a condition in a text."""
+
+    def __repr__(self) -> str:
+        return "\0"
+
+
+def _format_of(fingerprint: QueryFingerprint, recording: Recording) -> tuple[str, list[int]]:
+    """Return a format that makes the texts of the queries, and what each of its places stands for.
+
+    That is the position of a condition, or _SHARD for the alias of the shard.
+    """
+    values, places = recording.values, list[int]()
+    # The conditions have the order of the parameters in the SQL, which is that of the text.
+    variable = [
+        position
+        for position, part in enumerate(recording.shape.conditions)
+        if part.form is not ValueForm.FIXED
+    ]
+    following = iter(variable)
+
+    def replaced(part: Any) -> Any:
+        if type(part[1]) is bool:
+            connector, negated, parts = part
+            return connector, negated, list(map(replaced, parts))
+        if len(part) == 2:
+            places.append(_SHARD)
+            return part[0], _Place()
+        lookup, column, value = part
+        if value is None or type(value) is bool:
+            return part  # The value is a part of the shape.
+        position = next(following, None)
+        compared = tuple(value) if type(value) is list else value
+        if position is None or compared != values[position]:
+            raise LeftToDjango
+        places.append(position)
+        return lookup, column, _Place()
+
+    conditions = replaced(fingerprint.conditions) if fingerprint.conditions else ()
+    if next(following, None) is not None:
+        raise LeftToDjango
+    text = repr((conditions, fingerprint.order, _Place(), _Place()))
+    return text.replace("%", "%%").replace("\0", "%s"), places
+
+
+def request_plan(kind: str, query: Any, recording: Recording) -> RequestPlan | None:
+    """Return the request of all queries of a shape; None if they are never cached.
+
+    :param kind: the kind of read, see :mod:`sharded_orm.models.plans.plan`.
+    :param query: a new query of the model, which is changed.
+    :param recording: the calls that build one of the queries.
+    :raises LeftToDjango: the queries are cached, but have no such request.
+    """
+    plan = plan_of(recording.shape.model)
+    if plan is None or recording.shape.selection is not EVERYTHING:
+        return None
+    # All values of the example differ, so each value in the text shows to which condition it belongs.
+    # An example has no instances, of which the text shows the shard.
+    example = recording._replace(limits=None) if recording.instances else recording.example()
+    if example is None:
+        raise LeftToDjango
+    example.replay(query)
+    fingerprint = fingerprint_of(query, ordered=kind == kinds.ROWS)
+    if isinstance(fingerprint, str):
+        return None
+    if plan.key_column is not None and plan.key_column not in fingerprint.equal:
+        return None
+    if fingerprint.conditions is None:
+        raise LeftToDjango
+    return RequestPlan(plan, _STORED[kind], fingerprint, example)

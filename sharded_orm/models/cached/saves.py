@@ -1,0 +1,168 @@
+"""save() of a loaded row of a cached model, by the plan of its UPDATE.
+
+In autocommit, the cache is told of the write *before* the statement is sent, so the statement needs no
+transaction of its own. That is possible because the instance tells its keys: they are conditions of the
+UPDATE, which changes no row if a key is wrong. The server limits the time of the statement, so the
+commit begins while the announcement (the marker) is young. Everything else goes the long way: the
+statement in a transaction, the marker before COMMIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.backends.write_hooks import compiled_update
+from sharded_orm.backends.write_hooks.followers import is_followed
+from sharded_orm.cache.keys import Scope
+from sharded_orm.cache.markers import TransactionMarkers
+from sharded_orm.models.cached.cached_model import CachedModel
+from sharded_orm.models.cached.write_observer import transaction_markers
+from sharded_orm.models.plans.saves import SavedRows, plan_of_save
+from sharded_orm.models.sharding.options import ShardOptions
+
+_ABSENT: Any = object()
+
+
+class SavedRow(NamedTuple):
+    """The row that a save() changes, as the cache knows it.
+
+    :param scope: the scope (set of rows) of the row's shard key.
+    :param pk: the token (the form in names of cache entries) of the primary key.
+    :param isolates: the scope of the row's isolate key, which divides the rows of a shard key; empty
+        if the model has none.
+    """
+
+    scope: Scope
+    pk: str
+    isolates: tuple[Scope, ...]
+
+    def touch(self, markers: TransactionMarkers) -> None:
+        """Record in ``markers`` that the row is written."""
+        markers.touch(self.scope, (self.pk,), isolates=self.isolates)
+
+
+def save_cached_row(
+    cached: CachedModel,
+    options: ShardOptions,
+    rows: SavedRows,
+    key: Any,
+    pk: Any,
+    new_values: Sequence[tuple[Any, Any, Any]],
+    names: frozenset[str] | None,
+    attributes: Mapping[str, Any],
+) -> bool | None:
+    """Update one row of a cached model by a plan, and return True if the row was updated.
+
+    Return None, without having changed anything, if Django must update the row. This is also so for the
+    first two saves of a shape, and if no row has the keys of the instance.
+
+    Costs one round trip to the database, and one to each cache server; the answer to the closing of the
+    markers is not waited for. The long way costs one more to the database.
+
+    :param attributes: the attributes of the instance. The other arguments are those of
+        :func:`~sharded_orm.models.plans.saves.save_row`.
+    :raises CacheUnavailable: a cache server does not answer, and ``ON_CACHE_FAILURE`` is "refuse".
+        Nothing was written.
+    """
+    assert options.key is not None
+    conditions = {options.key.attname: key, "pk": pk}
+    isolate = cached.isolate
+    if isolate is not None:
+        # The stored row probably has the isolate key that it is saved with. If it has another one, the
+        # UPDATE finds no row.
+        saved = [value for field, _, value in new_values if field.attname == isolate.attname]
+        value = saved[0] if saved else attributes.get(isolate.attname, _ABSENT)
+        if value is _ABSENT or isolate.attname in conditions:
+            return None
+        conditions[isolate.attname] = value
+    plan = plan_of_save(options, rows, conditions, new_values, names)
+    row = None if plan is None else _row_of(cached, rows.alias, *conditions.values())
+    if plan is None or row is None or is_followed(rows.model, on_shard=True):
+        return None
+    prepared = [key]
+    for part, value in zip(plan.conditions[1:], list(conditions.values())[1:], strict=True):
+        prepared.append(None if value is None else part.target.get_prep_value(value))
+    connection: Any = connections[rows.alias]
+    bound = plan.bind([value for _, _, value in new_values], prepared, connection)
+    if bound is None:
+        return None
+    sql, parameters = bound
+
+    def send() -> int:
+        return compiled_update.send(connection, sql, parameters)
+
+    if not connection.get_autocommit():
+        return _update_in_transaction(row, connection, send)
+    changed = _update_alone(row, connection, send)
+    if changed is not None:
+        return changed or None
+    with connection.write_transaction():
+        return _update_in_transaction(row, connection, send)
+
+
+def _row_of(cached: CachedModel, alias: str, key: Any, pk: Any, *isolate: Any) -> SavedRow | None:
+    key_token, pk_token = cached.key_token(key), cached.pk_token(pk)
+    tokens = list(map(cached.isolate_token, isolate))
+    if key_token is None or pk_token is None or None in tokens or not cached.caches_alias(alias):
+        return None
+    place = cached.place(alias)
+    scopes = tuple([cached.scope(place, key_token, token) for token in tokens])
+    return SavedRow(cached.scope(place, key_token), pk_token, scopes)
+
+
+def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], int]) -> bool | None:
+    markers = transaction_markers(connection)
+    try:
+        changed = send()
+    except BaseException:
+        # In spite of the exception, the database may have executed the statement: the handler of a
+        # Unix signal can raise anywhere.
+        row.touch(markers)
+        raise
+    if not changed:
+        return None
+    row.touch(markers)
+    return True
+
+
+def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bool | None:
+    """Announce the write, send the statement in autocommit, and return whether a row matched.
+
+    Return None, without having changed anything, if the statement needs a transaction: the session has
+    no identity, or the statement or the announcement has taken too long.
+    """
+    cache = runtime.cache()
+    assert cache is not None
+    markers = TransactionMarkers(cache, connection)
+    # One half of the time is for the announcement and the way to the server, the other for the
+    # statement. So the commit begins within COMMIT_WITHIN, as in the long way.
+    limit = cache.options.commit_within / 2
+    with connection.limited_session(limit) as is_limited:
+        if not is_limited:
+            return None
+        row.touch(markers)
+        connection.hold_session()
+        try:
+            changed = 0
+            try:
+                is_announced = markers.announce_within(limit)
+                if is_announced:
+                    changed = send()
+            except BaseException as exc:
+                # If the session is still there, the server has answered, or got nothing. So the
+                # statement is over, whatever it has done.
+                if not connection.session_id().connection:
+                    markers.lost()
+                    raise
+                markers.over()
+                if connection.is_statement_limit(exc):
+                    return None
+                raise
+            markers.over()
+            return bool(changed) if is_announced else None
+        finally:
+            connection.release_session()

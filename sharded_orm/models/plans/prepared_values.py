@@ -1,0 +1,49 @@
+"""Which values Django sends to the database as they are, so that a plan does not prepare them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import models
+from django.db.backends.base.operations import BaseDatabaseOperations
+
+# The methods of Django that prepare a value. A value of the type on the right is returned unchanged.
+_PREPARE: dict[Callable[..., Any], type] = {
+    models.IntegerField.get_prep_value: int,
+    models.FloatField.get_prep_value: float,
+    models.CharField.get_prep_value: str,
+    models.TextField.get_prep_value: str,
+    models.BooleanField.get_prep_value: bool,
+}
+# The methods that these call.
+_CONVERT = frozenset({
+    models.IntegerField.to_python, models.FloatField.to_python, models.CharField.to_python,
+    models.TextField.to_python, models.BooleanField.to_python,
+})  # fmt: skip
+_METHODS = frozenset({"get_db_prep_save", "get_db_prep_value", "get_prep_value", "to_python"})
+
+
+def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
+    """Whether ``field`` prepares each value of exactly the type ``kind`` to that same value.
+
+    False if the field, or the database, has a method of its own for it. The answer holds for all
+    connections of one class.
+    """
+    if type(field) in (models.ForeignKey, models.OneToOneField):
+        # Django lets the field to which a foreign key refers prepare the value.
+        field = field.target_field
+    field_class = type(field)
+    prepared_type = _PREPARE.get(field_class.get_prep_value)
+    if (
+        prepared_type is None
+        or kind not in (prepared_type, type(None))
+        or field_class.to_python not in _CONVERT
+        or field_class.get_db_prep_save is not models.Field.get_db_prep_save
+        or not _METHODS.isdisjoint(field.__dict__)
+    ):
+        return False
+    if field_class.get_db_prep_value is models.IntegerField.get_db_prep_value:
+        adapt = type(connection.ops).adapt_integerfield_value
+        return adapt is BaseDatabaseOperations.adapt_integerfield_value
+    return field_class.get_db_prep_value is models.Field.get_db_prep_value

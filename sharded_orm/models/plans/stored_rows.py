@@ -1,0 +1,130 @@
+"""save() of a stored row, without the steps of Django that do nothing for it.
+
+If a save has a plan, most of its time is not the UPDATE: Django sends two signals, looks for deferred
+fields and for tables of parents, and the methods of the sharded model check the row twice, because a receiver
+may change it in between. For most rows nobody listens, and none of these steps does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+from django.db import models, router, transaction
+from django.db.models import Model
+from django.dispatch import Signal, dispatcher
+
+from sharded_orm import runtime
+from sharded_orm.backends.write_hooks import observer
+from sharded_orm.models.plans.saves import known_fields, save_loaded_row
+from sharded_orm.models.plans.switch import are_write_plans_on
+from sharded_orm.models.sharding.kept_shard import UNCHANGEABLE
+from sharded_orm.models.sharding.options import required_options
+
+# The methods that a save calls, in each class and in the part of Django that ours call.
+_CALLED = (
+    "save_base", "_save_table", "_do_update", "_save_parents", "_prepare_related_fields_for_save",
+    "_get_pk_val", "_is_pk_set",
+)  # fmt: skip
+_of_model = attrgetter(*_CALLED)
+_of_django = attrgetter("save", *_CALLED[:3])
+# Django's module, whose signals a test may replace.
+_base: Any = models.base
+_send = Signal.send
+# Attributes of ``_state`` that say how the shard of a new row is chosen. They are dropped after a save.
+_CHOICES = frozenset({"near", "drawn_shard"})
+
+
+class SaveMethods:
+    """The methods that save a row of a sharded model, if no project has methods of its own.
+
+    :param base: the class of this library from which all sharded models derive.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
+        self._expected = _of_model(base)
+        self._of_django = _of_django(super(base, base))
+        # Another package may have replaced the methods before this one was imported.
+        sources = {_base.__file__, dispatcher.__file__}
+        self._are_known = all(
+            isinstance(method, FunctionType) and method.__code__.co_filename in sources
+            for method in (*_of_django(Model), _send)
+        )
+
+    def are_used_by(self, row: Any) -> bool:
+        """Whether ``save()`` of ``row`` calls these methods and no others. Takes about a microsecond."""
+        model = type(row)
+        return (
+            self._are_known
+            and _of_model(model) == self._expected
+            # A mixin may stand between our class and Django's.
+            and _of_django(super(self._base, model)) == self._of_django
+            and row.__dict__.keys().isdisjoint(_CALLED)
+        )
+
+
+def save_stored_row(row: Any, methods: SaveMethods, arguments: Mapping[str, Any]) -> bool | None:
+    """Update ``row`` as ``save()`` does, and return whether a row matched.
+
+    Return None, without sending anything, if Django must save the row. If no row matched, Django must go on
+    after the UPDATE. Sends at most one query.
+
+    This does what ``Model.save()`` and ``Model.save_base()`` do for a row that is stored and complete, if the
+    model has no parents, no method of the project's own, and no receivers of ``pre_save`` and
+    ``post_save``. All errors are those of Django, or Django raises them, because it saves the row.
+
+    :param methods: the methods that save a row of which no step may be left out.
+    :param arguments: the arguments of ``save()``.
+    """
+    model, state = type(row), row._state
+    names = arguments.get("update_fields")
+    if names is not None:
+        if not names or type(names) not in (list, tuple, set, frozenset):
+            return None
+        names = frozenset(names)
+    saved = known_fields(model, names)
+    if (
+        saved is None
+        or not arguments.keys() <= {"update_fields"}
+        # If fields are deferred, Django saves the others.
+        or (names is None and not row.__dict__.keys() >= saved.attnames)
+        or state.adding
+        or not _CHOICES.isdisjoint(state.__dict__)
+        or model._meta.select_on_save
+        or not are_write_plans_on()
+        or not methods.are_used_by(row)
+        or _is_heard(model)
+        or observer.cached_model_of(model) is not None
+    ):
+        return None
+    # From here on, do the remaining steps in the order of Model.save() and Model.save_base(). Those of
+    # Model._save_parents() and Model._save_table() are left out, too, but for the UPDATE.
+    options = required_options(model)
+    has_related_rows = bool(state.fields_cache)
+    if has_related_rows:
+        row._prepare_related_fields_for_save(operation_name="save")
+    using = router.db_for_write(model, instance=row)
+    if type(row.__dict__.get(saved.key)) not in UNCHANGEABLE:
+        return None
+    shard = runtime.locate(options.group, options.key_of(row))
+    if shard is None or shard.alias != using:
+        return None  # The row is refused.
+    if has_related_rows:
+        row._refuse_relations_to_other_shards(options, using, names)
+    with transaction.mark_for_rollback_on_error(using=using):
+        is_updated = save_loaded_row(options, model, row, using, names)
+    if is_updated:
+        state.db = using
+    return is_updated
+
+
+def _is_heard(model: Any) -> bool:
+    """Whether somebody may notice that the signals of a save are not sent."""
+    return any(
+        (signal.receivers and signal.has_listeners(model))
+        or getattr(signal.send, "__func__", None) is not _send
+        for signal in (_base.pre_save, _base.post_save)
+    )

@@ -1,0 +1,111 @@
+"""Refuses an upsert under a bound key if it may change rows that do not have this key.
+
+The bound key is the shard key that a ``with bound()`` block or a request sets for all its queries.
+An upsert is ``bulk_create(update_conflicts=True)``. The database looks for a stored row that is in
+conflict with a new row by a unique constraint, and updates it. The stored row may have a shard key
+that differs from the bound key. A query before the insert cannot exclude this, because another
+transaction may store such a row after the query. So each unique constraint must contain the shard
+key, or a field in which the new row has NULL or a new id. NULL and a new id are never equal to a
+stored value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.db.models import F, Field, Model, UniqueConstraint
+
+from sharded_orm.exceptions import BoundKeyMismatch
+from sharded_orm.models.fields.tickets import TicketField
+from sharded_orm.models.sharding.bound_key import BoundKey
+from sharded_orm.models.sharding.key_errors import describe
+from sharded_orm.models.sharding.options import ShardOptions
+
+# These pre_save() methods leave None unchanged, or replace it by a new id. So a field with one of
+# these methods that is None in a new row cannot have the same value as in a stored row.
+_OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
+
+
+def refuse_upserts_without_key(
+    options: ShardOptions, key: BoundKey, objs: Sequence[Model], unique_fields: Iterable[str] | None
+) -> None:
+    """Raise :exc:`BoundKeyMismatch` if an upsert of ``objs`` might change a row of a different key.
+
+    Sends no query.
+
+    :param options: the options of the rows' model.
+    :param key: the bound key, which ``bound()`` has set; ``objs`` have this key.
+    :param unique_fields: the argument of ``bulk_create()``. None on databases that ignore it and
+        always use all unique constraints to find conflicts.
+    """
+    for names in _constraints(options.model, unique_fields):
+        fields = _fields(options.model, names)
+        if any(_holds_key(options, field) for field in fields):
+            continue
+        for obj in objs:
+            if not any(_is_of_no_row(field, obj) for field in fields):
+                raise BoundKeyMismatch(
+                    f"bulk_create(update_conflicts=True) may change a row of another key by"
+                    f" {describe(obj)}: its unique constraint on {[str(name) for name in names]!r} does"
+                    f" not contain the shard key, and {key} is in force. Leave out these values, name a"
+                    " constraint with the key in unique_fields (not on MySQL and MariaDB), or use"
+                    " update_or_create(). If rows of other keys may be changed, leave the key with"
+                    " sharded_orm.unbound()."
+                )
+
+
+def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[Any]]:
+    """Return the fields and expressions of each constraint by which an upsert may find a conflict."""
+    if unique_fields:
+        return [list(unique_fields)]
+    meta = model._meta
+    constraints: list[list[Any]] = [[field.name for field in meta.pk_fields]]
+    constraints += [
+        [field.name]
+        for field in meta.local_concrete_fields
+        if field.unique and not field.primary_key
+    ]
+    constraints += map(list, meta.unique_together)
+    # Ignore constraints with a condition: databases that look for conflicts by all constraints do
+    # not support conditions.
+    constraints += [
+        [*constraint.fields, *constraint.expressions]
+        for constraint in meta.constraints
+        if isinstance(constraint, UniqueConstraint) and constraint.condition is None
+    ]
+    return constraints
+
+
+def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
+    """Return the fields in ``names``, a list of field names and of expressions.
+
+    A plain ``F("name")`` counts as the name of a field. Other expressions are skipped.
+    """
+    meta = model._meta
+    fields: list[Any] = []
+    for name in names:
+        plain = getattr(name, "name", None) if isinstance(name, F) else name
+        if isinstance(plain, str):
+            fields += meta.pk_fields if plain == "pk" else [meta.get_field(plain)]
+    return fields
+
+
+def _holds_key(options: ShardOptions, field: Any) -> bool:
+    if options.key is None:
+        # In an automatic many-to-many table, a row has the shard key of the two rows that it
+        # relates. So a foreign key to either of them determines the key. An earlier check has made
+        # sure that both rows have the same key.
+        return bool(field.is_relation)
+    return bool(field.attname == options.key.attname)
+
+
+def _is_of_no_row(field: Any, obj: Any) -> bool:
+    """Whether ``obj`` gets NULL or a new id in ``field``, values that no stored row has."""
+    if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
+        return False
+    if field.is_relation and field.get_cached_value(obj, default=None) is not None:
+        # The foreign key may be empty now. But when the row is saved, Django copies the id of the
+        # related instance into it.
+        return False
+    return getattr(obj, field.attname) is None and field.get_prep_value(None) is None

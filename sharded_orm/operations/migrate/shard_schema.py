@@ -1,0 +1,62 @@
+"""Makes the schema of an empty shard, or checks that a shard has the schema to which a script
+leads.
+
+A *script* is SQL that was recorded on an empty copy of the shard.
+"""
+
+from __future__ import annotations
+
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.operations.exceptions import SchemaDiffers
+from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
+from sharded_orm.operations.migrate.recorded_sql import RecordedScript
+from sharded_orm.operations.migrate.shard_session import ShardSession
+
+
+def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
+    """Create all tables of an empty shard in their final form. Return the shard's schema.
+
+    The tables are those that all statements of ``script`` would make. The migrations of ``script``
+    are recorded as applied. After an interruption, call the function again: it keeps existing tables.
+
+    :param run: the id of the journal run that stores ``script``.
+    :param key: the key of ``script`` in the journal.
+    :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
+    """
+    checkpoint = Checkpoint(What.BUILD, run, script=key)
+    session.begin(checkpoint, "Make all tables")
+    session.connection.build_schema(script.promise)
+    schema = compare(session, script, checkpoint)
+    session.records.record(script.records, backwards=False)
+    return schema
+
+
+def compare(
+    session: ShardSession,
+    script: RecordedScript,
+    checkpoint: Checkpoint,
+    before: SchemaSnapshot | None = None,
+) -> SchemaSnapshot:
+    """Check that the shard has the schema to which ``script`` must lead. Return the shard's schema.
+
+    :param script: recorded SQL that was run on the shard.
+    :param checkpoint: the step to write into the journal if the schema differs. The next attempt
+        compares the schemas again and, if they are equal, continues.
+    :param before: the schema when ``script`` began; None if it was not read. If it is given and
+        ``script`` only alters tables, other tables are read only if the altered ones differ.
+    :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
+    """
+    tables = script.altered_tables(before) if before is not None else None
+    if before is not None and tables is not None:
+        schema = session.glance(before, tables)
+        if schema.looks_like(script.promise):
+            return schema
+    schema = session.snapshot()
+    differences = schema.differences(script.promise)
+    if differences:
+        session.begin(checkpoint, "Compare the schema")
+        raise SchemaDiffers(
+            f"{session.alias} is not as its migrations make it: {'; '.join(differences)}. Somebody"
+            " changed it meanwhile, or a server does not do what another one did."
+        )
+    return schema

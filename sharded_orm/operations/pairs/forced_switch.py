@@ -1,0 +1,299 @@
+"""The switch of a shard whose active side is dead: the passive side becomes active without it.
+
+The dead side is *given up*: a new epoch of the shard begins, which the topology and the surviving side
+store. If the dead side comes back, its epoch is older, so no operation makes it active before it has
+rejoined the pair (:mod:`~sharded_orm.operations.pairs.rejoin`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from django.db import Error
+
+from sharded_orm import runtime
+from sharded_orm.operations.exceptions import PairRefused, SwitchFailed, SwitchRefused
+from sharded_orm.operations.pairs import pair_servers, preflight
+from sharded_orm.operations.pairs.plan import SideChange, SwitchPlan
+from sharded_orm.operations.pairs.record import (
+    FENCING,
+    OPENING,
+    PREPARING,
+    PUBLISHING,
+    SwitchRecord,
+)
+from sharded_orm.operations.pairs.replication_check import given_up_schemas, newer_epoch_problems
+from sharded_orm.operations.pairs.report import SwitchOptions, UnsentWrites
+from sharded_orm.operations.pairs.side_switch import TRIGGER_PATIENCE, close_side, wait_for
+from sharded_orm.operations.pairs.sides import change_nothing, open_fence
+from sharded_orm.operations.shard_change import require_publication
+from sharded_orm.operations.shards.status import error_line
+from sharded_orm.two_phase.recovery import refuse_prepared
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.pair_side import MySQLPairSide
+    from sharded_orm.backends.side_fence import SideFence
+
+# Seconds in which the old side must answer each statement, more than it may wait for a transaction.
+_ANSWER_WITHIN: Final = 15
+# Seconds in which a side that did not answer is not asked again.
+_SILENCE: Final = 30.0
+
+
+def check_forced(
+    plan: SwitchPlan, options: SwitchOptions, upgraded: tuple[str, str] | None = None
+) -> UnsentWrites | None:
+    """Check that the active side of ``plan`` can be given up. Changes nothing.
+
+    Return what may be lost; None if the plan has no shards.
+
+    :param upgraded: the side that is given up, and the other side, if a rolling upgrade of the pair ends so.
+        Then the plan need not have shards, and the other side may keep what it has received for later.
+
+    :raises SwitchRefused: it cannot be given up, or need not. Every reason is listed.
+    :raises TopologyReadOnly: commands cannot change the topology.
+    """
+    require_publication(
+        plan.changes, SwitchRefused, subject="Sides", done="switched", news="which side is active"
+    )
+    pairs = {(change.source, change.target) for change in plan.changes}
+    if upgraded is not None:
+        pairs.add(upgraded)
+    if not pairs:
+        return None
+    if len(pairs) > 1:
+        others = sorted(target for _, target in pairs)
+        raise SwitchRefused(
+            [f"the shards have the other sides {others!r}: name one of them with --to-side"]
+        )
+    ((node, survivor),) = pairs
+    try:
+        with pair_servers.open_side(survivor) as side:
+            problems = list(
+                _survivor_problems(side, node, plan.changes, is_upgrade=upgraded is not None)
+            )
+            loss = _loss(node, side)
+    except PairRefused as exc:
+        raise SwitchRefused(exc.problems) from exc
+    if not problems and loss.unsent is not None:
+        if upgraded is not None and _receives(node, survivor):
+            problems.append(
+                f"{node!r} answers, and {survivor!r} receives from it: go on with the upgrade, by"
+                f" 'pairs rejoin {node}' if it is closed"
+            )
+        elif _is_in_order(node, survivor):
+            problems.append(
+                f"{node!r} answers, and {survivor!r} receives from it: switch without --force, which loses"
+                " nothing"
+            )
+    if problems:
+        raise SwitchRefused(dict.fromkeys(problems))
+    return loss
+
+
+def _survivor_problems(
+    side: MySQLPairSide, node: str, changes: tuple[SideChange, ...], *, is_upgrade: bool
+) -> Iterator[str]:
+    status = side.status()
+    if not status.can_be_promoted:
+        yield f"{side.name!r} is no {side.product} ({status.version})"
+        return
+    if lacking := list(side.operator_problems([change.on(node).schema for change in changes])):
+        yield from lacking
+        return
+    if status.read_only:
+        yield (
+            f"{preflight.closed_problem(side.name)}, which needs {node!r}, or SET GLOBAL read_only = OFF there"
+            f" if {node!r} does not come back"
+        )
+    links = side.links()
+    current = side.status().current  # after the links, which execute meanwhile
+    for link in links:
+        if not link.executes and not is_upgrade and side.missing(link.received, current):
+            # If both threads of a connection are stopped, START SLAVE deletes the relay log first, whichever
+            # of the threads it starts.
+            is_kept = link.receives or link.connecting
+            remedy = (
+                f"mend the cause, then START SLAVE SQL_THREAD on {side.name!r}"
+                if is_kept
+                else f"start {node!r} again, or save the relay log of {side.name!r} before anything else:"
+                " START SLAVE and a restart would delete it"
+            )
+            why = f" ({link.error})" if link.error else ""
+            yield (
+                f"{side.name!r} does not execute what it has received{why}, and it would be lost: {remedy}"
+            )
+        elif link.receives and not pair_servers.answers(node):
+            yield (
+                f"{side.name!r} still receives from {node!r}, so it lives, although it does not answer here:"
+                " mend that, or stop it. If its host is gone without a word, try again after the"
+                " slave_net_timeout (60 s by default)"
+            )
+    shards = pair_servers.shards_of(node, side.name)
+    yield from newer_epoch_problems(side, shards)
+    if given_up_schemas(side, shards):
+        yield f"{side.name!r} was itself given up: run 'manage.py pairs rejoin {side.name}'"
+    for change in changes:
+        try:
+            with open_fence(change.on(side.name), change_nothing) as fence:
+                for problem in fence.privilege_problems():
+                    yield f"node {side.name!r}: {problem}"
+        except Error as exc:
+            yield f"{change} on {side.name!r} cannot be read ({error_line(exc)})"
+
+
+def _receives(node: str, survivor: str) -> bool:
+    with pair_servers.open_pair(node, survivor) as servers:
+        link = servers.second.link_from(servers.first)
+        return link is not None and link.receives
+
+
+def _is_in_order(node: str, survivor: str) -> bool:
+    with pair_servers.open_pair(node, survivor) as servers:
+        return servers.second.follows(servers.first)
+
+
+def _loss(node: str, survivor: MySQLPairSide) -> UnsentWrites:
+    current = survivor.status().current
+    try:
+        with pair_servers.open_side(node) as side:
+            written = side.written()
+            received = side.own_part(current)
+            return UnsentWrites(node, survivor.name, received, side.missing(written, current))
+    except PairRefused:
+        received = ",".join(link.received for link in survivor.links()) or current
+        return UnsentWrites(node, survivor.name, received, None)
+
+
+class GivenUpSide:
+    """The side that is given up: its shards are closed if it can be reached. Used by one thread.
+
+    If it does not answer, it is not asked again for some time, so that not each shard waits for it.
+
+    :param confirm: called before each change. Raises an error if this process must not make it.
+    :param note: called with a sentence for the operator.
+    """
+
+    def __init__(self, confirm: Callable[[], None], note: Callable[[str], None]) -> None:
+        self._confirm = confirm
+        self._note = note
+        self._ask_at = 0.0
+
+    def close(self, change: SideChange) -> None:
+        """Let the old side of ``change`` refuse the writes of the shard, if it can be reached.
+
+        :raises SwitchFailed: it answers, and does not refuse them.
+        """
+        if time.monotonic() < self._ask_at:
+            return
+        shard = change.on(change.source)
+        try:
+            with open_fence(shard, self._confirm_closing, answer_within=_ANSWER_WITHIN) as old:
+                close_side(old)
+        except Error as exc:
+            if not pair_servers.is_silence(change.source, exc):
+                raise SwitchFailed(
+                    f"{change} was not switched: {change.source!r} answers, and does not refuse its writes"
+                    f" ({error_line(exc)}). Stop the server, or try again."
+                ) from exc
+            self._ask_at = time.monotonic() + _SILENCE
+            node = change.source
+            self._note(
+                f"{node} was not reached ({error_line(exc)}). If it was only cut off, it takes writes of"
+                f" processes that do not know the new topology. Stop it, or run 'manage.py pairs rejoin"
+                f" {node}' when it can be reached"
+            )
+
+    def _confirm_closing(self) -> None:
+        try:
+            self._confirm()
+        except Error as exc:  # of the journal's database, not of the old side
+            raise SwitchFailed(
+                f"the journal does not answer ({error_line(exc)}): try again"
+            ) from exc
+
+
+class ForcedSwitch:
+    """Gives up the active side of one shard. Used by one thread. Can be repeated after a kill.
+
+    The old side is fenced if it can be reached. The replication from it ends for good, because it would
+    bring back writes that nobody expects any more.
+
+    :param survivor: the operator's session on the server of the other side.
+    :param new: the fence of the shard there.
+    :param old: the side that is given up.
+    :param check: called before each step. Raises an error if this process must not continue.
+    """
+
+    def __init__(
+        self,
+        record: SwitchRecord,
+        survivor: MySQLPairSide,
+        new: SideFence,
+        old: GivenUpSide,
+        patience: float,
+        check: Callable[[], None],
+    ) -> None:
+        self._record = record
+        self._change = record.change
+        self._survivor = survivor
+        self.new = new
+        self._old = old
+        self._patience = patience
+        self._check = check
+        #: The number of seconds for which this process let writes wait.
+        self.pause = 0.0
+        #: Whether every process used the new topology before the new side took writes.
+        self.is_followed = False
+
+    def run(self) -> None:
+        """Switch the shard. When this returns, the surviving side takes writes.
+
+        :raises SwitchFailed: the surviving side does not execute what it has received.
+        :raises BranchesPrepared: a transaction in two phases has arrived on the surviving side in part.
+        :raises django.db.Error: the surviving server has failed.
+        """
+        change = self._change
+        assert change.epoch is not None
+        self._record.enter(PREPARING)
+        close_side(self.new)
+        self._record.prepare()
+        self._record.enter(FENCING)
+        began = time.monotonic()
+        self._old.close(change)
+        end_replication(self._survivor, self._patience, self._check, f"{change} was not switched")
+        refuse_prepared(runtime.group(change.group), [change.on(change.target)])
+        self._record.enter(PUBLISHING)
+        self._record.publish()
+        self._record.enter(OPENING)
+        self.new.store_epoch(change.epoch)
+        self.new.open(TRIGGER_PATIENCE)
+        self.pause = time.monotonic() - began
+
+
+def end_replication(
+    survivor: MySQLPairSide, patience: float, check: Callable[[], None], failure: str
+) -> None:
+    """Execute what the surviving side has received, and end the replication from the old side.
+
+    Can be repeated.
+
+    :param patience: seconds in which the surviving side must execute it.
+    :param check: called before each second of the wait. Raises an error if this process must not continue.
+    :param failure: the begin of the message if it does not: what was not done.
+    :raises SwitchFailed: the surviving side does not execute what it has received.
+    """
+    for link in survivor.links():
+        survivor.stop_receiving(link)
+    for link in survivor.links():
+        if survivor.missing(link.received, survivor.status().current):
+            survivor.execute_received(link)
+        if lacking := wait_for(survivor, link.received, patience, check):
+            raise SwitchFailed(
+                f"{failure}: {survivor.name!r} has received {lacking}, and did"
+                f" not execute it within {patience:g} s. Wait, or allow more with --patience."
+            )
+        survivor.stop(link.name)
+        survivor.forget(link.name)

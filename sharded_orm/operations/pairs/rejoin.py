@@ -1,0 +1,346 @@
+"""Bring a side of a pair that was down back into the pair.
+
+A side that starts is read only by its configuration, so it stays closed until :func:`rejoin` has brought
+it back. If it was given up meanwhile (``shards switch --force``), it may have transactions that the other
+side, the survivor, has never received. They are put aside in a file, and the rows become those of the
+survivor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sharded_orm import runtime
+from sharded_orm.operations.exceptions import PairRefused
+from sharded_orm.operations.pairs import (
+    replication_check,
+    replication_setup,
+    side_comparison,
+    upgrade_state,
+)
+from sharded_orm.operations.pairs.pair_servers import PairServers, all_pairs, open_pair
+from sharded_orm.operations.pairs.put_aside import PutAsideFile
+from sharded_orm.operations.pairs.side_rows import SideRows
+from sharded_orm.operations.pairs.side_switch import close_side
+from sharded_orm.operations.pairs.sides import open_fence
+from sharded_orm.operations.pairs.upgrade_end import last_lost_at
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.pair_side import MySQLPairSide
+
+#: The kind under which the journal stores the runs that bring a side back.
+KIND: Final = "rejoin"
+
+
+@dataclass
+class RejoinReport:
+    """The outcome of :func:`rejoin`.
+
+    :param was_given_up: whether the side had been given up.
+    :param file: the file with what the side had and the other side had not; "" if there was nothing.
+    :param transactions: the number of such transactions.
+    :param rows: the number of rows that differed.
+    """
+
+    node: str
+    was_given_up: bool = False
+    file: str = ""
+    transactions: int = 0
+    rows: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": True, **asdict(self)}
+
+
+def rejoin(
+    node: str,
+    *,
+    folder: Path,
+    timeout: float = replication_setup.TIMEOUT,
+    tell: Callable[[str], None] = lambda line: None,
+) -> RejoinReport:
+    """Bring the side ``node`` back into its pair, and let its server take writes again.
+
+    If the side was not given up, its replication is started, and the server is opened when both sides
+    have everything of each other. If it was given up, it becomes a passive side with the rows of the
+    other side; what it had and the other side has not is put aside in a new file in ``folder`` before
+    anything is changed. After an interruption, call this again. During a rolling upgrade, the server is
+    only opened, and receives again; what it must not execute yet is kept as before.
+
+    :param timeout: seconds in which each server must execute what it lacks of the other.
+    :param tell: called with a line for the operator for each step.
+    :raises PairRefused: the side cannot be brought back. The message lists all reasons.
+    :raises OperationHeld: an operation on the shards is under way.
+
+    Costs, for a side that was given up, two reads of all tables of the pair on both servers.
+    """
+    with journal.hold_run(KIND, EVERYTHING, {"node": node}) as run:
+        upgrade = upgrade_state.unfinished_run()
+        # A server that restarts is not to wait for the end of an upgrade.
+        refuse_conflicts(run, within=upgrade_state.KIND if upgrade else None)
+        try:
+            runtime.refresh()
+            with open_pair(_other_side(node), node) as servers:
+                work = _Rejoin(run, servers, folder, timeout, tell)
+                if upgrade and upgrade.arguments.get("given_up") == node:
+                    raise PairRefused([upgrade_state.unfinished(*upgrade.arguments["pair"])])
+                if upgrade and node in upgrade.arguments["pair"]:
+                    report = work.open_in_upgrade(is_held=upgrade.held)
+                else:
+                    report = work.run()
+        except PairRefused as exc:
+            # An unfinished run would refuse other operations. The side stays closed.
+            run.finish("refused", journal.one_line(exc))
+            raise
+        run.finish()
+    return report
+
+
+def _other_side(node: str) -> str:
+    pairs = [pair for pair in all_pairs() if node in pair]
+    if not pairs:
+        raise PairRefused(
+            [f"{node!r} is no side of a pair in the topology; the pairs are {all_pairs()!r}"]
+        )
+    if len(pairs) > 1:
+        raise PairRefused(
+            [
+                f"{node!r} is in several pairs, {pairs!r}, and a side receives from one other side only: leave"
+                " it in one pair of the topology"
+            ]
+        )
+    return next(name for name in pairs[0] if name != node)
+
+
+class _Rejoin:
+    """Brings one side back. Each step can be repeated. Used by one thread."""
+
+    def __init__(
+        self,
+        run: journal.JournalRun,
+        servers: PairServers,
+        folder: Path,
+        timeout: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._run = run
+        self._servers = servers
+        self._survivor, self._side = servers.both
+        self._folder = folder
+        self._timeout = timeout
+        self._tell = tell
+        self._schemas = [shard.schema for shard in servers.shards]
+        self.report = RejoinReport(self._side.name)
+
+    def run(self) -> RejoinReport:
+        """Bring the side back. When this returns, both servers are a pair in order."""
+        self._require_fit()
+        given_up = replication_check.given_up_schemas(self._side, self._servers.shards)
+        self.report.was_given_up = bool(given_up)
+        self._refuse(bool(given_up))
+        if given_up:
+            self.close()
+            # The side may have taken writes until now.
+            if problems := list(self._prepared_problems()):
+                raise PairRefused(problems)
+            self._refuse_other_schema()
+            if self._unsent():
+                self.put_aside()
+        self.receive()
+        if given_up:
+            side_comparison.compare(
+                self._survivor,
+                self._side,
+                self._schemas,
+                upgraded=True,
+                timeout=self._timeout,
+                check=self._run.check,
+            )
+            self._tell(f"{self._side.name} has the rows of {self._survivor.name}")
+        self.send()
+        if given_up:
+            self.store_epochs()
+        self._close_fences(self._servers.passive_schemas(self._side))
+        self._run.check()
+        self._side.unfence()
+        self._tell(f"{self._side.name} is open")
+        replication_check.require_sound(self._survivor.name, self._side.name)
+        return self.report
+
+    def open_in_upgrade(self, *, is_held: bool) -> RejoinReport:
+        """Open the server during a rolling upgrade. Nobody can have given it up meanwhile.
+
+        :param is_held: whether a process works on the upgrade. Then it controls the replication, and may
+            have stopped it for a comparison.
+        """
+        self._require_fit()
+        problems = [*replication_check.epoch_problems(self._servers), *self._lost_problems()]
+        if problems:
+            raise PairRefused(problems)
+        for link in self._side.links() if not is_held else ():
+            self._side.go_on(link)
+        self._run.check()
+        # Its fences are those of the moment at which it went down: the upgrade has required them, or has
+        # closed the active side, too.
+        self._side.unfence()
+        self._tell(f"{self._side.name} is open; its rolling upgrade is not finished")
+        return self.report
+
+    def _require_fit(self) -> None:
+        problems = list(replication_check.server_problems(self._servers))
+        for each in () if problems else self._servers.both:
+            problems += replication_check.newer_epoch_problems(each, self._servers.shards)
+        if problems:
+            raise PairRefused(problems)
+
+    def _refuse(self, is_given_up: bool) -> None:
+        survivor, side = self._survivor.name, self._side.name
+        problems = []
+        if replication_check.given_up_schemas(self._survivor, self._servers.shards):
+            problems.append(
+                f"{survivor!r}, the other side, was itself given up: run 'manage.py pairs rejoin"
+                f" {survivor}' first"
+            )
+        problems += self._lost_problems()
+        if is_given_up:
+            for each in self._servers.both:
+                problems += replication_setup.account_problems(each)
+            active = sorted({shard.group for shard in self._servers.shards if shard.node == side})
+            problems += [
+                f"{side!r} was given up for other shards, and is the active side of shards of {group!r}: give"
+                f" these up, too ('manage.py shards switch {group} --all-from {side} --force')"
+                for group in active
+            ]
+            problems += self._prepared_problems()
+        if problems:
+            raise PairRefused(problems)
+
+    def _lost_problems(self) -> Iterator[str]:
+        """Yield a problem if the survivor has received a transaction of the side that the side has lost."""
+        survivor, side = self._survivor, self._side
+        # The side may take writes. The survivor receives more of them all the time, so it is read first.
+        received = [survivor.status().current, *(link.received for link in survivor.links())]
+        current = side.status().current
+        lost = [last for p in received if (last := side.missing(side.own_part(p), current))]
+        if lost:
+            yield (
+                f"{side.name!r} has lost transactions of its own that {survivor.name!r} has received, up to"
+                f" {lost[-1]}, as after a loss of power: give {side.name!r} up ('manage.py shards switch GROUP"
+                f" --all-from {side.name} --force'), and make it anew from a copy of {survivor.name!r}"
+            )
+
+    def _prepared_problems(self) -> Iterator[str]:
+        # A comparison does not see them, and their end would change rows after it.
+        for branch in self._side.prepared_branches():
+            if branch.schema in self._schemas:
+                yield (
+                    f"a transaction in two phases, {branch.transaction!r}, is prepared in {branch.schema!r}"
+                    f" on {self._side.name!r}, which was given up: end it there (XA RECOVER, XA ROLLBACK)"
+                )
+
+    def _unsent(self) -> str:
+        """Return the last transaction of the side if the survivor lacks it; "" if it has all."""
+        last = self._side.written()
+        status = self._survivor.status()
+        is_known = not any(self._side.missing(last, p) for p in (status.current, status.logged))
+        return "" if is_known else last
+
+    # ##### The steps #####
+
+    def close(self) -> None:
+        """Close the side: the server, and each of its shards for the time after that."""
+        self._side.fence(self._timeout)
+        self._close_fences(self._schemas)
+        for link in self._side.links():
+            self._side.stop(link.name)
+        self._tell(f"{self._side.name} refuses writes")
+
+    def _close_fences(self, schemas: list[str]) -> None:
+        for shard in self._servers.shards:
+            if shard.schema in schemas:
+                with open_fence(replace(shard, node=self._side.name), self._run.note) as fence:
+                    close_side(fence)
+
+    def _refuse_other_schema(self) -> None:
+        """Refuse a side that was given up during a rolling upgrade, and was not made anew since then.
+
+        Replication, columns and recorded migrations do not show each difference, such as one of indexes.
+        What only the side has is put aside first.
+        """
+        lost_at = last_lost_at(self._side.name)
+        own = self._side.epochs(list(lost_at))
+        if all(own.get(schema, 0) >= epoch for schema, epoch in lost_at.items()):
+            return
+        problem = (
+            f"{self._side.name!r} was given up during a rolling upgrade, so its schema may be another: make it"
+            f" anew from a copy of {self._survivor.name!r} with all of its functions"
+        )
+        if unsent := list(self._side.transactions_after(self._survivor.status().current)):
+            file = PutAsideFile(self._folder, self._side.name, self._survivor.name)
+            file.write(unsent, ())
+            problem += (
+                f". Its {len(unsent)} transactions that the other side lacks are in {file.path}"
+            )
+        raise PairRefused([problem])
+
+    def put_aside(self) -> None:
+        """Write what only the side has into a file, and give it the rows of the survivor."""
+        survivor, side = self._survivor, self._side
+        if side.columns(self._schemas) != survivor.columns(self._schemas):
+            raise PairRefused(
+                [
+                    f"{side.name!r} has transactions that {survivor.name!r} has not, and other columns:"
+                    f" make {side.name!r} anew from a copy of {survivor.name!r}. Nothing was changed"
+                ]
+            )
+        with SideRows(survivor, side, self._schemas, self._run.check) as rows:
+            rows.compare()
+            unsent = list(side.transactions_after(survivor.status().current))
+            file = PutAsideFile(self._folder, side.name, survivor.name)
+            file.write(unsent, rows.differences())
+            self.report.file = str(file.path)
+            self.report.transactions, self.report.rows = len(unsent), rows.count
+            self._tell(
+                f"{len(unsent)} transactions and {rows.count} rows that differ are put aside in {file.path}"
+            )
+            rows.repair()
+            position = rows.position
+        last = side.written()
+        side.continue_at(position, last)
+        survivor.take_as_received(last, self._schemas[0])
+
+    def receive(self) -> None:
+        """Let the side receive and execute what the survivor has written meanwhile."""
+        self._start(self._side, self._survivor)
+        self._tell(f"{self._side.name} has everything of {self._survivor.name}")
+
+    def send(self) -> None:
+        """Let the survivor receive from the side again."""
+        self._start(self._survivor, self._side)
+        self._tell(f"{self._survivor.name} receives from {self._side.name}")
+
+    def _start(self, replica: MySQLPairSide, source: MySQLPairSide) -> None:
+        links = replica.links()
+        for link in links:
+            if not (link.receives and link.executes):
+                # A server that waits for its next attempt to connect connects at once.
+                replica.stop(link.name)
+                replica.resume(link)
+        if not links:
+            if problems := list(replication_setup.account_problems(source)):
+                raise PairRefused(problems)
+            replication_setup.follow(replica, source)
+        replication_check.await_events(replica, source, self._timeout, self._run.check)
+
+    def store_epochs(self) -> None:
+        """Let the side belong to the present epoch of each shard."""
+        groups = runtime.topology().groups
+        for shard in self._servers.shards:
+            epoch = groups[shard.group].range_of(shard.number).epoch
+            with open_fence(replace(shard, node=self._side.name), self._run.note) as fence:
+                fence.store_epoch(epoch)

@@ -1,0 +1,262 @@
+"""The end of a rolling upgrade of a pair that has lost one side for ever (``shards switch --force``).
+
+The other side, the survivor, executes what it has received before it takes writes. Some of it may be rows of
+the new schema, which the old schema would cut. So the survivor first gets the new schema for the shards of
+which the lost side could have it, and for those of which it has begun to get it. The journal records which
+shards have the new schema. The tables of the lost side may be different, so it comes back as a copy only.
+
+An abort of the upgrade ends in the same way, because it changes tables only of the side that has got the new
+schema. If this side is lost, the survivor has the old schema. If the other side is lost before the first table
+was changed back, the survivor has the new schema. After that, only the lost side knows how the tables were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.operations import topology
+from sharded_orm.operations.migrate.migration_run import Failure
+from sharded_orm.operations.pairs.forced_switch import end_replication
+from sharded_orm.operations.pairs.pair_servers import PairServers, open_side, shards_of
+from sharded_orm.operations.pairs.report import Tell
+from sharded_orm.operations.pairs.rolling_plan import RollingPlan, UpgradeRound
+from sharded_orm.operations.pairs.round_steps import RoundSteps
+from sharded_orm.operations.pairs.sides import open_fence
+from sharded_orm.operations.pairs.upgrade_state import KIND, steps_of, unfinished, unfinished_run
+from sharded_orm.operations.promotion import cached_rows
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs import lease as leases
+from sharded_orm.operations.runs.conflicts import EVERYTHING
+from sharded_orm.operations.runs.rollout import Stopping, Waves
+from sharded_orm.operations.selection import numbers_text
+from sharded_orm.topology.document import Document
+from sharded_orm.topology.model import Shard
+from sharded_orm.topology.range_entries import entry_of, replace_shard
+
+#: The state of the journal's run of an upgrade that ended so.
+GIVEN_UP = "given up"
+
+
+def upgraded_sides(node: str) -> tuple[str, str] | None:
+    """Return ``node`` and the other side if the rolling upgrade of their pair is not finished.
+
+    One or two queries.
+    """
+    last = unfinished_run()
+    if last is None or node not in last.arguments["pair"]:
+        return None
+    return node, next(name for name in last.arguments["pair"] if name != node)
+
+
+@contextmanager
+def hold_upgrade(node: str) -> Iterator[UpgradeEnd | None]:
+    """A context manager that holds the unfinished rolling upgrade of a pair with ``node``.
+
+    Yields None if there is none.
+
+    :raises OperationHeld: a process works on the upgrade.
+    """
+    if upgraded_sides(node) is None:
+        yield None
+        return
+    with journal.hold_run(KIND, EVERYTHING, {}) as run:
+        if "done" in run.arguments:
+            yield UpgradeEnd(run, node)
+        else:  # it has ended meanwhile
+            run.finish("refused", "no upgrade is unfinished")
+            yield None
+
+
+class UpgradeEnd:
+    """Ends one rolling upgrade without the side ``lost``. Each part can be repeated. For one thread only."""
+
+    def __init__(self, run: journal.JournalRun, lost: str) -> None:
+        self._run = run
+        self._plan = RollingPlan.from_json(run.arguments)
+        self.lost = lost
+        (self.survivor,) = {self._plan.first, self._plan.second} - {lost}
+
+    def problems(self) -> Iterator[str]:
+        """Yield the reason why the upgrade cannot be ended so, as a sentence."""
+        arguments = self._run.arguments
+        current, _step = self._current()
+        if arguments.get("returning") and current is not None and current.active == self.lost:
+            yield (
+                f"an abort has begun to give {current} on {self.survivor!r} the old schema back, and only"
+                f" {self.lost!r} knows that schema: start {self.lost!r} again, with its data or with a backup,"
+                " and finish the abort by 'manage.py migrate_shards --rolling --abort'. If there is neither, see"
+                " 'If a side is lost for ever' in the documentation of upgrades"
+            )
+        elif arguments.get("given_up", self.lost) != self.lost:
+            yield unfinished(self._plan.first, self._plan.second)
+
+    def repair(self) -> None:
+        """Store the epochs that an earlier process has published on the survivor, and not stored there."""
+        if group := self._run.arguments.get("new_epochs"):
+            self._store_epochs(self._shards_of(group))
+
+    def migrate_survivor(self, stopping: Stopping, tell: Tell) -> None:
+        """Give shards on the survivor the new schema where that must be, and record what it has.
+
+        :raises PairRefused: a shard was not migrated.
+        :raises OperationStopped: ``stopping`` was set.
+        """
+        behind = self._behind()
+        self._run.note(given_up=self.lost, upgraded=self._upgraded(behind))
+        if behind is not None:
+            tell(f"{self.survivor} gets the new schema of {behind}, before it executes rows of it")
+            with open_side(self.survivor) as side:
+                # The lost side is not asked.
+                servers = PairServers(side, side, shards_of(self.lost, self.survivor))
+                self._steps(servers, stopping, tell).migrate(behind, side)
+
+    def finish(self, group: str, patience: float, tell: Tell, *, needs_epoch: bool) -> None:
+        """End the replication from the lost side, and the upgrade.
+
+        :param group: the group of which shards were given up.
+        :param needs_epoch: whether no shard of the group was active on the lost side. Then its shards get
+            a new epoch here, so that the lost side does not come back unnoticed.
+        """
+        with open_side(self.survivor) as side:
+            end_replication(side, patience, self._run.check, "The upgrade was not ended")
+            shards = self._shards_of(group)
+            if needs_epoch:
+                self._run.note(new_epochs=group)
+                topology.change(
+                    lambda document: self._with_epochs(document, shards),
+                    f"a rolling upgrade ended without {self.lost}",
+                )
+                runtime.refresh()
+                self._store_epochs(shards)
+            if self._plan.stop_writes or self._run.arguments.get("aborting"):
+                servers = PairServers(side, side, ())
+                self._steps(servers, Stopping(), tell).open(
+                    [
+                        shard
+                        for each in self._plan.rounds
+                        for shard in each.shards()
+                        if shard.node == self.survivor
+                    ]
+                )
+        if (left := self._run.arguments.get("left_side")) is not None:
+            cached_rows.invalidate(left, tell, tell)
+        groups = runtime.topology().groups
+        epochs = {s.schema: groups[s.group].range_of(s.number).epoch for s in shards}
+        self._run.note(lost_at=epochs)
+        upgraded = self._run.arguments["upgraded"]
+        new = ", ".join(f"{name} {_text(name, numbers)}" for name, numbers in upgraded.items())
+        outcome = (
+            f"{self.lost} was given up; on {self.survivor}, {new or 'no shard'} has the new schema"
+        )
+        self._run.finish(GIVEN_UP, outcome)
+        tell(f"The rolling upgrade has ended: {outcome}")
+
+    def _behind(self) -> UpgradeRound | None:
+        """Return the shards that get the new schema on the survivor now; None if there are none."""
+        current, step = self._current()
+        if current is None or step > self._own_step(current):
+            return None
+        done = int(self._run.arguments["done"])
+        is_begun = int(self._run.arguments.get("begun", done)) >= done
+        first = self._own_step(current)
+        if current.active == self.survivor and not self._plan.stop_writes:
+            # From this step on, the lost side may have sent rows of the new schema.
+            first = steps_of(self._run.arguments).index("switch")
+        if step + is_begun <= first:
+            return None
+        # The survivor takes writes of the other shards with the old schema, and got none from the lost side.
+        numbers = {
+            selected.group.name: [
+                shard.number
+                for shard in selected.shards
+                if shard.node == self.lost or self._plan.stop_writes
+            ]
+            for selected in current.selected()
+        }
+        numbers = {name: each for name, each in numbers.items() if each}
+        return replace(current, numbers=numbers) if numbers else None
+
+    def _current(self) -> tuple[UpgradeRound | None, int]:
+        """Return the round and the index of the step that come next; no round if all are finished."""
+        done, names = int(self._run.arguments["done"]), steps_of(self._run.arguments)
+        number, step = divmod(done, len(names))
+        return (self._plan.rounds[number] if number < len(self._plan.rounds) else None), step
+
+    def _own_step(self, current: UpgradeRound) -> int:
+        """Return the index of the step in which the survivor gets the new schema."""
+        names = steps_of(self._run.arguments)
+        if current.passive == self.survivor:
+            return names.index("migrate-passive")
+        return names.index("migrate-active" if self._plan.stop_writes else "migrate-other")
+
+    def _upgraded(self, behind: UpgradeRound | None) -> dict[str, list[int]]:
+        """Return the numbers of the shards that have the new schema on the survivor, by group."""
+        number = int(self._run.arguments["done"]) // len(steps_of(self._run.arguments))
+        current, step = self._current()
+        rounds = list(self._plan.rounds[:number])
+        if behind is not None:
+            rounds.append(behind)
+        elif current is not None and step > self._own_step(current):
+            rounds.append(current)
+        # An earlier call may have been interrupted after it had given up shards.
+        upgraded = {name: set(n) for name, n in self._run.arguments.get("upgraded", {}).items()}
+        for each in rounds:
+            for name, numbers in each.numbers.items():
+                upgraded.setdefault(name, set()).update(numbers)
+        return {name: sorted(numbers) for name, numbers in upgraded.items()}
+
+    def _steps(self, servers: PairServers, stopping: Stopping, tell: Tell) -> RoundSteps:
+        return RoundSteps(
+            self._run, self._plan, servers, Waves(), 0.0, _FailureLines(tell), stopping, tell
+        )
+
+    def _shards_of(self, group: str) -> list[Shard]:
+        return [s for s in shards_of(self.lost, self.survivor) if s.group == group]
+
+    def _with_epochs(self, document: Document, shards: Sequence[Shard]) -> Document:
+        self._run.note()
+        content = document.content()
+        for shard in shards:
+            entry: Any = entry_of(content, shard.group, shard.number)
+            replace_shard(
+                content, shard.group, shard.number, {**entry, "epoch": entry.get("epoch", 0) + 1}
+            )
+        return Document.from_content(content)
+
+    def _store_epochs(self, shards: Sequence[Shard]) -> None:
+        groups = runtime.topology().groups
+        for shard in shards:
+            with open_fence(replace(shard, node=self.survivor), self._run.note) as fence:
+                fence.store_epoch(groups[shard.group].range_of(shard.number).epoch)
+
+
+def last_lost_at(node: str) -> dict[str, int]:
+    """Return the epochs, by schema, that began when ``node`` was given up during an upgrade.
+
+    Empty if that has not happened. One query.
+    """
+    runs = leases.runs().filter(kind=KIND, subject=EVERYTHING, state=GIVEN_UP).order_by("-pk")
+    return next((run.arguments["lost_at"] for run in runs if run.arguments["given_up"] == node), {})
+
+
+def _text(group: str, numbers: Sequence[int]) -> str:
+    shards = runtime.topology().groups[group]
+    return numbers_text([shards.shard(number) for number in numbers])
+
+
+class _FailureLines:
+    """The progress of a migration of which only failures are told."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def begin(self, group: str, total: int) -> None: ...
+    def done(self, alias: str) -> None: ...
+    def failed(self, failure: Failure) -> None:
+        self._tell(f"{failure.alias}: {failure.error}")
+
+    def end(self) -> None: ...

@@ -1,0 +1,63 @@
+"""Find shards whose tables make ids of another shard, because the schema was copied from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.models.after_migrate.auto_increment import counted_ids
+from sharded_orm.models.after_migrate.postgresql_defaults import layouts, tables
+from sharded_orm.topology.model import Shard
+
+
+@dataclass(frozen=True)
+class ForeignIDs:
+    """A function or a counter on ``shard`` that makes ids of another shard.
+
+    :param source: the name of the function, or of the table whose counter it is.
+    :param problem: a sentence without the remedy.
+    :param remedy: a sentence that says what to do.
+    """
+
+    shard: Shard
+    source: str
+    problem: str
+    remedy: str
+
+
+def foreign_ids(shard: Shard, snapshot: SchemaSnapshot) -> Iterator[ForeignIDs]:
+    """Yield the functions and counters on ``shard`` that make ids of another shard. Sends no query.
+
+    :param snapshot: the schema of ``shard``.
+    """
+    migrate = f"'manage.py migrate --database {shard.alias}'"
+    own_functions = layouts()
+    for name, number in snapshot.shard_numbers.items():
+        if name in own_functions and number != shard.number:
+            yield ForeignIDs(
+                shard,
+                name,
+                f"Function {name!r} on {shard.alias!r} makes ids of shard {number}, so the schema was"
+                " copied from another shard. An id that other programs insert may exist twice.",
+                f"{migrate} gives the function the number {shard.number}.",
+            )
+    # On PostgreSQL, a table with timestamped ids has a sequence for them, too, and ``counters`` does not
+    # say which of the sequences it is about.
+    timestamped = tables() if snapshot.shard_numbers else set()
+    for table, ids in counted_ids(shard).items():
+        following = snapshot.counters.get(table)
+        # If the ids are used up, the next one is the end of the range.
+        if following is None or ids.start <= following <= ids.stop or table in timestamped:
+            continue
+        yield ForeignIDs(
+            shard,
+            table,
+            f"The next id of {table!r} on {shard.alias!r} is {following}, and its ids are {ids.start} to"
+            f" {ids[-1]}, so the table was copied from another shard, or made without its first id. An"
+            " id that other programs insert may exist twice.",
+            f"{migrate} sets the counter."
+            if following < ids.start
+            else "Remove rows with ids of other shards, and set the counter to the highest own id + 1,"
+            f" or to {ids.start} if there is none ('manage.py shards sql {shard.alias}').",
+        )

@@ -1,0 +1,164 @@
+"""A few rows by their keys: one thread sends to all nodes of MariaDB, then receives from each."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from sharded_orm import runtime, scatter
+from sharded_orm.backends.mysql.node_cursor import NodeCursor
+from sharded_orm.backends.pool import pools
+from sharded_orm.exceptions import ScatterError
+from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.scatter.execute import Executor
+from tests.integration.scatter.conftest import SHARDS, store
+from tests.patience import PATIENCE
+from tests.queries.conftest import DATABASES
+from tests.samples.models import Sample
+
+pytestmark = [
+    pytest.mark.mysql_settings,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+]
+
+ALIASES = [f"photos_{number:05d}" for number in SHARDS]
+ROWS = sorted((ALIASES[n % len(SHARDS)], n) for n in range(20))
+Act = Callable[[NodeCursor], None]
+
+
+@pytest.fixture(autouse=True)
+def rows() -> None:
+    store([Sample(id=n, owner=n % 5, number=n % 3, name=f"n{n}") for n in range(20)])
+    # Each node has an idle session now.
+    assert read() == ROWS
+
+
+@pytest.fixture
+def when_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[NodeCursor]]:
+    """Call a function when a read was sent ahead the next time, before anything is received.
+
+    The function gets the cursor that waits for the second node. The list contains it afterwards.
+    """
+
+    def prepare(act: Act) -> list[NodeCursor]:
+        run_node, waiting = Executor._run_node, list[NodeCursor]()
+
+        def act_first(executor: Executor, statements: Any) -> Any:
+            if executor._sent and not waiting:
+                waiting.extend(executor._sent.values())
+                act(waiting[0])
+            return run_node(executor, statements)
+
+        monkeypatch.setattr(Executor, "_run_node", act_first)
+        return waiting
+
+    return prepare
+
+
+def read(numbers: tuple[int, ...] = SHARDS) -> list[tuple[str, int]]:
+    group = runtime.group("photos")
+    keys = {
+        group.shard(number): [n for n in range(20) if n % len(SHARDS) == SHARDS.index(number)]
+        for number in numbers
+    }
+    query = ShardedQuery(Sample)
+    query.clear_ordering(force=True)
+    return sorted((alias, row[0]) for alias, row in scatter.fetch_by_key(query, keys))
+
+
+def lose_answer(cursor: NodeCursor) -> None:
+    """Take the answer from the cursor's session, and break the session off."""
+    assert cursor._session is not None
+    with socket.fromfd(cursor._session.raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line:
+        assert line.recv(100_000)
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_read_that_loses_its_session_is_repeated(when_sent: Any) -> None:
+    waiting = when_sent(lose_answer)
+    retries = sum(pool.stats.retries for pool in pools())
+    assert read() == ROWS
+    assert len(waiting) == 1
+    assert sum(pool.stats.retries for pool in pools()) == retries + 1
+    assert read() == ROWS
+
+
+def test_a_node_that_is_lost_fails_its_shards(
+    when_sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as nobody, monkeypatch.context() as patched:
+        # The port is taken, and nobody listens.
+        nobody.bind(("127.0.0.1", 0))
+
+        def lose_node(cursor: NodeCursor) -> None:
+            cursor._pool.dispose()
+            patched.setitem(cursor._pool.params, "port", nobody.getsockname()[1])
+            lose_answer(cursor)
+
+        waiting = when_sent(lose_node)
+        with pytest.raises(ScatterError) as caught:
+            read()
+    group = runtime.group("photos")
+    lost = {s.alias for s in map(group.shard, SHARDS) if s.node != group.shard(SHARDS[0]).node}
+    assert waiting
+    assert caught.value.failures.keys() == lost
+    assert read() == ROWS
+
+
+def test_an_interrupted_read_leaves_no_answer_to_others(when_sent: Any) -> None:
+    def interrupt(cursor: NodeCursor) -> None:
+        sessions.append(cursor._session)
+        raise KeyboardInterrupt
+
+    sessions: list[Any] = []
+    when_sent(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    assert sessions[0].retired
+    for _ in range(3):
+        assert read() == ROWS
+
+
+def test_other_statements_meanwhile_get_their_own_answers(when_sent: Any) -> None:
+    def ask_others(cursor: NodeCursor) -> None:
+        gc.collect()
+        for alias in ALIASES:
+            ids = Sample._default_manager.using(alias).order_by("id").values_list("id", flat=True)
+            assert list(ids) == [n for of, n in ROWS if of == alias]
+        assert read() == ROWS
+
+    waiting = when_sent(ask_others)
+    assert read() == ROWS
+    assert waiting
+
+
+def test_with_a_limit_of_sessions_threads_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def meet(executor: Executor, statements: Any) -> Any:
+        if executor._sent:
+            # Each thread holds a session that the other needs.
+            both.wait(PATIENCE)
+        return run_node(executor, statements)
+
+    def read_in_thread(numbers: tuple[int, ...]) -> Any:
+        try:
+            return [read(numbers) for _ in range(10)]
+        finally:
+            for alias in ("photos", *ALIASES):
+                connections[alias].close()
+
+    run_node, both = Executor._run_node, Barrier(2)
+    monkeypatch.setattr(Executor, "_run_node", meet)
+    for node in runtime.topology().nodes.values():
+        monkeypatch.setitem(node, "POOL", {"MAX": 1, "TIMEOUT": 10})
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(read_in_thread, (SHARDS, SHARDS[::-1])):
+            assert found == [ROWS] * 10
