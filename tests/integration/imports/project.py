@@ -6,7 +6,8 @@ FILE is a JSON file with the settings. COMMAND is ``manage.py ARGUMENT…``, or 
 ``insert:3``: in the middle of its third INSERT on shards, whose transaction is still open; or
 ``stored:3``, ``done:3``, ``planned:1``, ``round:1``: when it has committed rows for the third time,
 marked a third unit as done, planned its first round, or recorded the results of its first round. A
-dotted path of a method stands for the end of a call of it.
+dotted path of a method stands for the end of a call of it. ``STOP_AT`` likewise names a point where
+the process sends itself SIGSTOP.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,8 +73,8 @@ def prepare(*apps: str) -> None:
     import_commands()
 
 
-def die_at(where: str) -> None:
-    """Have this process kill itself at that point."""
+def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
+    """Have this process send itself a signal at that point."""
     from django.utils.module_loading import import_string
 
     from sharded_orm.operations.imports.row_copy import _CopyJob
@@ -96,7 +98,8 @@ def die_at(where: str) -> None:
     def dying(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
         if next(calls) == int(number):
-            os.kill(os.getpid(), signal.SIGKILL)
+            # One that is sent to the process may let this thread go on for a while.
+            signal.pthread_kill(threading.get_ident(), how)
         return result
 
     setattr(owner, name, dying)
@@ -109,6 +112,8 @@ def run_command(configure: Callable[[dict[str, Any]], None]) -> None:
     configure(json.loads(Path(file).read_text()))
     if "KILL_AT" in os.environ:
         die_at(os.environ["KILL_AT"])
+    if "STOP_AT" in os.environ:
+        die_at(os.environ["STOP_AT"], signal.SIGSTOP)
     if command == "run":
         exec(arguments[0], {"__name__": "program"})
         return

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.integration.imports.site import DEFINITIONS, MODELS, Site
+from tests.integration.stopped_process import wait_until_stopped
 from tests.patience import PATIENCE
 
 #: In the middle of a transaction on a shard, after it, after a unit, between two rounds.
@@ -129,11 +130,9 @@ def test_the_state_of_an_import_that_is_under_way_and_of_a_killed_one(site: Site
         "run = last_run('import', 'books'); print(run.state, run.held)"
     )
     process = site.start(
-        "manage.py", "shards", "import", *MODELS, "--from", "default", "--rows", "1", "-v", "2"
+        "manage.py", "shards", "import", *MODELS, "--from", "default", "--rows", "1", STOP_AT="done:1"
     )
-    assert process.stderr is not None
-    assert "library" in process.stderr.readline()
-    process.send_signal(signal.SIGSTOP)
+    wait_until_stopped(process)
     assert site.run(state) == "running True"
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE)

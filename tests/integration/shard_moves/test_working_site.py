@@ -16,16 +16,17 @@ import pytest
 
 from tests.integration.imports.site import PREAMBLE
 from tests.integration.shard_moves.site import Site
+from tests.integration.stopped_process import wait_until_stopped
 from tests.patience import PATIENCE
 from tests.python_process import PythonProcess
 
 _TELLER = """
-import os
+import os, signal, threading
 from django.db.models import F
 from sharded_orm import runtime, uncached
 from sharded_orm.exceptions import ShardMoved
 
-me, stop = {me}, {stop!r}
+me, stop, pause = {me}, {stop!r}, {pause!r}
 name = next(f"account {{n}}" for n in range(40) if runtime.strategy("accounts").locate(f"account {{n}}") == 0)
 alias = "accounts_00000"
 account = Account.objects.get(name=name)
@@ -47,6 +48,10 @@ def raw(amount):
 
 n = 0
 while not os.path.exists(stop):
+    if os.path.exists(pause):
+        os.remove(pause)
+        # Between two transactions: in one it would keep its locks.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     n += 1
     amount = me * 10**6 + n
     kind = n % 6
@@ -80,9 +85,13 @@ print(json.dumps([written, added, moved, wrong, reads]))
 
 def _tellers(site: Site, folder: Path, count: int) -> list[PythonProcess]:
     site.run("Book.objects.filter(writer_id=3).update(pages=0)")
-    stop = str(folder / "stop")
     return [
-        site.start("run", PREAMBLE + _TELLER.format(me=me, stop=stop)) for me in range(1, count + 1)
+        site.start(
+            "run",
+            PREAMBLE
+            + _TELLER.format(me=me, stop=str(folder / "stop"), pause=str(folder / f"pause {me}")),
+        )
+        for me in range(1, count + 1)
     ]
 
 
@@ -132,7 +141,8 @@ def test_a_process_that_was_paused_over_the_move_goes_on_at_the_new_place(
 ) -> None:
     tellers = _tellers(site, tmp_path, 2)
     try:
-        os.kill(tellers[0].pid, signal.SIGSTOP)
+        (tmp_path / "pause 1").touch()
+        wait_until_stopped(tellers[0])
         site.move("accounts", "0", "--to", "db2")
         site.move("accounts", "--cleanup")
     finally:
