@@ -22,8 +22,9 @@ def entity_rows(
 ) -> list[tuple[Any, ...]]:
     """Return the values of the fields ``names`` of each row that has one of the ids in ``keys``.
 
-    In a store with ``shard_on``, the result may include a row that has one of the ids, but the
-    shard key of a different id in ``keys``. Costs a round trip to each node (a database server).
+    In a store with ``shard_on``, ids and shard keys are not matched in pairs: a returned row has an
+    id and a shard key from ``keys``, but perhaps not those of the same entity. Costs a round trip
+    to each node (a database server).
 
     :param keys: the shard keys of the entities, by id; at least one.
     """

@@ -60,7 +60,7 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
 
 
 def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
-    """Yield the alias of each row with one of the ids, and the row as the driver returns it.
+    """Read the rows with the ids. For each row, yield its alias and the row as the driver returns it.
 
     Costs one statement per node (a database server). The nodes are queried in parallel.
 

@@ -85,7 +85,8 @@ class InstanceLoader:
     def values(self, rows: Sequence[Row]) -> list[Row]:
         """Return ``rows`` with values converted by the converters of the backend.
 
-        The values are immutable, and the same for all connections with one vendor and time zone.
+        The values are immutable. They depend only on the vendor and the time zone of the
+        connection, so connections that agree in both can share them.
         """
         return self._converted(rows, self._of_backend)
 
