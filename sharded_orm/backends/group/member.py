@@ -192,7 +192,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         return super().queries_logged
 
     def validate_no_broken_transaction(self) -> None:
-        if self._needs_rollback:
+        if self.needs_rollback:
             super().validate_no_broken_transaction()
         group = self.group_wrapper
         if group is not None and group.levels and group.needs_rollback:

@@ -380,18 +380,21 @@ class CallRecorder(QuerySetMixin[M]):
     # -- Reading ---------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        recording = self._recorded() if self._result_cache is None else None
-        if recording is not None:
-            rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
-            if self._result_cache is None:
-                self._result_cache = rows
-        if (
-            self._result_cache is None
-            or self._recording is None
-            or self._prefetch_related_lookups
-            or not self._may_read_by_plan()
-        ):  # Otherwise nothing is left to do.
-            super()._fetch_all()
+        if self._result_cache is None:
+            recording = self._recorded()
+            if recording is not None:
+                rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
+                if self._result_cache is None:  # Otherwise Django has read the rows.
+                    self._result_cache = rows
+                    if not self._prefetch_related_lookups:
+                        return
+        elif (
+            self._recording is not None
+            and not self._prefetch_related_lookups
+            and self._may_read_by_plan()
+        ):
+            return  # Nothing is left to do.
+        super()._fetch_all()
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = self._recorded()
