@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db import connections
 
 from sharded_orm import runtime, scatter, unbound
-from sharded_orm.models.plans.plan import loader_of
+from sharded_orm.models.plans.instances import loader_of
 from sharded_orm.models.sharding.query import ShardedQuery
 
 if TYPE_CHECKING:
@@ -67,6 +67,6 @@ def _rows_by_shard(
         rows_by_alias.setdefault(alias, []).append(row)
     rows: list[Any] = []
     for alias, of_shard in rows_by_alias.items():
-        loader = loader_of(model, connections[alias], names)
-        rows += map(tuple, loader.field_values(loader.values(of_shard)))
+        loader = loader_of((model, names, None), connections[alias])
+        rows += map(tuple, loader.converted(of_shard))
     return rows

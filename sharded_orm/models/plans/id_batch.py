@@ -13,7 +13,7 @@ from django.db import connections, models
 
 from sharded_orm import runtime, scatter
 from sharded_orm.cache.values import Row
-from sharded_orm.models.plans.plan import loader_of
+from sharded_orm.models.plans.instances import loader_of
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.signals import scattered
@@ -96,11 +96,11 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
     for rows, aliases in by_node.values():
         # All shards of a node have its settings, so one loader serves all rows of the node. Loaders
         # for each shard would take twice as long.
-        loader = loader_of(queryset.model, connections[aliases[0]])
+        loader = loader_of((queryset.model, None, None), connections[aliases[0]])
         if loader.serves_others:
             instances += loader.instances(loader.values(rows), queryset, aliases)
             continue
         for alias, row in zip(aliases, rows, strict=True):
-            loader = loader_of(queryset.model, connections[alias])
-            instances += loader.instances(loader.values([row]), queryset)
+            loader = loader_of((queryset.model, None, None), connections[alias])
+            instances += loader.loaded([row], queryset)
     return instances

@@ -7,6 +7,7 @@ from inspect import getattr_static
 from itertools import repeat
 from typing import Any
 
+from django.conf import settings
 from django.db.models import DecimalField, Model
 from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
@@ -15,6 +16,10 @@ from django.db.models.signals import post_init, pre_init
 
 from sharded_orm import compat
 from sharded_orm.cache.values import Row
+
+_LOADERS = "_sharded_orm_loaders"
+# The maximum number of loaders that a connection keeps.
+_MOST_LOADERS = 500
 
 #: A column of a row: its position in the row, its converters, and the column itself.
 _Converters = tuple[int, list[Any], Any]
@@ -54,6 +59,14 @@ class InstanceLoader:
         # those of the fields. Here values() applies the first, and field_values() the second.
         self._of_backend = self._converters(connection.ops.get_db_converters)
         self._of_fields = self._converters(lambda column: column.get_db_converters(connection))
+        # Each converter of a row, in the order in which Django calls them.
+        self._steps = [
+            (position, converter, column)
+            for position in range(len(self._columns))
+            for at, converters, column in (*self._of_backend, *self._of_fields)
+            if at == position
+            for converter in converters
+        ]
         #: Whether the loader may make the instances of all rows that connections with the same
         #: settings have read, apart from the schema. False if a converter is a project's own, which
         #: may look at its connection.
@@ -78,7 +91,9 @@ class InstanceLoader:
     def knows_all_fields(self) -> bool:
         """Whether the model has the same fields as when the loader was made, with the same converters."""
         # Django makes this list anew if a field was added.
-        return self._declared is self._model._meta.concrete_fields and all(
+        if self._declared is not self._model._meta.concrete_fields:
+            return False
+        return not self._places or all(
             field.decimal_places == places for field, places in self._places
         )
 
@@ -108,6 +123,23 @@ class InstanceLoader:
                     row[position] = converter(row[position], column, connection)
         return converted
 
+    def converted(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return ``rows``, as the driver has returned them, converted by :meth:`values` and
+        :meth:`field_values`. They are not changed.
+        """
+        steps, connection = self._steps, self._connection
+        if not steps:
+            return rows
+        converted: list[Any] = list(map(list, rows))
+        for row in converted:
+            for position, converter, column in steps:
+                row[position] = converter(row[position], column, connection)
+        return converted
+
+    def loaded(self, rows: Sequence[Row], queryset: Any) -> list[Any]:
+        """Return the instances of ``rows``, as the driver has returned them, as :meth:`instances`."""
+        return self._instances(self.converted(rows), repeat(self._alias, len(rows)), queryset)
+
     def instances(
         self, values: Sequence[Row], queryset: Any, aliases: Iterable[str] | None = None
     ) -> list[Any]:
@@ -122,6 +154,9 @@ class InstanceLoader:
             aliases = repeat(self._alias, len(values))
         if self._of_fields:
             values = self._converted(values, self._of_fields)
+        return self._instances(values, aliases, queryset)
+
+    def _instances(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
         model = self._model
@@ -160,6 +195,28 @@ class InstanceLoader:
             instance.__dict__.update(zip(names, row))  # noqa: B905
             instances.append(instance)
         return instances
+
+
+def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> InstanceLoader:
+    """Return the loader, which makes instances from rows that ``connection`` has read.
+
+    :param key: the model; the attnames of the fields in a row, or None for all fields; and the
+        :class:`JoinedInstances` of joined rows, or None if the rows are of one table.
+    """
+    # Keep the loaders in an attribute of the connection, because each loader uses its connection.
+    # There is a dict for each value of USE_TZ, because MySQL's converters depend on USE_TZ.
+    kept = connection.__dict__.get(_LOADERS)
+    if kept is None:
+        kept = connection.__dict__[_LOADERS] = {True: {}, False: {}}
+    loaders = kept[bool(settings.USE_TZ)]
+    loader: InstanceLoader | None = loaders.get(key)
+    if loader is None or not loader.knows_all_fields():
+        if len(loaders) >= _MOST_LOADERS:
+            loaders.clear()
+        model, names, joined = key
+        columns = None if joined is None else joined.columns
+        loader = loaders[key] = InstanceLoader(model, connection, names, columns)
+    return loader
 
 
 def _is_plain(model: Any) -> bool:
