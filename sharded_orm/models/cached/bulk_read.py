@@ -201,7 +201,11 @@ def _driver_rows(queryset: Any, plan: LookupPlan, pks: list[Any]) -> Iterable[tu
     assert plan.cached.options is not None
     ids = ids_by_shard(plan.cached.options, pks)
     if ids is not None:
-        return batch_rows(queryset, ids)
+        return [
+            pair
+            for _, aliases, part in batch_rows(queryset, ids)
+            for pair in zip(aliases, part, strict=True)
+        ]
     rows = queryset.filter(pk__in=pks)
     rows._iterable_class = DriverRows
     return list(rows)
