@@ -469,6 +469,14 @@ def _statements(
     batch: list[Branch] = []
     params = tables = 0
     most_tables = features_of(wrapper).max_scattered_tables or sys.maxsize
+    if (
+        not in_transaction
+        and most_tables == sys.maxsize
+        and len(branches) <= batch_size
+        and sum([len(branch.params) for branch in branches]) <= MAX_PARAMETERS
+    ):
+        yield ShardStatement(node, tuple(branches), None, True, outer)
+        return
     template, named, template_params = None, 0, 0
     for branch in branches:
         if in_transaction and branch.shard.alias in in_transaction:
