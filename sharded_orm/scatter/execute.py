@@ -151,13 +151,22 @@ class Executor:
     def chained(self) -> Iterator[Row]:
         """Yield the rows of all statements, one statement after another.
 
-        So the rows are not in the order of the query. The statements are executed in rounds: each
-        round executes one statement on every node (database server).
+        So the rows are not in the order of the query.
+        """
+        for _, rows in self.by_statement():
+            yield from rows
+
+    def by_statement(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        """Yield the node of each statement, and its rows.
+
+        The statements are executed in rounds: each round executes one statement on every node
+        (database server).
         """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
             for statement in wave:
-                yield from rows_of[statement] if statement.union else self._alias_rows(statement)
+                rows = rows_of[statement] if statement.union else self._alias_rows(statement)
+                yield statement.node, rows
 
     def close(self) -> None:
         """Close all open cursors. Call this method when no more rows are needed."""
@@ -192,8 +201,8 @@ class Executor:
                 by_node.setdefault(statement.node, []).append(statement)
         rows_of: dict[ShardStatement, Iterable[Row]] = {}
         nodes = list(by_node.values())
-        if len(nodes) > 1 and not on_own_connection and self._may_send_ahead():
-            with self._sent_ahead([of_node[0] for of_node in nodes[1:]]):
+        if nodes and not on_own_connection and self._may_send_ahead():
+            with self._sent_ahead([of_node[0] for of_node in nodes]):
                 for of_node in nodes:
                     rows_of.update(self._run_node(of_node))
         elif len(nodes) + bool(on_own_connection) > 1:
@@ -244,7 +253,12 @@ class Executor:
                     with self._group.wrap_database_errors:
                         wrapper = self._wrappers[statement.node]
                         cursor = cursors.enter_context(wrapper.node_cursor())
-                        cursor.send(*statement.sql())
+                        keyed = statement.with_keys() if cursor.writes_digits else None
+                        if keyed is None:
+                            cursor.send(*statement.sql())
+                        else:
+                            sql, selects = keyed
+                            cursor.send(sql, None, selects)
                 except DatabaseError as error:
                     self._sent[statement] = error
                 else:
@@ -318,9 +332,11 @@ class Executor:
             return []
         if self.failures.hopeless:
             return []
-        sql, params = statement.sql(branches)
         try:
-            rows = self.read(statement, sql, params)
+            if statement in self._sent:
+                rows = self._received(self._sent.pop(statement))
+            else:
+                rows = self.read(statement, *statement.sql(branches))
         except DatabaseError as error:
             if is_mismatch(error) and len(branches) > 1:
                 raise _refuse_mismatch(error) from error
@@ -348,16 +364,20 @@ class Executor:
             with connections[statement.alias].cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall())
-        sent = self._sent.pop(statement, None)
-        if isinstance(sent, DatabaseError):
-            raise sent
-        if sent is not None:
-            with self._group.wrap_database_errors:
-                sent.receive()
-                return list(sent.fetchall())
         with self._node_cursor(statement) as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
+
+    def _received(self, sent: Any) -> list[Row]:
+        """Return the rows of a statement that was sent ahead.
+
+        :param sent: the cursor that has sent the statement, or the error if it could not be sent.
+        """
+        if isinstance(sent, DatabaseError):
+            raise sent
+        with self._group.wrap_database_errors:
+            sent.receive()
+            return list(sent.fetchall())
 
     def _read_at_new_place(
         self, statement: ShardStatement, branch: Branch, error: DatabaseError

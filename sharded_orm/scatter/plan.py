@@ -50,6 +50,9 @@ MAX_PARAMETERS = 60_000
 # statement over many shards is long, and a site sends the same queries again and again, with
 # different parameters.
 _TEXTS = 8
+# The number of SELECTs of one shard each that a process keeps: the last that it has built.
+_SELECTS = 4096
+_INTEGERS = frozenset({int})
 
 
 class Target(NamedTuple):
@@ -118,6 +121,24 @@ class ShardStatement:
         sql, params = union_sql(branches)
         return self.outer.sql(sql), params
 
+    def with_keys(self) -> tuple[str, list[str]] | None:
+        """Return the SQL with the keys of all branches written in it, and the SELECTs that it joins.
+
+        The SELECTs have a placeholder for their keys. Return None if the statement is no plain union of
+        branches whose only parameters are keys that are integers.
+        """
+        if not self.union or self.outer.is_used:
+            return None
+        parts, selects = [], []
+        mark = _mark(self.branches[0].template)
+        for position, shard, template, keys in self.branches:
+            if keys is None or template.params or not _INTEGERS.issuperset(map(type, keys)):
+                return None
+            start, middle, end, select = _select_with_keys(template.sql, mark, shard.schema)
+            parts.append(f"{start}{position}{middle}{', '.join(map(str, keys))}{end}")
+            selects.append(select)
+        return _UNION.join(parts), selects
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -138,8 +159,13 @@ class Outer:
     nulls_smallest: bool = True
     names_columns: bool = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the union needs the outer SELECT."""
+        return bool(self.weights or self.order or self.limit is not None)
+
     def sql(self, union: str) -> str:
-        if not self.weights and not self.order and self.limit is None:
+        if not self.is_used:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
@@ -200,6 +226,23 @@ def _statement_text(outer: Outer, sql: str, mark: str, places: tuple[tuple[str, 
     :param places: the schema and the index of each shard.
     """
     return outer.sql(_UNION.join([_branch_sql(sql, mark, *place) for place in places]))
+
+
+@lru_cache(maxsize=_SELECTS)
+def _select_with_keys(sql: str, mark: str, schema: str) -> tuple[str, str, str, str]:
+    """Return the parts of the SELECT of one shard: before, between and after its index and its keys.
+
+    Return as fourth value the SELECT with a placeholder for its keys.
+
+    :param sql: the SQL of a template without parameters.
+    :param mark: the database's quotation mark for names.
+    """
+    quoted = f"{mark}{schema.replace(mark, mark * 2)}{mark}".replace("%", "%%")
+    start, rest = sql.replace(SCHEMA_MARK, quoted).split(SHARD_MARK)
+    middle, end = rest.split(PK_MARK)
+    # The driver turns "%%" into "%" if a statement has parameters. This one has none any more.
+    start, middle, end = (part % () for part in (start, middle, end))
+    return f"({start}", middle, f"{end})", f"({start}0{middle}%s{end})"
 
 
 def _mark(template: Template) -> str:
@@ -309,6 +352,35 @@ def make_plan(
     return ScatterPlan(tuple(statements), comparison, first.template, shards)
 
 
+def plan_by_key(
+    keys: Mapping[Shard, Sequence[Any]], templates: Mapping[str, Template], failures: Failures
+) -> ScatterPlan | None:
+    """Plan the statements that read rows by keys, as :func:`make_plan` does, in a third of its time.
+
+    Return None if a template is missing.
+
+    :param keys: the keys to read from each shard.
+    :param templates: the templates of the query for all nodes, see :func:`make_plan`.
+    :raises ScatterError: a node does not answer.
+    """
+    branches: dict[str, list[Branch]] = {}
+    for index, (shard, values) in enumerate(keys.items()):
+        template = templates.get(shard.node)
+        if template is None:
+            return None
+        branches.setdefault(shard.node, []).append(Branch(index, shard, template, tuple(values)))
+    for of_node in branches.values():
+        if (cause := _text_key_failure(of_node)) is not None:
+            failures.add([branch.shard for branch in of_node], cause)
+    failures.check()
+    statements: list[ShardStatement] = []
+    for node, of_node in branches.items():
+        statements += _statements(node, of_node, Outer(len(of_node[0].template.columns)), BATCH)
+    first = next(iter(branches.values()))[0]
+    # Rows that are read by keys are not merged, so nothing is compared.
+    return ScatterPlan(tuple(statements), Comparison((), ()), first.template, dict(enumerate(keys)))
+
+
 def _outer(template: Template, comparison: Comparison, options: CompileOptions) -> Outer:
     width, weights = len(template.columns), comparison.weights
     connection = template.compiler.connection
@@ -397,6 +469,14 @@ def _statements(
     batch: list[Branch] = []
     params = tables = 0
     most_tables = features_of(wrapper).max_scattered_tables or sys.maxsize
+    if (
+        not in_transaction
+        and most_tables == sys.maxsize
+        and len(branches) <= batch_size
+        and sum([len(branch.params) for branch in branches]) <= MAX_PARAMETERS
+    ):
+        yield ShardStatement(node, tuple(branches), None, True, outer)
+        return
     template, named, template_params = None, 0, 0
     for branch in branches:
         if in_transaction and branch.shard.alias in in_transaction:

@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 from django.db.utils import DatabaseErrorWrapper
 from django.utils.functional import cached_property
@@ -152,11 +153,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
                 self.connection is not None
                 and (not self.health_check_enabled or self.health_check_done)
                 and self._thread_ident == get_ident()
-                and "ensure_connection" not in self.__dict__
+                and self.ensure_connection.__module__ == BaseDatabaseWrapper.__module__
             ):
                 # Do the same as BaseDatabaseWrapper._cursor and BaseDatabaseWrapper._prepare_cursor.
-                # What else they do was checked above: there is a connection that answers, and this
-                # is its thread.
+                # What else they do was checked above: there is a connection that answers, this is its
+                # thread, and nobody has replaced ensure_connection(), as pytest-django does outside
+                # of tests that use a database.
                 return self._open_cursor(name)
         return super()._cursor(name)
 

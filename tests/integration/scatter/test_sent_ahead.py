@@ -44,7 +44,7 @@ def rows() -> None:
 def when_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[NodeCursor]]:
     """Call a function when a read was sent ahead the next time, before anything is received.
 
-    The function gets the cursor that waits for the second node. The list contains it afterwards.
+    The function gets the cursor that waits for the last node. The list contains it afterwards.
     """
 
     def prepare(act: Act) -> list[NodeCursor]:
@@ -52,7 +52,7 @@ def when_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[NodeCurso
 
         def act_first(executor: Executor, statements: Any) -> Any:
             if executor._sent and not waiting:
-                waiting.extend(executor._sent.values())
+                waiting.append(list(executor._sent.values())[-1])
                 act(waiting[0])
             return run_node(executor, statements)
 
@@ -79,6 +79,22 @@ def lose_answer(cursor: NodeCursor) -> None:
     with socket.fromfd(cursor._session.raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line:
         assert line.recv(100_000)
         line.shutdown(socket.SHUT_RDWR)
+
+
+def test_keys_are_written_as_the_driver_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[tuple[Any, bytes]] = []
+
+    def compare(executor: Executor, statements: Any) -> Any:
+        for statement, cursor in executor._sent.items():
+            bound = cursor._session.bind(*statement.sql())
+            texts.append((cursor._statement[0].encode(), bound))
+        return run_node(executor, statements)
+
+    run_node = Executor._run_node
+    monkeypatch.setattr(Executor, "_run_node", compare)
+    assert read() == ROWS
+    assert texts
+    assert all(text == bound for text, bound in texts)
 
 
 def test_a_read_that_loses_its_session_is_repeated(when_sent: Any) -> None:

@@ -68,6 +68,25 @@ def test_range_by_size() -> None:
         assert "up to 4000" in by_size.explain(outside)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        [0, 1, 5 << 46, 5 << 46 | 9, 0],
+        [5 << 46, 15 << 46, 16 << 46],
+        [3 << 46, -1],
+        [3 << 46, 1 << 63],
+        [3 << 46, 1 << 80],
+    ],
+)
+def test_embedded_locates_many_keys_as_one(keys: list[int]) -> None:
+    embedded = strategy("embedded", 16)
+    assert embedded.locate_many(keys) == {key: embedded.locate(key) for key in keys}
+    for wrong in (True, "1", None, 1.0):
+        with pytest.raises(InvalidShardKey):
+            embedded.locate_many([*keys, wrong])
+
+
 def test_embedded_reads_the_published_id() -> None:
     assert strategy("embedded").locate(241294492511762325) == 3429  # P1
     assert strategy("embedded", 8, SHIFT=10, BITS=13).locate(5 << 10 | 3) == 5

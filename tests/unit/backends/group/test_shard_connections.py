@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, close_old_connections, connections, reset_queries
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
@@ -205,6 +206,23 @@ def test_a_package_that_replaces_a_method_of_djangos_cursor_sees_each_statement(
         use(shards, 0)
     use(shards, 0)
     assert seen == ["photos_00000 SELECT 1"]
+
+
+def test_a_method_that_forbids_connections_forbids_statements(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: BaseDatabaseWrapper) -> None:
+        raise AssertionError("no database here")
+
+    def select() -> None:
+        with connections[shards.alias(1)].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    select()
+    # pytest-django does so outside of tests that use a database.
+    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", refuse)
+    with pytest.raises(AssertionError, match="no database here"):
+        select()
 
 
 def test_an_error_of_the_driver_is_djangos(shards: Shards) -> None:
