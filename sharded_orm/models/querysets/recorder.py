@@ -46,7 +46,7 @@ _build_lock = RLock()
 # The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
 # querysets.
 _COPIED = frozenset(QuerySet().__dict__) | {
-    "_is_using_called", "_known_keys", "_partial", "_recording", "_scatters", "_uncached",
+    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
 
