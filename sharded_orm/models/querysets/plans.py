@@ -142,12 +142,11 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         else:
             result = confirmed(group, planned.at_key)
         if result is UNREAD:
-            if planned.known_keys is not None:
-                self._known_keys = planned.known_keys
-            try:
+            if planned.known_keys is None:
                 result = read_by_django()
-            finally:
-                self.__dict__.pop("_known_keys", None)
+            else:
+                with key_sources.hand_over(planned.known_keys):
+                    result = read_by_django()
             planned.learn()
         return result
 

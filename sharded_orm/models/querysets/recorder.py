@@ -45,7 +45,7 @@ _FIRST = (0, 1)
 # The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
 # querysets.
 _COPIED = frozenset(QuerySet().__dict__) | {
-    "_is_using_called", "_known_keys", "_partial", "_recording", "_scatters", "_uncached",
+    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
 
