@@ -414,7 +414,7 @@ class _Run:
         try:
             if mover.undo(move, why):
                 if not isinstance(cause, OperationStopped):
-                    self._fail(move.text, why if isinstance(cause, Error) else str(cause))
+                    self._fail(move.text, str(cause) if isinstance(cause, MoveFailed) else why)
                 return
             mover.settle(move)
         except LeaseLost:

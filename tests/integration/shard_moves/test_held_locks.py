@@ -38,5 +38,8 @@ def test_a_locked_file_is_named(site: Site, node: str) -> None:
     assert f"has locked the file {str(path)!r} for longer than OPTIONS['timeout']" in error
     assert f"This was on 'accounts_00000', database {str(path)!r}" in error
     assert "Traceback" not in error
+    for settings in site.nodes.values():
+        del settings["OPTIONS"]["timeout"]
+    site.save()
     site.move("accounts", "0", "--to", "db2", "--patience", "1")
     assert site.state() == ("db2", before)
