@@ -13,11 +13,16 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
+from django.db.backends.utils import CursorWrapper
 
 from sharded_orm import database_settings, runtime
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.moved_shards import PlaceWait, is_missing_table
+from sharded_orm.backends.group.moved_shards import (
+    PlaceWait,
+    is_missing_table,
+    sends_as_django,
+)
 from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.scatter.failures import (
     Failures,
@@ -228,14 +233,15 @@ class Executor:
         return rows_of
 
     def _may_send_ahead(self) -> bool:
-        # Execute wrappers and the log of queries are called around the execution of a statement. If the
-        # number of sessions is limited, a thread must not wait for one while it holds others: two
+        # Execute wrappers, the log of queries, and packages that replace methods of Django's cursor are
+        # called around the execution of a statement. If the number of sessions is limited, a thread must not wait for one while it holds others: two
         # threads could wait for each other. If a node has no idle session, a new one is opened, which
         # takes long if the node is down. Threads open the sessions of several nodes at the same time.
         return (
             self._few_rows
             and not self._group.queries_logged
             and not len(self._group.execute_wrappers)
+            and sends_as_django(CursorWrapper)
             and all(
                 features_of(wrapper).sends_ahead
                 and not wrapper.settings_dict.get("POOL")
@@ -257,8 +263,8 @@ class Executor:
                         if keyed is None:
                             cursor.send(*statement.sql())
                         else:
-                            sql, selects = keyed
-                            cursor.send(sql, None, selects)
+                            sql, select = keyed
+                            cursor.send(sql, None, select)
                 except DatabaseError as error:
                     self._sent[statement] = error
                 else:

@@ -50,8 +50,6 @@ MAX_PARAMETERS = 60_000
 # statement over many shards is long, and a site sends the same queries again and again, with
 # different parameters.
 _TEXTS = 8
-# The number of SELECTs of one shard each that a process keeps: the last that it has built.
-_SELECTS = 4096
 _INTEGERS = frozenset({int})
 
 
@@ -121,23 +119,33 @@ class ShardStatement:
         sql, params = union_sql(branches)
         return self.outer.sql(sql), params
 
-    def with_keys(self) -> tuple[str, list[str]] | None:
-        """Return the SQL with the keys of all branches written in it, and the SELECTs that it joins.
+    def with_keys(self) -> tuple[str, str] | None:
+        """Return the SQL with the keys of all branches written in it, and the SELECT of its template.
 
-        The SELECTs have a placeholder for their keys. Return None if the statement is no plain union of
-        branches whose only parameters are keys that are integers.
+        Return None if the statement is no plain union of the same SELECT of several shards whose only
+        parameters are keys that are integers.
         """
-        if not self.union or self.outer.is_used:
+        template = self.branches[0].template
+        if not self.union or self.outer.is_used or template.params:
             return None
-        parts, selects = [], []
-        mark = _mark(self.branches[0].template)
-        for position, shard, template, keys in self.branches:
-            if keys is None or template.params or not _INTEGERS.issuperset(map(type, keys)):
+        pieces = _pieces(template.sql)
+        if pieces is None:
+            return None
+        start, middle, end = pieces
+        mark, selects = _mark(template), []
+        for position, shard, own_template, keys in self.branches:
+            if (
+                keys is None
+                or own_template is not template
+                or not _INTEGERS.issuperset(map(type, keys))
+            ):
                 return None
-            start, middle, end, select = _select_with_keys(template.sql, mark, shard.schema)
-            parts.append(f"{start}{position}{middle}{', '.join(map(str, keys))}{end}")
-            selects.append(select)
-        return _UNION.join(parts), selects
+            schema = _quoted(shard.schema, mark)
+            selects.append(
+                f"({schema.join(start)}{position}{schema.join(middle)}"
+                f"{', '.join(map(str, keys))}{schema.join(end)})"
+            )
+        return _UNION.join(selects), template.sql
 
 
 @dataclass(frozen=True)
@@ -228,21 +236,22 @@ def _statement_text(outer: Outer, sql: str, mark: str, places: tuple[tuple[str, 
     return outer.sql(_UNION.join([_branch_sql(sql, mark, *place) for place in places]))
 
 
-@lru_cache(maxsize=_SELECTS)
-def _select_with_keys(sql: str, mark: str, schema: str) -> tuple[str, str, str, str]:
-    """Return the parts of the SELECT of one shard: before, between and after its index and its keys.
+@lru_cache(maxsize=_TEXTS)
+def _pieces(sql: str) -> tuple[list[str], list[str], list[str]] | None:
+    """Return the text before, between and after the index and the keys, each split at the schema's name.
 
-    Return as fourth value the SELECT with a placeholder for its keys.
+    Return None if the text has other placeholders.
 
     :param sql: the SQL of a template without parameters.
-    :param mark: the database's quotation mark for names.
     """
-    quoted = f"{mark}{schema.replace(mark, mark * 2)}{mark}".replace("%", "%%")
-    start, rest = sql.replace(SCHEMA_MARK, quoted).split(SHARD_MARK)
+    start, rest = sql.split(SHARD_MARK)
     middle, end = rest.split(PK_MARK)
-    # The driver turns "%%" into "%" if a statement has parameters. This one has none any more.
-    start, middle, end = (part % () for part in (start, middle, end))
-    return f"({start}", middle, f"{end})", f"({start}0{middle}%s{end})"
+    try:
+        # The driver turns "%%" into "%" if a statement has parameters. This one has none any more.
+        start, middle, end = (part % () for part in (start, middle, end))
+    except (TypeError, ValueError):
+        return None
+    return start.split(SCHEMA_MARK), middle.split(SCHEMA_MARK), end.split(SCHEMA_MARK)
 
 
 def _mark(template: Template) -> str:
@@ -250,8 +259,12 @@ def _mark(template: Template) -> str:
     return mark
 
 
+def _quoted(schema: str, mark: str) -> str:
+    return f"{mark}{schema.replace(mark, mark * 2)}{mark}"
+
+
 def _branch_sql(sql: str, mark: str, schema: str, index: int) -> str:
-    quoted = f"{mark}{schema.replace(mark, mark * 2)}{mark}".replace("%", "%%")
+    quoted = _quoted(schema, mark).replace("%", "%%")
     return f"({sql.replace(SCHEMA_MARK, quoted).replace(SHARD_MARK, str(index))})"
 
 

@@ -302,7 +302,7 @@ class ShardCursor(CursorWrapper):
 
     def execute(self, sql: Any, params: Any = None) -> Any:
         if (
-            _are_djangos(type(self))
+            sends_as_django(type(self))
             and next(reversed(self.db.execute_wrappers), None) is None
             and apps.ready
         ):
@@ -416,7 +416,7 @@ _ARE_KNOWN = all(
 )
 
 
-def _are_djangos(cursor_class: Any) -> bool:
+def sends_as_django(cursor_class: Any) -> bool:
     """Whether Django's own methods would send a statement of a cursor of this class.
 
     Packages that trace statements replace these methods of ``CursorWrapper``. Then theirs must be called.

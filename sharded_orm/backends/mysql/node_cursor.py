@@ -6,7 +6,7 @@ Their statements name the schema of each table, because the cursors belong to no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from MySQLdb import MySQLError, ProgrammingError
@@ -15,7 +15,7 @@ from MySQLdb.cursors import BaseCursor, Cursor, SSCursor
 from sharded_orm.backends.mysql.cursor import RETRY_WITHIN
 from sharded_orm.backends.mysql.node import NodePool
 from sharded_orm.backends.mysql.session import NodeSession, is_lost
-from sharded_orm.backends.mysql.statement_kind import StatementKind, classify, classify_union
+from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 
 
 class _NodeCursorMixin(BaseCursor):
@@ -45,11 +45,11 @@ class _NodeCursorMixin(BaseCursor):
         self._begin(query, args)
         return self._answered(self._run)
 
-    def _begin(self, query: Any, args: Any, selects: Sequence[str] = ()) -> None:
+    def _begin(self, query: Any, args: Any, select: str | None = None) -> None:
         if self._is_awaited:
             # The driver would return the unread answer as the answer to the new statement.
             raise ProgrammingError("this cursor has sent a statement whose answer was not received")
-        kind = classify_union(selects) if selects else classify(query)
+        kind = classify(select or query)
         if kind > StatementKind.WRITE:
             raise ProgrammingError(f"a node's cursor takes plain statements only, not {query!r}")
         self._statement = query, args
@@ -120,15 +120,15 @@ class NodeCursor(_NodeCursorMixin, Cursor):
         """Whether a statement has the digits of an ``int`` where the driver fills in a parameter."""
         return self._leased().writes_digits
 
-    def send(self, query: Any, args: Any = None, selects: Sequence[str] = ()) -> None:
+    def send(self, query: Any, args: Any = None, select: str | None = None) -> None:
         """Send a statement, and do not wait for its answer, which :meth:`receive` reads.
 
         If the statement cannot be sent, :meth:`receive` does the rest.
 
-        :param selects: the SELECTs that the statement joins by UNION ALL, possibly with other values;
-            empty if they are not known. With them, less of the statement is searched for its kind.
+        :param select: the SELECT that the statement joins by UNION ALL for several schemas, with other
+            names and values; None for any other statement. So less text is searched for its kind.
         """
-        self._begin(query, args, selects)
+        self._begin(query, args, select)
         session = self._leased()
         statement = session.bind(query, args)
         self._is_awaited, self._not_sent = True, None

@@ -12,7 +12,6 @@ effects are not considered.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from enum import IntEnum
 from functools import lru_cache
 
@@ -128,14 +127,6 @@ def classify(sql: str | bytes | bytearray) -> StatementKind:
     if type(sql) is not str:
         sql = bytes(sql).decode("latin-1") if isinstance(sql, (bytes, bytearray)) else str(sql)
     return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
-
-
-def classify_union(selects: Iterable[str]) -> StatementKind:
-    """Return the kind of a statement that joins ``selects`` by UNION ALL.
-
-    Costs less than :func:`classify` for the whole statement, because the kinds of short texts are cached.
-    """
-    return max(map(classify, selects))
 
 
 def returns_no_rows(sql: str | bytes | bytearray) -> bool:

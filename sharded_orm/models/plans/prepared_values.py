@@ -47,14 +47,3 @@ def is_sent_unchanged(field: Any, kind: type, connection: Any) -> bool:
         adapt = type(connection.ops).adapt_integerfield_value
         return adapt is BaseDatabaseOperations.adapt_integerfield_value
     return field_class.get_db_prep_value is models.Field.get_db_prep_value
-
-
-def unprepared_type(field: Any) -> type | None:
-    """Return the type of those values that ``get_prep_value()`` of ``field`` returns unchanged.
-
-    Return None if there is no such type, or if the field has a method of its own.
-    """
-    field_class = type(field)
-    if field_class.to_python not in _CONVERT or not _METHODS.isdisjoint(field.__dict__):
-        return None
-    return _PREPARE.get(field_class.get_prep_value)

@@ -38,7 +38,6 @@ from sharded_orm.models.plans.conditions import (
     with_repeated_key,
 )
 from sharded_orm.models.plans.plan import Plan
-from sharded_orm.models.plans.prepared_values import unprepared_type
 from sharded_orm.models.plans.selection import EVERYTHING, Selection
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import own_columns
@@ -122,10 +121,9 @@ class Shape:
             part.form is not ValueForm.VALUE or part.takes_instance
             for part in conditions[len(conditions) - len(names) :]
         )
-        #: For each condition of the last call: its name, the field that prepares its value, and the type
-        #: of those values that the field returns unchanged.
+        #: For each condition of the last call: its name, and the field that prepares its value.
         self.prepares = [
-            (name, part.target, unprepared_type(part.target))
+            (name, part.target)
             for name, part in zip(names, conditions[len(conditions) - len(names) :], strict=True)
         ]
         #: The shapes (calls without their values) after one more call, such as filter(), keyed by
@@ -187,10 +185,7 @@ class Recording(NamedTuple):
         if child is None:
             return None
         if not child.freezes:
-            prepared = [
-                value if type(value := named[name]) is unchanged else field.get_prep_value(value)
-                for name, field, unchanged in child.prepares
-            ]
+            prepared = [field.get_prep_value(named[name]) for name, field in child.prepares]
             longer = Recording(
                 child,
                 (*self.filters, (excluded, named)),

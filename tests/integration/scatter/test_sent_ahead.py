@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.backends.utils import CursorWrapper
 
 from sharded_orm import runtime, scatter
 from sharded_orm.backends.mysql.node_cursor import NodeCursor
@@ -95,6 +96,23 @@ def test_keys_are_written_as_the_driver_writes_them(monkeypatch: pytest.MonkeyPa
     assert read() == ROWS
     assert texts
     assert all(text == bound for text, bound in texts)
+
+
+@pytest.mark.parametrize("name", ["execute", "_execute_with_wrappers", "_execute"])
+def test_a_package_that_replaces_a_method_of_djangos_cursor_sees_each_statement(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages that trace statements do so."""
+    original = getattr(CursorWrapper, name)
+    seen: list[str] = []
+
+    def traced(self: Any, sql: str, *args: Any, **kwargs: Any) -> Any:
+        seen.append(sql)
+        return original(self, sql, *args, **kwargs)
+
+    monkeypatch.setattr(CursorWrapper, name, traced)
+    assert read() == ROWS
+    assert len(seen) == len({runtime.shard("photos", number).node for number in SHARDS})
 
 
 def test_a_read_that_loses_its_session_is_repeated(when_sent: Any) -> None:

@@ -6,7 +6,6 @@ from sharded_orm.backends.mysql.statement_kind import (
     StatementKind,
     calls_stored_function,
     classify,
-    classify_union,
     reason,
 )
 
@@ -190,20 +189,3 @@ def test_the_reason_tells_no_values(sql: str, why: str) -> None:
 def test_reads_that_may_call_stored_functions(sql: str, may_write: bool) -> None:
     assert calls_stored_function(sql) is may_write
     assert calls_stored_function(sql.encode()) is may_write
-
-
-@pytest.mark.parametrize(
-    "selects",
-    [
-        (
-            "(SELECT a, 0 FROM `x`.`t` WHERE a IN (%s))",
-            "(SELECT a, 1 FROM `y`.`t` WHERE a IN (%s))",
-        ),
-        ("(SELECT a FROM `last;@#`.`t`)", "(SELECT a FROM `y--`.`t`)"),
-        ("(SELECT a FROM t)", "(SELECT a FROM t FOR UPDATE)"),
-        ("(SELECT LAST_INSERT_ID())", "(SELECT 1)"),
-        ("(SELECT 1)", "(SELECT @a)"),
-    ],
-)
-def test_a_union_has_the_kind_of_its_selects(selects: tuple[str, ...]) -> None:
-    assert classify_union(selects) is classify(" UNION ALL ".join(selects))
