@@ -13,10 +13,13 @@ from django.db.models import F, ProtectedError, RestrictedError, Sum, Value, Win
 from django.db.models.functions import RowNumber
 from django.test.utils import CaptureQueriesContext
 
+from sharded_orm.exceptions import DeletionRefused
 from sharded_orm.models.querysets.deletion_checks import may_be_refused, run_collectors
 from tests.authors.models import Author, Book, Footnote, Page, Quote
 from tests.photos.models import Album, Photo, Tag
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
+from tests.queries.twins import World
+from tests.relatives.sharded.models import Note, Passport
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -195,6 +198,20 @@ def test_a_global_row_whose_rows_are_protected_on_two_shards(pages: dict[int, Pa
         editor.delete()
     assert caught.value.protected_objects == protecting
     assert keys(Book) == list(KEYS)
+
+
+def test_rows_about_a_row_that_are_in_another_database_stop_the_deletion_on_all_shards(
+    worlds: tuple[World, World],
+) -> None:
+    """A generic relation of sharded rows to global rows."""
+    assert may_be_refused(Passport) and not may_be_refused(Note)
+    passports = Passport.objects.filter(owner__in=KEYS)
+    before = sorted(passports.values_list("pk", flat=True))
+    assert 30 + TWO in before and len(before) > 1
+    with pytest.raises(DeletionRefused) as caught:
+        passports.delete()
+    assert {row.object_id for row in caught.value.protected_objects} == {30 + TWO}
+    assert sorted(passports.values_list("pk", flat=True)) == before
 
 
 # ##### Values that cannot be converted #####
