@@ -12,6 +12,7 @@ deleted rows are queried. Otherwise all shards of the group are queried (a scatt
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.apps import apps
@@ -21,6 +22,7 @@ from django.db.models.deletion import Collector
 
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.querysets.deletion_checks import run_collectors
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
@@ -40,7 +42,7 @@ def CASCADE(
 
     If the deletion of the global row then fails, or if the process dies, no row on a shard refers
     to a missing row, and the deletion can be repeated. If a row on a shard is protected or
-    restricted, an error is raised before anything is deleted.
+    restricted, an error with such rows of all shards is raised before anything is deleted.
 
     Cost: on each shard, that of ``delete()`` of a queryset. If rows that refer to these rows must
     be deleted, too, the rows are read twice: for the check and for the deletion.
@@ -53,7 +55,8 @@ def CASCADE(
     # True if the collector is NestedObjects of the admin, which shows rows and never deletes them.
     shows = hasattr(collector, "add_edge")
     rows = _dependent_rows(field, sub_objs)
-    for alias in _aliases(field, rows):
+
+    def collect(alias: str) -> None:
         rows_there = rows.using(alias)
         # Collect all rows that the deletion of these rows would delete. This raises an error if one
         # of them is protected.
@@ -67,6 +70,8 @@ def CASCADE(
         if shows:
             _show(collector, on_shard)
         collector.fast_deletes.append(_ShardDeletion(collector, rows_there))
+
+    run_collectors(partial(collect, alias) for alias in _aliases(field, rows))
 
 
 def PROTECT(

@@ -49,6 +49,14 @@ class Quote(OfAuthor):
     page = models.ForeignKey(Page, models.PROTECT, related_name="quotes")
 
 
+class Footnote(OfAuthor):
+    """Restricts the page that it is on, unless its book is deleted, too."""
+
+    author = models.ForeignKey(Author, on_delete.LEAVE, db_constraint=False, related_name="+")
+    page = models.ForeignKey(Page, models.RESTRICT, related_name="footnotes")
+    book = models.ForeignKey(Book, models.CASCADE, null=True, related_name="footnotes")
+
+
 class Award(OfAuthor):
     author = models.ForeignKey(
         Author, on_delete.PROTECT, db_constraint=False, related_name="awards"

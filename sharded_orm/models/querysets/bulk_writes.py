@@ -22,6 +22,7 @@ from sharded_orm.models.plans.inserts import insert_row
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.route import colocation_on
+from sharded_orm.models.querysets.value_checks import check_changed_values, check_new_values
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.key_errors import describe
@@ -48,7 +49,9 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
         If ids come from a ticket server, one request fetches the ids of all rows. The insert is
         atomic on each shard, but not over several shards: if it fails on one shard, the rows that
-        were already inserted on other shards stay.
+        were already inserted on other shards stay. If there are several shards, all values are
+        converted before the first insert, so that a value of a wrong type stores nothing. Values
+        that ``pre_save()`` of a field computes are converted only when they are sent.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
@@ -90,6 +93,7 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             by_alias = _by_alias(options, objs)
         for alias, rows in by_alias.items():
             _check_new_rows(options, alias, rows)
+        check_new_values(self.model, by_alias)
         self._fill_ids(objs)
         return sorted(by_alias.items())
 
@@ -163,6 +167,11 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
     def bulk_update(
         self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None
     ) -> int:
+        """Update ``fields`` of stored rows, in one transaction per shard.
+
+        If there are several shards, all values are converted before the first UPDATE, so that a
+        value of a wrong type changes nothing.
+        """
         objs, fields = tuple(objs), tuple(fields)
         self._refuse_key(fields, "bulk_update()")
         if self._is_pinned():
@@ -226,6 +235,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
             # read no rows of other shards.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
+        columns = [self.model._meta.get_field(name) for name in fields]
+        check_changed_values(by_shard, columns)
         return sorted(by_shard.items())
 
     def _refuse_key(self, names: Iterable[str], method: str, lookup: Any = None) -> None:

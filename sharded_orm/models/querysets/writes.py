@@ -16,6 +16,7 @@ from sharded_orm.models.querysets.bulk_writes import (
     BulkWritingQuerySet,
     refuse_rows_of_other_shards,
 )
+from sharded_orm.models.querysets.deletion_checks import may_be_refused, refuse_deletion
 from sharded_orm.models.querysets.route import names_shards, plain_key
 from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
@@ -274,6 +275,13 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 raise cross_key_relation(row, first, describe(other), related_key, name)
 
     def delete(self) -> tuple[int, dict[str, int]]:
+        """Delete the rows on each shard, in one transaction per shard.
+
+        If a row of any shard is protected or restricted, an error is raised before the first shard
+        deletes a row. Cost: for rows of several shards, each shard gets the reads of Django's
+        ``delete()`` twice if ``PROTECT``, ``RESTRICT`` or a function of the project may refuse the
+        deletion. Otherwise, the check sends nothing.
+        """
         if self.query.is_sliced or self.query.combinator:
             return super().delete()  # Django refuses to delete a slice or a union().
         return repeated(
@@ -287,10 +295,14 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         targets = self._targets(ordered=False)
         if targets is None:
             return super().delete()
+        parts = [self._for_target(target) for target in targets]
+        is_refused_by_django = self._fields is not None or self.query.distinct_fields
+        if len(parts) > 1 and not is_refused_by_django and may_be_refused(self.model):
+            refuse_deletion(self._options.group, parts)
         total, per_model = 0, dict[str, int]()
-        for part, target in enumerate(targets):
+        for part, rows in enumerate(parts):
             with part_of_write(part):
-                delete = super(WritingQuerySet, self._for_target(target)).delete
+                delete = super(WritingQuerySet, rows).delete
                 deleted, counts = follow_shard(self._options.group, delete)
             total += deleted
             for label, number in counts.items():

@@ -1,0 +1,114 @@
+"""Finds rows that protect or restrict rows on any shard, before the first shard deletes its rows.
+
+Django's collector finds such rows of one database. With several shards, the rows of the first shards
+would be deleted before the collector of a later shard raises its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from django.db.models import CASCADE, PROTECT, RESTRICT, ProtectedError, RestrictedError
+from django.db.models import deletion as django_deletion
+from django.db.models.deletion import Collector, get_candidate_relations_to_delete
+
+from sharded_orm.cache.request_cache import uncached
+from sharded_orm.models.moves.repetition import follow_shard
+from sharded_orm.models.sharding.options import group_of
+
+
+def may_be_refused(model: Any) -> bool:
+    """Whether rows of other models may prevent the deletion of rows of ``model``.
+
+    Sends no query. True if one of the relations by which Django deletes other rows, too, has
+    ``PROTECT``, ``RESTRICT``, or a function of the project as its ``on_delete``. True for a generic
+    relation to rows outside of the group, because these rows prevent the deletion, too.
+    """
+    seen, found = {model}, [model]
+    while found:
+        model = found.pop()
+        related: list[Any] = []
+        for relation in get_candidate_relations_to_delete(model._meta):
+            field: Any = relation.field  # type: ignore[attr-defined]  # missing in Django's type stubs
+            on_delete: Any = field.remote_field.on_delete
+            if on_delete in (PROTECT, RESTRICT) or on_delete.__module__ != django_deletion.__name__:
+                return True
+            if on_delete is CASCADE:
+                related.append(relation.related_model)
+        for field in model._meta.private_fields:
+            if hasattr(field, "bulk_related_objects"):
+                if group_of(field.related_model) != group_of(model):
+                    return True
+                related.append(field.related_model)
+        found += set(related) - seen
+        seen.update(related)
+    return False
+
+
+def refuse_deletion(group: str, parts: Iterable[Any]) -> None:
+    """Raise an error if rows protect or restrict rows of ``parts``. Deletes nothing.
+
+    Cost: each shard gets the reads of a deletion. The rows of one shard at a time are in memory.
+
+    :param parts: a queryset for each shard.
+    :raises ProtectedError: its ``protected_objects`` are those of all shards.
+    :raises RestrictedError: its ``restricted_objects`` are those of all shards.
+    """
+    with uncached():
+        run_collectors(partial(follow_shard, group, partial(_collect, rows)) for rows in parts)
+
+
+def _collect(rows: Any) -> None:
+    # Prepare the query as QuerySet.delete() does.
+    rows = rows._chain()
+    rows._for_write = True
+    rows.query.select_for_update = False
+    rows.query.select_related = False
+    rows.query.clear_ordering(force=True)
+    Collector(using=rows.db, origin=rows).collect(rows)
+
+
+def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
+    """Call all of ``collectors``, and then raise one error for all rows that may not be deleted.
+
+    :param collectors: functions that run a collector of Django, one for each shard.
+    """
+    protected: list[ProtectedError] = []
+    restricted: list[RestrictedError] = []
+    for collect in collectors:
+        try:
+            collect()
+        except ProtectedError as error:
+            protected.append(error)
+        except RestrictedError as error:
+            restricted.append(error)
+    # A collector looks for restricted rows last, so for one database it would raise this error
+    # only if no row is protected.
+    if protected:
+        raise _merged(protected, [error.protected_objects for error in protected])
+    if restricted:
+        raise _merged(restricted, [error.restricted_objects for error in restricted])
+
+
+def _merged(errors: list[Any], rows: list[Iterable[Any]]) -> Any:
+    """Return one error with the message and rows that Django's error would have for one database."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    # Django lists the foreign keys at the end of the message: "… keys: 'Quote.page', 'Note.page'."
+    start, colon, _ = str(first.args[0]).rpartition(": ")
+    messages = [str(error.args[0]) for error in errors]
+    if not colon or not all(text.startswith(start + colon) for text in messages):
+        return type(first)(first.args[0], _distinct(rows))
+    names = [text.removeprefix(start + colon).removesuffix(".").split(", ") for text in messages]
+    listed = ", ".join(dict.fromkeys(name for some in names for name in some))
+    return type(first)(f"{start}{colon}{listed}.", _distinct(rows))
+
+
+def _distinct(rows: Iterable[Iterable[Any]]) -> Any:
+    # Return a set, as Django does, unless the set would merge rows of two shards with the same id.
+    distinct = {(type(row), row._state.db, row.pk): row for some in rows for row in some}
+    as_set = set(distinct.values())
+    return as_set if len(as_set) == len(distinct) else list(distinct.values())
