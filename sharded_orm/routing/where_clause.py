@@ -21,6 +21,8 @@ from django.db.models.expressions import Col, ColPairs, Expression, Value  # typ
 from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
+from sharded_orm.exceptions import CrossShardRelation
+
 
 @dataclass(frozen=True)
 class ShardKey:
@@ -103,9 +105,12 @@ class OnShard(Expression):
 
     conditional = True
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, *, ids_are_unique: bool = False) -> None:
         super().__init__(output_field=_boolean())
         self.alias = alias
+        #: Whether the comparison beside this condition is right on every shard, because no other
+        #: row of any shard has the id of the instance.
+        self.ids_are_unique = ids_are_unique
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         from django.core.exceptions import EmptyResultSet, FullResultSet
@@ -120,6 +125,38 @@ class OnShard(Expression):
         if here is not None and here.group == group and here.alias != self.alias:
             raise EmptyResultSet
         raise FullResultSet
+
+
+class OnlyOnShard(OnShard):
+    """A condition beside a comparison with an instance that is part of an expression.
+
+    An example is ``When(album=album, then=1)``. The comparison is right only in a statement for the
+    shard ``alias``. There, the condition is always true. A statement for another shard is refused.
+    """
+
+    def get_group_by_cols(self) -> list[Any]:
+        return []
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        from django.core.exceptions import FullResultSet
+
+        here = getattr(connection, "shard", None)
+        # ``Colocation`` has refused most wrong statements before. It does not check those of
+        # using(). SQL for many shards would be wrong on all but one.
+        if here is not None and here.group == self.alias.rpartition("_")[0]:
+            is_for_many = getattr(connection, "stands_for_many", False)
+            if here.alias != self.alias or is_for_many:
+                raise self.refusal()
+        raise FullResultSet
+
+    def refusal(self) -> CrossShardRelation:
+        return CrossShardRelation(
+            "An expression such as When(), filter=, FilteredRelation() or a subquery compares with an instance"
+            f" that is on {self.alias!r}, and the query is not for this shard alone. Rows of other shards"
+            " may have the same id. Remedy: compare with its primary key and its shard key, as in"
+            " When(album=album.pk, user_id=album.user_id); or filter the query so that it is for this"
+            " shard only."
+        )
 
 
 def is_from_django(expression: Any) -> bool:

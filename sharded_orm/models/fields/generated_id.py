@@ -33,6 +33,9 @@ class EmbeddedShardMixin:
     attname: str
     name: str
 
+    #: Whether no two rows have the same id, even if they are on different shards.
+    unique_over_shards = True
+
     #: True if ``insert_rows()`` of this field must be called before those of the model's other
     #: fields with generated ids. The method opens a transaction, in which another field may repeat
     #: the insert after an error. False if the order does not matter.

@@ -28,6 +28,7 @@ class TicketField(ReadOnlyIDMixin, BigIntegerField):
     """
 
     description = "64-bit id from a ticket server"
+    unique_over_shards = True
 
     def __init__(self, *args: Any, sequence: str | None = None, **kwargs: Any) -> None:
         self.sequence = sequence

@@ -36,6 +36,7 @@ from sharded_orm.models.relations.outside_managers import NullableFromOutside
 from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
+from sharded_orm.models.sharding.counted_ids import is_unique_over_shards
 from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.key_errors import describe, key_of_row_changed
 from sharded_orm.models.sharding.options import group_of, required_options
@@ -366,7 +367,8 @@ class GenericBeside(GenericRows, NullableBeside):
         alias = colocated_alias(self._options, instance)
         if alias is None:
             return queryset
-        return queryset.filter(on_shard_of(self._options, [instance]))
+        unique = is_unique_over_shards(instance._meta.pk)
+        return queryset.filter(on_shard_of(self._options, [instance], ids_are_unique=unique))
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides create() of Django's manager, which passes only the id of the instance. Pass the

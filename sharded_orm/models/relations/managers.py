@@ -19,6 +19,7 @@ from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.moves.repetition import repeated, write_in_part
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
+from sharded_orm.models.sharding.counted_ids import is_unique_over_shards
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.key_errors import describe
@@ -185,6 +186,7 @@ class ManyBeside(RelatedRows):
     through: Any
     target_field: Any
     target_field_name: str
+    source_field: Any
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides ManyRelatedManager._apply_rel_filters(), which filters only by the instance's
@@ -197,7 +199,9 @@ class ManyBeside(RelatedRows):
             return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # Django's manager class has this method
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
-            queryset.query.add_q(Q(on_shard_of(self._options, [self.instance])))
+            unique = is_unique_over_shards(self.source_field)
+            on_shard = on_shard_of(self._options, [self.instance], ids_are_unique=unique)
+            queryset.query.add_q(Q(on_shard))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # Django's manager class has this method
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:

@@ -16,13 +16,15 @@ from django.db.models.lookups import Exact, IsNull
 from django.db.models.sql import Query
 from django.db.models.sql.constants import LOUTER
 
+from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding import ordering
 from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.expressions import (
     Nested,
+    ShardCondition,
     columns,
-    nested_queries,
+    parts_to_check,
     required_conditions,
 )
 from sharded_orm.models.sharding.options import (
@@ -31,7 +33,7 @@ from sharded_orm.models.sharding.options import (
     shard_options,
     target_field,
 )
-from sharded_orm.routing.where_clause import Bound, is_from_django
+from sharded_orm.routing.where_clause import Bound, OnlyOnShard, OnShard, is_from_django
 
 
 class Colocation:
@@ -65,6 +67,7 @@ class Colocation:
         *,
         ordered: bool = True,
         values: Iterable[Any] = (),
+        beside: frozenset[str] = frozenset(),
     ) -> None:
         """Raise :exc:`CrossShardRelation` if a shard may lack a row that ``query`` reads there.
 
@@ -74,29 +77,53 @@ class Colocation:
             too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
+        :param beside: as :attr:`Nested.beside` if ``query`` is a subquery.
         :raises UnknownExpression: the library cannot know which rows an expression reads.
 
         Cost: next to nothing for a query on one table with plain values. The query is never sent.
         Only ``bound_of`` may send a query, to the directory: the table that records the shard of
         each key.
         """
-        for part in query.combined_queries:
-            if part.model is not None:
-                self._check_model(query, part.model, "is combined with one on", copies=False)
-            self.check(part, outer)
+        for combined in query.combined_queries:
+            if combined.model is not None:
+                self._check_model(query, combined.model, "is combined with one on", copies=False)
+            self.check(combined, outer, beside=beside)
         if (ordered or query.distinct_fields) and not ordering.is_plain(query):
             query, order = ordering.resolved(query, self._alias)
             values = [*values, *order]
         if query.select_related:
             query = self._check_select_related(query)
         self._check_joins(query)
-        for nested in nested_queries(query, *values, trusted=self._options is None):
-            inner = nested.query
+        for part in parts_to_check(query, *values, trusted=self._options is None):
+            if isinstance(part, ShardCondition):
+                if outer or part.in_expression:
+                    self._check_shard_condition(part.condition, beside)
+                continue
+            inner = part.query
             if inner.model is not None:
                 self._check_model(query, inner.model, "has a subquery on")
-            self.check(inner, [*outer, query])
+            self.check(inner, [*outer, query], beside=beside | part.beside)
             if self._options is not None:
-                self._check_nested(query, nested, [*outer, query])
+                self._check_nested(query, part, [*outer, query])
+
+    # -- Instances
+
+    def _check_shard_condition(self, condition: OnShard, beside: frozenset[str]) -> None:
+        """Raise an error if an expression or subquery compares with an instance of another shard.
+
+        Only a condition of the statement's own where tree is adapted to each shard. So at another
+        position, a condition on the shard of an instance needs a statement for this shard alone.
+        """
+        shard = runtime.topology().resolve(condition.alias)
+        if (
+            shard is None
+            or shard.group != self._group
+            or condition.alias in beside
+            or condition.ids_are_unique
+        ):
+            return
+        if self._shards is None or not self._shards <= {shard.number}:
+            raise OnlyOnShard(condition.alias).refusal()
 
     # -- Tables
 

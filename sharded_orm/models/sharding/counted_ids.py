@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import AutoField
+from django.db.models import AutoField, UUIDField
 
 from sharded_orm.models.sharding.options import shard_options, target_field
 
@@ -19,3 +19,12 @@ def counts_per_shard(field: Any) -> bool:
         return False
     options = shard_options(target.model)
     return options is not None and target is not options.key
+
+
+def is_unique_over_shards(field: Any) -> bool:
+    """Whether it is certain that no two rows have the same id in ``field``, even on different shards.
+
+    If ``field`` is a foreign key, this is about the ids of the referenced rows.
+    """
+    target = target_field(field)
+    return isinstance(target, UUIDField) or getattr(type(target), "unique_over_shards", False)

@@ -1,4 +1,4 @@
-"""Finds the subqueries inside a query, wherever Django allows an expression.
+"""Finds the subqueries and instances' shards in a query, wherever Django allows an expression.
 
 ``get_source_expressions()`` does not return every subquery. A subquery may also be in the values of
 a lookup, in the condition of a joined relation, or in an attribute that a later version of Django
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db.models import Field, Model, QuerySet
@@ -39,7 +39,7 @@ from django.db.models.sql.where import AND, XOR, ExtraWhere, NothingNode, WhereN
 from django.utils.tree import Node
 
 from sharded_orm.exceptions import UnknownExpression
-from sharded_orm.routing.where_clause import is_from_django, writes_own_sql
+from sharded_orm.routing.where_clause import OnShard, is_from_django, writes_own_sql
 
 #: Attributes of Django's ``Query`` that can contain expressions. So they are searched for
 #: subqueries.
@@ -117,6 +117,19 @@ def reads_own_row(cls: _Class) -> _Class:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardCondition:
+    """A condition on the shard of an instance.
+
+    :param condition: the condition itself.
+    :param in_expression: False for a condition of the where tree, which limits the rows of the
+        query. True for a condition inside an expression.
+    """
+
+    condition: OnShard
+    in_expression: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Nested:
     """A subquery, with the facts about its position in the outer query.
 
@@ -133,10 +146,27 @@ class Nested:
     compared: Any = None
     certain: bool = False
     not_null: tuple[Col, ...] = ()
+    #: The aliases of the :class:`OnShard` conditions beside the subquery. If one is false, the result
+    #: of the subquery does not matter.
+    beside: frozenset[str] = frozenset()
 
 
 def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
     """Yield the subqueries of ``query``, but not the subqueries inside a subquery.
+
+    The parameters and errors are those of :func:`parts_to_check`.
+    """
+    for part in parts_to_check(query, *more, trusted=trusted):
+        if isinstance(part, Nested):
+            yield part
+
+
+def parts_to_check(
+    query: Query, *more: Any, trusted: bool = False
+) -> Iterator[Nested | ShardCondition]:
+    """Yield the subqueries of ``query``, and its conditions on the shard of an instance.
+
+    What is inside a subquery is not yielded.
 
     :param more: other expressions whose subqueries are yielded, too.
     :param trusted: whether to accept SQL even if the library cannot know which rows the SQL reads.
@@ -150,7 +180,7 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
         if not value or name in _SKIPPED:
             continue
         if name == "where":
-            yield from _in_where(value, certain=True, not_null=(), trusted=trusted)
+            yield from _in_where(value, _Position(certain=True), trusted)
         elif name == "alias_map":
             joins = (join for join in value.values() if type(join) is not BaseTable)
             yield from _in_each(joins, trusted)
@@ -224,15 +254,29 @@ def _shows_its_sql(kind: type) -> bool:
     return True
 
 
-def _in_where(
-    node: Any, *, certain: bool, not_null: tuple[Col, ...], trusted: bool
-) -> Iterator[Nested]:
+class _Position(NamedTuple):
+    """Facts about a position in the where tree, as in :class:`Nested`."""
+
+    certain: bool = False
+    not_null: tuple[Col, ...] = ()
+    beside: frozenset[str] = frozenset()
+
+
+_ELSEWHERE = _Position()
+
+
+def _in_where(node: Any, position: _Position, trusted: bool) -> Iterator[Nested | ShardCondition]:
     if not isinstance(node, WhereNode):
-        yield from _nested_in(node, certain=certain, not_null=not_null, trusted=trusted)
+        if isinstance(getattr(node, "lhs", None), OnShard):
+            yield ShardCondition(node.lhs, in_expression=False)
+        else:
+            yield from _nested_in(node, position, trusted=trusted)
         return
     if not node.children:
         return
+    certain, not_null, beside = position
     certain = certain and not node.negated and node.connector != XOR
+    child: Any
     if node.connector == AND:
         guards = (
             child
@@ -240,7 +284,10 @@ def _in_where(
             if isinstance(child, IsNull) and is_from_django(child) and child.rhs is False
         )
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
-    child: Any
+        for child in node.children:
+            if isinstance(getattr(child, "lhs", None), OnShard) and child.rhs is True:
+                beside |= {child.lhs.alias}
+    position = _Position(certain, not_null, beside)
     for child in node.children:
         # Skip the usual condition, which compares a column with a plain value or a list of plain
         # values. It has no subquery.
@@ -250,25 +297,28 @@ def _in_where(
             and is_known(type(child))
         ):
             continue
-        yield from _in_where(child, certain=certain, not_null=not_null, trusted=trusted)
+        yield from _in_where(child, position, trusted)
 
 
 def _nested_in(
-    value: Any, *, trusted: bool, certain: bool = False, not_null: tuple[Col, ...] = ()
-) -> Iterator[Nested]:
+    value: Any, position: _Position = _ELSEWHERE, *, trusted: bool
+) -> Iterator[Nested | ShardCondition]:
     kind = type(value)
     if kind is Col or kind is Value or is_plain_value(value):
         return
+    inside = _Position(beside=position.beside)
     if isinstance(value, dict):
-        yield from _in_each(value.values(), trusted)
+        yield from _in_each(value.values(), trusted, inside)
     elif isinstance(value, list | tuple | set | frozenset):
-        yield from _in_each(value, trusted)
+        yield from _in_each(value, trusted, inside)
     elif isinstance(value, QuerySet):
-        yield Nested(value.query)
+        yield Nested(value.query, beside=position.beside)
     elif isinstance(value, Query):
-        yield Nested(value)
+        yield Nested(value, beside=position.beside)
     elif isinstance(value, Field | Model | F | Star | NothingNode):
         return
+    elif isinstance(value, OnShard):
+        yield ShardCondition(value, in_expression=True)
     elif _is_expression(value):
         if not trusted:
             _check(value)
@@ -279,18 +329,20 @@ def _nested_in(
             rhs = rhs.query
         compares = isinstance(rhs, Query) and is_from_django(value)
         if compares:
-            yield Nested(rhs, value.lhs, certain, not_null)
+            yield Nested(rhs, value.lhs, *position)
         for name, part in vars(value).copy().items():
             if name in _CONSTRUCTION or (compares and name == "rhs"):
                 continue
-            yield from _nested_in(part, trusted=trusted)
+            yield from _nested_in(part, inside, trusted=trusted)
     elif not trusted and (hasattr(kind, "as_sql") or hasattr(kind, "resolve_expression")):
         raise _unknown(value)
 
 
-def _in_each(values: Iterable[Any], trusted: bool) -> Iterator[Nested]:
+def _in_each(
+    values: Iterable[Any], trusted: bool, position: _Position = _ELSEWHERE
+) -> Iterator[Nested | ShardCondition]:
     for value in values:
-        yield from _nested_in(value, trusted=trusted)
+        yield from _nested_in(value, position, trusted=trusted)
 
 
 def _is_expression(value: Any) -> bool:

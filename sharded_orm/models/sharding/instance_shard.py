@@ -10,10 +10,12 @@ from sharded_orm.exceptions import KeyMoved
 from sharded_orm.models.sharding.key_errors import describe
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.row_placement import colocated_alias
-from sharded_orm.routing.where_clause import OnShard
+from sharded_orm.routing.where_clause import OnlyOnShard, OnShard
 
 
-def on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnShard:
+def on_shard_of(
+    options: ShardOptions, instances: Sequence[Any], *, ids_are_unique: bool = False
+) -> OnShard:
     """Return a condition that is true on the shard that has ``instances``.
 
     The shard is looked up when the query is sent, because the key of ``instances`` may move after
@@ -21,16 +23,31 @@ def on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnShard:
 
     :param options: the options of the query's model.
     :param instances: at least one instance, all on one shard of the group of ``options``.
+    :param ids_are_unique: as :attr:`OnShard.ids_are_unique`.
     """
     if runtime.strategy(options.group).moves_keys:
-        return _OnShardOf(options, tuple(instances))
-    return OnShard(str(colocated_alias(options, instances[0])))
+        return _OnShardOf(options, tuple(instances), ids_are_unique=ids_are_unique)
+    alias = str(colocated_alias(options, instances[0]))
+    return OnShard(alias, ids_are_unique=ids_are_unique)
+
+
+def only_on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnlyOnShard:
+    """Return a condition that refuses every statement that is not for the shard of ``instances``.
+
+    The arguments are those of :func:`on_shard_of`.
+    """
+    if runtime.strategy(options.group).moves_keys:
+        return _OnlyOnShardOf(options, tuple(instances))
+    return OnlyOnShard(str(colocated_alias(options, instances[0])))
 
 
 class _OnShardOf(OnShard):
-    def __init__(self, options: ShardOptions, instances: tuple[Any, ...]) -> None:
+    def __init__(
+        self, options: ShardOptions, instances: tuple[Any, ...], *, ids_are_unique: bool = False
+    ) -> None:
         self._options, self._instances = options, instances
-        super().__init__(str(colocated_alias(options, instances[0])))
+        alias = str(colocated_alias(options, instances[0]))
+        super().__init__(alias, ids_are_unique=ids_are_unique)
 
     @property
     def alias(self) -> str:
@@ -46,3 +63,7 @@ class _OnShardOf(OnShard):
     @alias.setter
     def alias(self, alias: str) -> None:
         pass  # Do nothing: the shard is looked up for each query, so an assigned alias would be wrong.
+
+
+class _OnlyOnShardOf(_OnShardOf, OnlyOnShard):
+    pass

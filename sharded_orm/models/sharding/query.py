@@ -2,33 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import ValuesView
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
+from django.core.exceptions import FieldError
 from django.db.models import Model, Q
 from django.db.models.constants import LOOKUP_SEP
+from django.db.models.sql import Query, UpdateQuery
 from django.db.models.sql.where import AND, WhereNode
+from django.utils.functional import LazyObject
 
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
-from sharded_orm.models.sharding.instance_shard import on_shard_of
+from sharded_orm.models.sharding.counted_ids import is_unique_over_shards
+from sharded_orm.models.sharding.instance_shard import on_shard_of, only_on_shard_of
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.row_placement import colocated_alias
 
 
-class ShardedQuery(BoundKeyQuery):
+class _InstancesInExpressions(Query):
+    """A query that refuses wrong statements if an expression compares with an instance.
+
+    Django resolves a condition inside an expression, such as ``When(album=album, …)`` or that of a
+    ``FilteredRelation``, without calling :meth:`add_q`. It calls :meth:`build_filter` with
+    ``split_subq=False``, which it does for no other condition.
+    """
+
+    # The callers that pass split_subq=False are Q.resolve_expression() and
+    # FilteredRelation.resolve_expression().
+
+    def _add_q(self, q_object: Q, *args: Any, **kwargs: Any) -> Any:
+        # Overrides Query._add_q(), which Django calls for each Q, also inside an expression.
+        if not kwargs.get("split_subq", True):
+            _read_iterators(q_object)
+        return super()._add_q(q_object, *args, **kwargs)  # type: ignore[misc]  # missing in Django's type stubs
+
+    def build_filter(
+        self,
+        filter_expr: Any,
+        branch_negated: bool = False,
+        current_negated: bool = False,
+        can_reuse: Any = None,
+        allow_joins: bool = True,
+        split_subq: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        built = super().build_filter(
+            filter_expr,
+            branch_negated,
+            current_negated,
+            can_reuse,
+            allow_joins,
+            split_subq,
+            *args,
+            **kwargs,
+        )
+        if not split_subq and isinstance(filter_expr, tuple):
+            _refuse_other_shards(self.model, filter_expr, built[0])
+        return built
+
+
+class ShardedQuery(_InstancesInExpressions, BoundKeyQuery):
     """The query of a sharded model. To a condition such as ``album=album``, it adds the album's shard.
 
     Django compiles such a condition to a comparison of the primary key, which does not determine
-    the shard. This class overrides :meth:`add_q`, which receives all conditions: those of
-    ``filter()``, of related managers, and of Django's prefetches, which bypass the queryset.
+    the shard. This class overrides :meth:`add_q`, which receives the conditions that limit the rows:
+    those of ``filter()``, of related managers, and of Django's prefetches, which bypass the queryset.
     """
 
     def add_q(self, q_object: Q, reuse_all: bool = False) -> None:
+        if any(map(_has_iterator, q_object.children)):
+            q_object = _without_iterators(q_object)
         if any(map(_mentions_instance, q_object.children)):
             options = shard_options(self.model) if self.model is not None else None
             if options is not None:
@@ -54,6 +103,8 @@ class ShardedQuery(BoundKeyQuery):
         branch_negated: bool = False,
         current_negated: bool = False,
         can_reuse: Any = None,
+        allow_joins: bool = True,
+        split_subq: bool = True,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -71,8 +122,32 @@ class ShardedQuery(BoundKeyQuery):
                 condition: Any = self.build_lookup(["exact"], column, value)
                 return WhereNode([condition], connector=AND), {alias}
         return super().build_filter(
-            filter_expr, branch_negated, current_negated, can_reuse, *args, **kwargs
+            filter_expr,
+            branch_negated,
+            current_negated,
+            can_reuse,
+            allow_joins,
+            split_subq,
+            *args,
+            **kwargs,
         )
+
+    def chain(self, klass: Any = None) -> Any:
+        # Overrides Query.chain(), by which update() makes its query. Django resolves the new values
+        # on that query.
+        return super().chain(ShardedUpdateQuery if klass is UpdateQuery else klass)
+
+
+class ShardedUpdateQuery(_InstancesInExpressions, UpdateQuery):
+    """The query of an UPDATE of a sharded model."""
+
+    def get_related_updates(self) -> Any:
+        # Overrides UpdateQuery.get_related_updates(), which returns a query for each table of a
+        # parent in multi-table inheritance. Their compilers resolve the new values.
+        queries: Any = super().get_related_updates()
+        for query in queries:
+            query.__class__ = ShardedUpdateQuery
+        return queries
 
 
 _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
@@ -97,7 +172,9 @@ def own_columns(model: Any) -> dict[str, Any]:
     return fields
 
 
-def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
+def _with_shard_conditions(
+    options: ShardOptions, condition: Any, *, is_negated: bool = False
+) -> Any:
     if isinstance(condition, Q):
         if not any(map(_mentions_instance, condition.children)):
             return condition
@@ -106,33 +183,95 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
         # the shard, exclude(album=album) would also exclude rows of other shards whose album has
         # the same id.
         changed.connector, changed.negated = condition.connector, condition.negated
-        changed.children = [_with_shard_conditions(options, child) for child in condition.children]
+        is_negated = is_negated or condition.negated
+        changed.children = [
+            _with_shard_conditions(options, child, is_negated=is_negated)
+            for child in condition.children
+        ]
         return changed
-    if not isinstance(condition, tuple) or not _mentions_instance(condition):
+    by_alias = _instances_by_alias(options, condition)
+    if not by_alias:
         return condition
-    value = condition[1]
-    instances = [value] if isinstance(value, Model) else [i for i in value if i is not None]
-    name = condition[0]
+    name, value = condition
+    on_shard = partial(
+        on_shard_of, options, ids_are_unique=_compares_unique_ids(options.model, name)
+    )
+    if isinstance(value, Model):
+        return Q(condition) & Q(on_shard([value]))
+    # Compare each instance on its own shard only, because rows of two shards may have the same id.
+    # Compare values that are no such instances, for example ids, on all shards. Ignore None in the
+    # list, as Django does, because no value is equal to NULL. But exclude() with None in the list
+    # also excludes rows with NULL (since Django 6.1).
+    located = {id(instance) for rows in by_alias.values() for instance in rows}
+    others = [
+        item for item in value if id(item) not in located and (item is not None or is_negated)
+    ]
+    if len(by_alias) == 1 and not others:
+        (instances,) = by_alias.values()
+        return Q(condition) & Q(on_shard(instances))
+    parts = [Q((name, rows)) & Q(on_shard(rows)) for rows in by_alias.values()]
+    if others:
+        parts.append(Q((name, others)))
+    return Q(*parts, _connector=Q.OR)
+
+
+def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
+    """Make ``built`` refuse statements for other shards than that of the instances in ``condition``.
+
+    :param model: the model of the query.
+    :param condition: a condition inside an expression, such as ``("album", album)``.
+    :param built: what Django has built of ``condition``.
+    """
+    options = shard_options(model) if _mentions_instance(condition) else None
+    by_alias = {} if options is None else _instances_by_alias(options, condition)
+    if by_alias and not _compares_unique_ids(model, condition[0]):
+        assert options is not None
+        for instances in by_alias.values():
+            built.add(only_on_shard_of(options, instances), AND)
+
+
+@lru_cache(maxsize=1024)
+def _compares_unique_ids(model: Any, name: str) -> bool:
+    """Whether the condition ``name`` compares ids that no two rows have, even on different shards.
+
+    :param name: the keyword in ``filter()``, such as ``album`` or ``album__in``. If it begins with
+        the name of an annotation, the result is False.
+    """
+    query: Any = Query(model)
+    try:
+        _, _, targets, _ = query.names_to_path(name.split(LOOKUP_SEP), query.get_meta())
+    except FieldError:
+        return False
+    return all(map(is_unique_over_shards, targets))
+
+
+def _instances_by_alias(options: ShardOptions, condition: Any) -> dict[str, list[Any]]:
+    """Return the instances in ``condition`` that need a condition on their shard, keyed by its alias.
+
+    Instances that are on no shard of the group are left out.
+    """
+    if not _mentions_instance(condition):
+        return {}
+    name, value = condition
     lookup = name.rpartition(LOOKUP_SEP)[2]
-    if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
-        # Add no condition to a comparison by order, such as ``album__gt``, because rows before or
-        # after the instance may be on any shard.
-        return condition
+    if isinstance(value, Model):
+        if lookup in ("gt", "gte", "lt", "lte"):
+            # Add no condition to a comparison by order, such as ``album__gt``, because rows before or
+            # after the instance may be on any shard.
+            return {}
+        value = [value]
     if _names_shard(options, name):
         # The compared value determines the shard, so add no condition on the instance's shard. The
         # two may differ if the value was changed after the instance was read; then the value is
         # right.
-        return condition
-    by_alias: dict[str | None, list[Any]] = {}
-    for instance in instances:
-        by_alias.setdefault(colocated_alias(options, instance), []).append(instance)
-    if None in by_alias:
-        return condition
-    if len(by_alias) == 1:
-        return Q(condition) & Q(on_shard_of(options, instances))
-    # Compare each instance on its own shard only, because rows of two shards may have the same id.
-    parts = [Q((name, rows)) & Q(on_shard_of(options, rows)) for rows in by_alias.values()]
-    return Q(*parts, _connector=Q.OR)
+        return {}
+    by_alias: dict[str, list[Any]] = {}
+    for instance in value:
+        if isinstance(instance, Model):
+            alias = colocated_alias(options, instance)
+            if alias is not None:
+                by_alias.setdefault(alias, []).append(instance)
+    return by_alias
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
@@ -155,7 +294,50 @@ def _mentions_instance(child: Any) -> bool:
     if not isinstance(child, tuple):
         return False
     value = child[1]
-    if isinstance(value, list | tuple | set | frozenset | ValuesView) and value:
-        # Ignore None in the list, as Django does, because no value is equal to NULL.
-        return {isinstance(item, Model) for item in value if item is not None} == {True}
-    return isinstance(value, Model)
+    if type(value) in _PLAIN:
+        return False
+    if isinstance(value, Model):
+        return True
+    if _is_list(value):
+        # Look at the types first: there may be many values, but few types.
+        kinds = set(map(type, value))
+        return any(issubclass(kind, Model | LazyObject) for kind in kinds) and any(
+            isinstance(item, Model) for item in value
+        )
+    return False
+
+
+def _is_list(value: Any) -> bool:
+    """Whether ``value`` is a collection whose items Django compares with, as by ``__in``."""
+    return isinstance(value, Iterable) and not (
+        isinstance(value, str | bytes) or hasattr(value, "resolve_expression")
+    )
+
+
+def _has_iterator(child: Any) -> bool:
+    if isinstance(child, Q):
+        return any(map(_has_iterator, child.children))
+    return (
+        isinstance(child, tuple) and type(child[1]) not in _PLAIN and isinstance(child[1], Iterator)
+    )
+
+
+def _without_iterators(condition: Any) -> Any:
+    """Return ``condition`` with a list in place of each iterator, which can be read only once."""
+    if isinstance(condition, Q):
+        changed = Q()
+        changed.connector, changed.negated = condition.connector, condition.negated
+        changed.children = [_without_iterators(child) for child in condition.children]
+        return changed
+    return (condition[0], list(condition[1])) if _has_iterator(condition) else condition
+
+
+def _read_iterators(condition: Q) -> None:
+    """Replace each iterator among the values of ``condition`` by a list.
+
+    The library resolves some expressions twice, to check them before Django does. So change the
+    condition itself.
+    """
+    for position, child in enumerate(condition.children):
+        if _has_iterator(child) and not isinstance(child, Q):
+            condition.children[position] = _without_iterators(child)

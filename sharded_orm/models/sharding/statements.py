@@ -20,7 +20,7 @@ from django.db.models.sql import InsertQuery, Query, UpdateQuery
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.expressions import is_plain_value, nested_queries
-from sharded_orm.models.sharding.query import own_columns
+from sharded_orm.models.sharding.query import ShardedQuery, own_columns
 
 # The types of most attributes of an instance: none of them is an expression.
 _NO_EXPRESSIONS = frozenset({
@@ -106,7 +106,7 @@ def check_update(
     """
     values = _expressions(rows, names)
     if values:
-        check_values(colocation, Query(type(rows[0])), values)
+        check_values(colocation, ShardedQuery(type(rows[0])), values)
 
 
 def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:

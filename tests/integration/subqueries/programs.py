@@ -166,11 +166,35 @@ def scalars(draw: st.DrawFn, outer: str | None, depth: int = 1) -> Make:
 
 
 @st.composite
+def instances(draw: st.DrawFn, outer: str) -> Make:
+    """A condition on ``outer`` that compares with an instance, or with a list that has one."""
+    name, model = {"twig": ("parent", "trunk"), "trunk": ("twigs", "twig")}[outer]
+    number = draw(st.integers(1, 4))
+    kind = draw(st.sampled_from(["instance", "list", "mixed", "negated"]))
+
+    def make(models: Models) -> Q:
+        row = models.everywhere(models.of(model).objects.filter(id=number)).first()
+        if row is None:
+            return Q(pk=0)
+        if kind == "list":
+            return Q(**{f"{name}__in": [row]})
+        if kind == "mixed":
+            return Q(**{f"{name}__in": [row, 0]})
+        return ~Q(**{name: row}) if kind == "negated" else Q(**{name: row})
+
+    return make
+
+
+@st.composite
 def booleans(draw: st.DrawFn, outer: str, depth: int = 1) -> Make:
     """A condition with a subquery, on rows of ``outer``."""
     kind = draw(
-        st.sampled_from(["exists", "in", "in", "in subquery", "compared", "or", "relation"])
+        st.sampled_from(
+            ["exists", "in", "in", "in subquery", "compared", "or", "relation", "instance"]
+        )
     )
+    if kind == "instance":
+        return draw(instances(outer))
     if kind == "relation":
         name = {"twig": "parent__n", "trunk": "twigs__n"}[outer]
         value = draw(st.integers(0, 2))
