@@ -10,14 +10,14 @@ import copy
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from django.db.models.expressions import RawSQL, Window
+from django.db.models.expressions import Func, RawSQL, Window
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import ExtraWhere
 
 from sharded_orm import compat
 from sharded_orm.scatter.hidden_rows import HiddenRows, VisibleRows
-from sharded_orm.scatter.refusals import refuse
+from sharded_orm.scatter.refusals import has_window_text, refuse
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -110,7 +110,7 @@ class CheckedSQL(SQLCompiler):
                 "raw SQL in the query (RawSQL, extra())",
                 "write it with expressions, or ask one shard",
             )
-        if isinstance(node, Window):
+        if isinstance(node, Window) or (isinstance(node, Func) and has_window_text(node)):
             raise refuse("a window function", "compute it in Python, or ask one shard")
         return super().compile(node)
 

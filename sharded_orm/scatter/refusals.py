@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django.db.models.aggregates import Aggregate
-from django.db.models.expressions import ExpressionWrapper
+from django.db.models.expressions import ExpressionWrapper, Func, RawSQL
 
 from sharded_orm import compat
 from sharded_orm.exceptions import ScatterNotSupported
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
+
+
+# A window function in SQL text: ``OVER (…)``, or ``OVER`` and the name of a window.
+_OVER = re.compile(r"\bover\s*(\(|\s\w)", re.IGNORECASE)
 
 
 def refuse(feature: str, remedy: str) -> ScatterNotSupported:
@@ -82,3 +87,13 @@ def parts_of(expression: Any, is_leaf: Callable[[Any], bool] | None = None) -> l
         if isinstance(part, ExpressionWrapper) or hasattr(part, "get_source_expressions"):
             pending += part.get_source_expressions()
     return parts
+
+
+def has_window_text(expression: Any) -> bool:
+    """Whether ``expression`` is SQL text with a window function, or a ``Func`` with such a template."""
+    if isinstance(expression, Func):
+        template = expression.extra.get("template", expression.template)
+        return _OVER.search(template or "") is not None
+    if isinstance(expression, RawSQL):
+        expression = expression.sql
+    return isinstance(expression, str) and _OVER.search(expression) is not None

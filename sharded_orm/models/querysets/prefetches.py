@@ -5,7 +5,9 @@ The instances are split by their database, and the lookups by whether they leave
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from django.db.models import Model
@@ -14,6 +16,26 @@ from django.db.models.fields.related_descriptors import ForwardManyToOneDescript
 
 from sharded_orm.models.sharding.options import group_of, shard_options
 from sharded_orm.models.sharding.row_placement import colocated_alias
+
+_is_split: ContextVar[bool] = ContextVar("sharded_orm_split_prefetch", default=False)
+
+
+@contextmanager
+def one_of_several(several: bool = True) -> Iterator[None]:
+    """In the block, prefetches are for the rows of one shard. Others follow for the other shards.
+
+    :param several: whether others follow. If not, the block changes nothing.
+    """
+    token = _is_split.set(several or _is_split.get())
+    try:
+        yield
+    finally:
+        _is_split.reset(token)
+
+
+def is_one_of_several() -> bool:
+    """Whether this code runs in a block of :func:`one_of_several`."""
+    return _is_split.get()
 
 
 def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:

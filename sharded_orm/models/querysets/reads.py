@@ -11,14 +11,15 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db.models import CharField, Model, TextField
-from django.db.models.query import prefetch_related_objects
+from django.db.models.query import ModelIterable, prefetch_related_objects
 
 from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.moves.confirmation import confirmed, confirmed_stream
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
-from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
+from sharded_orm.models.querysets.prefetch_refusals import refuse_lookups
+from sharded_orm.models.querysets.prefetches import one_of_several, split_by_alias, split_lookups
 from sharded_orm.models.querysets.raw import RawKeyQuerySet
 from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.key_sources import KeyGuess
@@ -107,6 +108,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         if isinstance(destination, str):
             self._run_on(destination, super()._fetch_all)
         else:
+            self._refuse_prefetches_of_sets()
             self._result_cache = list(self._rows(destination))
             super()._fetch_all()
         return bool(self._result_cache)
@@ -132,9 +134,21 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
         if other_group:
             prefetch_related_objects(rows, *other_group)
-        for instances in split_by_alias(rows) if same_group else ():
-            prefetch_related_objects(instances, *same_group)
+        groups = split_by_alias(rows) if same_group else []
+        is_split = len(groups) > 1
+        if is_split:
+            self._refuse_prefetches_of_sets()
+        for instances in groups:
+            with one_of_several(is_split):
+                prefetch_related_objects(instances, *same_group)
         self._prefetch_done = True
+
+    def _refuse_prefetches_of_sets(self) -> None:
+        """Raise an error if the rows are on several shards, and one of the prefetches needs all rows."""
+        if self._prefetch_related_lookups and issubclass(self._iterable_class, ModelIterable):
+            # Lookups that leave the group are not split.
+            _, same_group = split_lookups(self.model, self._prefetch_related_lookups)
+            refuse_lookups(self.model, same_group)
 
     def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:
         is_scattered = False
@@ -150,6 +164,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         return confirmed_stream(self._options.group, open_rows, several=lambda: is_scattered)
 
     def _scattered_iterator(self, targets: list[Target], chunk_size: int | None) -> Iterator[Any]:
+        self._refuse_prefetches_of_sets()
         # Stream the rows, because an iterator is for results that do not fit in memory.
         rows = scatter.fetch(
             self, targets, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merge_options()

@@ -24,7 +24,13 @@ from django.utils.functional import cached_property
 
 from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation
-from sharded_orm.models.querysets.prefetches import alias_of, split_by_alias
+from sharded_orm.models.querysets.prefetch_refusals import refuse_sets
+from sharded_orm.models.querysets.prefetches import (
+    alias_of,
+    is_one_of_several,
+    one_of_several,
+    split_by_alias,
+)
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.managers import Beside, ManyBeside, NullableBeside
 from sharded_orm.models.relations.outside_managers import FromOutside, NullableFromOutside
@@ -56,15 +62,16 @@ class _PerShard:
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # missing in Django's type stubs
-        # Copy the caller's querysets. Django adds an instance to the hints of a queryset, and the
-        # hints route the queryset. The caller's querysets must not keep such a hint.
-        querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
-            return self._refuse_several_rows(fetch(instances, querysets))
+            return self._refuse_several_rows(
+                self._checked(fetch(instances, _copies(querysets)), None)
+            )
         groups = split_by_alias(instances)
-        if len(groups) < 2:
-            return fetch(instances, querysets)
-        parts = [fetch(group, querysets) for group in groups]
+        group = group_of(self._sides()[0])
+        with one_of_several(len(groups) > 1):
+            parts = [self._checked(fetch(rows, _copies(querysets)), group) for rows in groups]
+        if len(parts) < 2:
+            return parts[0]
         _, rel_attr, instance_attr, *cache_arguments = parts[0]
         rows = list(chain.from_iterable(part[0] for part in parts))
         return (
@@ -73,6 +80,17 @@ class _PerShard:
             lambda instance: (alias_of(instance), instance_attr(instance)),
             *cache_arguments,
         )
+
+    def _checked(self, part: Any, group: str | None) -> Any:
+        """Return ``part``, or raise an error if it should not be split by shards.
+
+        :param part: the related rows for the instances of one shard, and how they are matched.
+        :param group: the group of the instances if the related rows are beside them, else None.
+        """
+        query = getattr(part[0], "query", None)
+        if query is not None and is_one_of_several() and group_of(self._sides()[0]) is not None:
+            refuse_sets(query, group)
+        return part
 
     def _refuse_several_rows(self, part: Any) -> Any:
         """Raise an error if a relation to a single row has matched several rows.
@@ -85,6 +103,20 @@ class _PerShard:
         rows = list(rows)
         refuse_equal_values(rows, rel_attr)
         return rows, rel_attr, instance_attr, single, *cache_arguments
+
+
+def _copies(querysets: Sequence[Any] | None) -> list[Any] | None:
+    """Return copies of the querysets of a ``Prefetch``, each with hints of its own.
+
+    Django adds an instance to the hints of a queryset, and the hints route the queryset. The
+    caller's querysets must not keep such a hint, and those for two shards must not share one.
+    """
+    if not querysets:
+        return None
+    copies = [queryset._chain() for queryset in querysets]
+    for queryset in copies:
+        queryset._hints = dict(queryset._hints)
+    return copies
 
 
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:

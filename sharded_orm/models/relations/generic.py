@@ -9,7 +9,7 @@ The package's app imports this module only if ``django.contrib.contenttypes`` is
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,7 +27,8 @@ from django.utils.functional import cached_property
 
 from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation, DeletionRefused
-from sharded_orm.models.querysets.prefetches import alias_of
+from sharded_orm.models.querysets.prefetch_refusals import refuse_sets
+from sharded_orm.models.querysets.prefetches import alias_of, is_one_of_several
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.content_types import install_manager
 from sharded_orm.models.relations.descriptors import make_related_manager, refuse_equal_values
@@ -191,6 +192,7 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
             return super().get_prefetch_querysets(instances, querysets)
         querysets_by_type = self._querysets_by_type(querysets or ())
         rows: list[Any] = []
+        places_of_type = Counter(type_id for type_id, _ in pks_by_place)
         for place, pks in pks_by_place.items():
             type_id, alias = place
             queryset = querysets_by_type.get(type_id)
@@ -201,6 +203,9 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
                 queryset = queryset.filter(
                     on_shard_of(required_options(queryset.model), [instance])
                 )
+            if places_of_type[type_id] > 1 or is_one_of_several():
+                group = group_of(queryset.model) if places_of_type[type_id] > 1 else None
+                refuse_sets(queryset.query, group)
             rows.extend(compat.copy_fetch_mode(queryset.filter(pk__in=pks), instances[0]))
 
         def row_key(row: Any) -> tuple[Any, ...]:

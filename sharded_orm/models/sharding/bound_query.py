@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from django.db.models import Q
-from django.db.models.expressions import Col
+from django.db.models.expressions import Col, ResolvedOuterRef
+from django.db.models.lookups import Exact
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm.exceptions import BoundKeyMismatch
 from sharded_orm.models.sharding.bound_key import EXEMPT, BoundKey, key_in_force
-from sharded_orm.models.sharding.expressions import nested_queries
+from sharded_orm.models.sharding.expressions import (
+    columns,
+    nested_queries,
+    required_conditions,
+)
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.routing.where_clause import compared_columns, is_equality, plain_values
 
@@ -111,11 +116,41 @@ class BoundKeyQuery(Query):
             copy: Self = self.clone()  # type: ignore[assignment]  # the copy is of this class
             copy.combined_queries = tuple(parts)
             return copy
-        if not self.lacks(key):
+        if not self.lacks(key) or self._starts_at_outer_row():
             return self
         copy = self.clone()  # type: ignore[assignment]  # the copy is of this class
         copy.add_q(Q((key.name, key.value)))
         return copy
+
+    def _starts_at_outer_row(self) -> bool:
+        """Whether this is a subquery from which Django has taken the table of :attr:`model`.
+
+        ``exclude(comments__text="a")`` makes a subquery that begins at the comments, in
+        ``Query.split_exclude()`` and ``Query.trim_start()``. Such a subquery has no column of the
+        bound key (set by ``bound()``), so it cannot be filtered by the key. It need not be: Django
+        compares its first table with a column of the outer row, or of a row that the outer query
+        joins to it. The outer query is filtered by the key. Without such a comparison, return False.
+        """
+        tables: dict[str, Any] = self.alias_map
+        if len(tables) < 2:
+            return False
+        # A table without references is not in the SQL. But this alone does not show that it was
+        # taken out: a query without conditions has no references to its table before it is compiled.
+        first = next((alias for alias in tables if self.alias_refcount[alias]), None)
+        if first is None or first == self.base_table or tables[first].parent_alias is not None:
+            return False
+        return any(
+            isinstance(lookup, Exact)
+            and [column.alias for column in columns(lookup.lhs)] == [first]
+            and self._is_of_outer_row(lookup.rhs)
+            for lookup in required_conditions(self.where)
+        )
+
+    def _is_of_outer_row(self, compared: Any) -> bool:
+        # Django resolves the reference to a column when it resolves the subquery.
+        return isinstance(compared, ResolvedOuterRef) or (
+            type(compared) is Col and compared.alias not in self.alias_map
+        )
 
     def lacks(self, key: BoundKey) -> bool:
         """Whether the query lacks a condition that limits it to rows with the shard key ``key``.

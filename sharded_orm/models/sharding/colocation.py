@@ -177,7 +177,7 @@ class Colocation:
         # A ForeignObject may join rows of different shards. Allow the join only if equal values in
         # the two columns mean that the rows are on the same shard.
         if any(
-            _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
+            colocation_keys(left, self._group) & colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
         ):
             return
@@ -328,7 +328,7 @@ class Colocation:
             stays_on_shard = getattr(field, "stays_on_shard", False)
             if stays_on_shard and getattr(field, "fk_field", None) == object_id.target.name:
                 type_field = model._meta.get_field(field.ct_field)
-                for type_id in _required_values(inner, object_id.alias, type_field):
+                for type_id in required_values(inner, object_id.alias, type_field):
                     about = field.get_content_type(id=type_id).model_class()
                     return (
                         about is not None
@@ -379,12 +379,12 @@ class Colocation:
         assert self._options is not None
         group = self._options.group
         return any(
-            _colocation_keys(column.target, group) & _colocation_keys(other.target, group)
+            colocation_keys(column.target, group) & colocation_keys(other.target, group)
             for column, other in zip(columns, others, strict=True)
         )
 
 
-def _required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:
+def required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:
     """Yield each number that every row of ``query`` must have in the column of ``field``.
 
     Only the table ``alias`` is considered.
@@ -405,7 +405,7 @@ def _joined_model(join_field: Any) -> Any:
     return join_field.model if is_generic else join_field.related_model
 
 
-def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
+def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
     """Return tokens for ``field``. Fields that share a token can be compared on each shard alone.
 
     That is, two rows with equal values in these fields are always on the same shard of ``group``. A

@@ -88,5 +88,8 @@ def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
     ]
     for name in copy.distinct_fields:
         if name not in copy.annotation_select:
-            compiler._setup_joins(name.split(LOOKUP_SEP), copy.get_meta(), None)
+            _, targets, _, joins, path, _, _ = compiler._setup_joins(
+                name.split(LOOKUP_SEP), copy.get_meta(), None
+            )
+            copy.trim_joins(targets, joins, path)  # type: ignore[attr-defined,unused-ignore]  # missing in Django's type stubs
     return copy, list(expressions)
