@@ -16,6 +16,7 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.queries.conftest import DATABASES, ONE
 from tests.queries.twins import World
 from tests.relatives.sharded.models import Item
+from tests.transparent_methods import TransparentMethod
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
@@ -53,9 +54,19 @@ def counted(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+def counted_transparently(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    seen: list[Any] = []
+    monkeypatch.setattr(QuerySet, name, TransparentMethod(getattr(QuerySet, name), seen.append))
+    return seen
+
+
+COUNTED = pytest.mark.parametrize("counted", [counted, counted_transparently])
+
+
+@COUNTED
 @pytest.mark.parametrize("name", ["__init__", "__iter__", "_fetch_all"])
 def test_a_replaced_method_is_called_at_each_read(
-    name: str, planned: None, monkeypatch: pytest.MonkeyPatch
+    name: str, counted: Any, planned: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = read()
     seen = counted(name, monkeypatch)
@@ -77,9 +88,10 @@ def test_a_replaced_method_is_called_for_rows_that_were_read_before(
     assert seen and all(queryset is rows for queryset in seen)
 
 
+@COUNTED
 @pytest.mark.parametrize("name", ["__init__", "__iter__", "_fetch_all", "filter"])
 def test_a_method_that_was_replaced_before_the_first_use_is_called(
-    name: str, items: World, first_use: None, monkeypatch: pytest.MonkeyPatch
+    name: str, counted: Any, items: World, first_use: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = counted(name, monkeypatch)
     for _ in range(5):

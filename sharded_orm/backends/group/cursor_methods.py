@@ -7,6 +7,7 @@ methods must be called.
 
 from __future__ import annotations
 
+from types import FunctionType, MethodType
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,7 +18,8 @@ _GUARDS = "django.utils.asyncio"
 
 # For each class of connection objects: the methods that were examined last, and whether all of them are
 # Django's.
-_examined: dict[Any, tuple[tuple[Any, ...], bool]] = {}
+_examined: dict[Any, tuple[Any, Any, Any, Any, Any, bool]] = {}
+_NOTHING = (None, None, None, None, None, False)
 
 
 def are_djangos(wrapper: Any, cursor_method: Any) -> bool:
@@ -25,18 +27,26 @@ def are_djangos(wrapper: Any, cursor_method: Any) -> bool:
 
     :param cursor_method: the method ``_cursor``, bound to ``wrapper``, that would be called.
     """
+    # Compare by ``type`` and ``is`` only: the methods of some packages claim to be the original.
+    if type(cursor_method) is not MethodType:
+        return False
     kind = type(wrapper)
-    methods = (
-        getattr(cursor_method, "__func__", None),
-        kind._prepare_cursor,
-        kind.close_if_health_check_failed,
-        kind.ensure_connection,
-        kind.validate_thread_sharing,
-    )
-    examined, is_known = _examined.get(kind, ((), False))
-    if examined != methods:
+    cursor, prepare = cursor_method.__func__, kind._prepare_cursor
+    check, ensure = kind.close_if_health_check_failed, kind.ensure_connection
+    validate = kind.validate_thread_sharing
+    known = _examined.get(kind, _NOTHING)
+    if (
+        known[0] is cursor
+        and known[1] is prepare
+        and known[2] is check
+        and known[3] is ensure
+        and known[4] is validate
+    ):
+        is_known = known[5]
+    else:
+        methods = cursor, prepare, check, ensure, validate
         is_known = all(map(_is_djangos, methods))
-        _examined[kind] = methods, is_known
+        _examined[kind] = *methods, is_known
     if not is_known:
         return False
     own: dict[str, Any] = wrapper.__dict__
@@ -57,4 +67,4 @@ def _is_djangos(method: Any) -> bool:
 
 def _module_of(method: Any) -> object:
     # Do not ask for __module__: functools.wraps() copies it to a function of another module.
-    return getattr(method, "__globals__", {}).get("__name__")
+    return method.__globals__.get("__name__") if type(method) is FunctionType else None

@@ -419,9 +419,10 @@ _EXECUTE, _WRAP, _SEND, _LOOK_UP = (
     CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
     CursorWrapper.__getattr__,
 )  # fmt: skip
-# Another package may have replaced the methods before this module was imported.
+# Another package may have replaced the methods before this module was imported. isinstance() would believe
+# methods that claim to be functions.
 _ARE_KNOWN = all(
-    isinstance(method, FunctionType) and method.__code__.co_filename == utils.__file__
+    type(method) is FunctionType and method.__code__.co_filename == utils.__file__
     for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP)
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inspect import getattr_static, isdatadescriptor
+from types import FunctionType
 from typing import Any, Generic
 
 from django.apps import apps
@@ -109,6 +110,11 @@ def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
 
 
 def _module_of(member: Any) -> str:
-    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-    # Do not ask for __module__: functools.wraps() copies it to a function of another module.
-    return str(getattr(function, "__globals__", {}).get("__name__", ""))
+    function = member
+    if type(member) is property:
+        function = member.fget
+    elif type(member) is staticmethod:
+        function = member.__func__
+    # Do not ask for __module__: functools.wraps() copies it to a function of another module. Objects of
+    # other types may claim to be the original in every way.
+    return str(function.__globals__.get("__name__")) if type(function) is FunctionType else ""

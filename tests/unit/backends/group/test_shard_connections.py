@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from sharded_orm.backends.group.cursor_methods import are_djangos
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.shard_database import ShardDatabaseMixin
+from tests.transparent_methods import TransparentMethod
 
 from .conftest import GROUP, Shards
 
@@ -252,9 +253,16 @@ def observed(name: str, seen: list[str]) -> Any:
     return method
 
 
+def observed_transparently(name: str, seen: list[str]) -> Any:
+    return TransparentMethod(
+        getattr(BaseDatabaseWrapper, name), lambda wrapper: seen.append(wrapper.alias)
+    )
+
+
+@pytest.mark.parametrize("observed", [observed, observed_transparently])
 @pytest.mark.parametrize("name", CURSOR_METHODS)
 def test_a_package_that_replaces_a_method_of_djangos_connections_sees_each_cursor(
-    name: str, shards: Shards, monkeypatch: pytest.MonkeyPatch
+    name: str, observed: Any, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     use(shards, 0)
