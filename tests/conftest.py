@@ -9,10 +9,13 @@ from collections.abc import Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from django.conf import settings
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import SimpleTestCase
 
 from tests.flush import same_rows_after_each_flush
 from tests.garbage import keep_all
@@ -46,10 +49,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     keep_all()
+    leave_connections_as_they_are()
     if config.getoption("--long"):
         # Generated cases, before the modules of the tests are read.
         os.environ.setdefault("SCATTER_EXAMPLES", "50")
         os.environ.setdefault("SUBQUERY_EXAMPLES", "200")
+
+
+def leave_connections_as_they_are() -> None:
+    """Let Django's test cases replace no method of connections while their tests run.
+
+    They replace ensure_connection(), to refuse databases that a test does not name to its threads. Shards
+    then open their cursors by Django's methods, and no test would run over the shorter way of production.
+    """
+
+    def ensure_connection(cls: Any) -> Any:
+        return BaseDatabaseWrapper.ensure_connection
+
+    SimpleTestCase.ensure_connection_patch_method = classmethod(ensure_connection)  # type: ignore[attr-defined]  # missing in Django's type stubs
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,10 +7,9 @@ use of a shape, and most tests use each shape once.
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
-from tests.django_suite.inside.yardstick_plans import use_plans_at_once
+from tests.django_suite.inside.yardstick_plans import as_part_of, use_plans_at_once
 
 
 def pytest_sessionstart() -> None:
@@ -38,7 +37,7 @@ def pytest_sessionstart() -> None:
                 learn(kind, kind, recording, type(self), connections[shard.alias])
         return read_by_plan(self, kind, recording, limits, read_by_django)
 
-    @wraps(PlannedUpdateQuerySet.update)  # The package looks at the module of a method.
+    @as_part_of(PlannedUpdateQuerySet.update)
     def update(self: Any, **kwargs: Any) -> Any:
         recording = self._recorded_update(kwargs)
         if recording is not None:

@@ -333,5 +333,5 @@ def test_models_of_migrations_are_not_kept(items: World) -> None:
     for _ in range(4):
         assert model.objects.filter(pk=ONE).count() == 1
         assert ShardedQuerySet(Item).filter(owner_id=ONE).count() == 4
-    kept = [*first_recordings._recordings, *first_recordings.new_attributes]
+    kept = [*first_recordings._recordings, *first_recordings.templates]
     assert {known._meta.apps for _, known in kept} == {apps}

@@ -10,9 +10,11 @@ from django.db.models import Manager, QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
 
+from sharded_orm.backends.group.cursor_methods import are_djangos
+from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from tests.queries.conftest import DATABASES, ONE, TWO
+from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
 from tests.queries.test_plans import outcome
 from tests.queries.twins import World
 from tests.relatives.sharded.models import Agent, Item, Note, Shelf
@@ -199,3 +201,10 @@ def test_managers_of_projects(items: World) -> None:
         assert "stars" in rows[0].get_deferred_fields()
         assert Note.objects.filter(owner_id=ONE, object_id=None).count() == 1
         assert Shelf.objects.get(owner=Agent(pk=ONE), name="shelf 11").pk == 11
+
+
+def test_the_tests_with_a_database_open_cursors_in_the_short_way() -> None:
+    """As programs do. See tests/conftest.py."""
+    shard = connections[SHARD[ONE]]
+    with shard.cursor():
+        assert are_djangos(shard, super(ShardConnectionMixin, shard)._cursor)

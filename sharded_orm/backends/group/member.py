@@ -15,13 +15,13 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 from django.db.utils import DatabaseErrorWrapper
 from django.utils.functional import cached_property
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.contract import GroupAlias
+from sharded_orm.backends.group.cursor_methods import are_djangos
 from sharded_orm.backends.group.moved_shards import (
     ShardCursor,
     ShardDebugCursor,
@@ -153,22 +153,23 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
                 self.connection is not None
                 and (not self.health_check_enabled or self.health_check_done)
                 and self._thread_ident == get_ident()
-                and self.ensure_connection.__module__ == BaseDatabaseWrapper.__module__
+                and are_djangos(self, super()._cursor)
             ):
                 # Do the same as BaseDatabaseWrapper._cursor and BaseDatabaseWrapper._prepare_cursor.
-                # What else they do was checked above: there is a connection that answers, this is its
-                # thread, and nobody has replaced ensure_connection(), as pytest-django does outside
-                # of tests that use a database.
+                # What else they do was checked above: there is a connection that answers, and this is
+                # its thread.
                 return self._open_cursor(name)
         return super()._cursor(name)
 
     def _open_cursor(self, name: str | None) -> Any:
         try:
             cursor = self.create_cursor(name)
+            return (
+                self.make_debug_cursor(cursor) if self.queries_logged else self.make_cursor(cursor)
+            )
         except BaseException as exc:
             self.wrap_database_errors.__exit__(type(exc), exc, exc.__traceback__)
             raise
-        return self.make_debug_cursor(cursor) if self.queries_logged else self.make_cursor(cursor)
 
     def prepare_database(self) -> None:
         # Overrides the method that "migrate" calls before it looks for tables. While the shard moves,

@@ -352,6 +352,8 @@ class ShardCursor(CursorWrapper):
     # The next methods do the same as those that CursorWrapper.__getattr__ would return.
 
     def fetchone(self) -> Any:
+        if not _are_looked_up("fetchone"):
+            return self._djangos("fetchone")()
         try:
             return self.cursor.fetchone()
         except BaseException as exc:
@@ -359,6 +361,8 @@ class ShardCursor(CursorWrapper):
             raise
 
     def fetchall(self) -> Any:
+        if not _are_looked_up("fetchall"):
+            return self._djangos("fetchall")()
         try:
             return self.cursor.fetchall()
         except BaseException as exc:
@@ -366,7 +370,12 @@ class ShardCursor(CursorWrapper):
             raise
 
     def close(self) -> Any:
-        return self.cursor.close()
+        return self.cursor.close() if _are_looked_up("close") else self._djangos("close")()
+
+    def _djangos(self, name: str) -> Any:
+        """Return the method of this name that Django's cursor would have."""
+        method = getattr(super(), name, None)
+        return self.__getattr__(name) if method is None else method
 
     def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
         try:
@@ -406,13 +415,15 @@ class ShardDebugCursor(ShardCursor, CursorDebugWrapper):
         return CursorDebugWrapper.execute(self, sql, params)
 
 
-_EXECUTE, _WRAP, _SEND = (
+_EXECUTE, _WRAP, _SEND, _LOOK_UP = (
     CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
+    CursorWrapper.__getattr__,
 )  # fmt: skip
-# Another package may have replaced the methods before this module was imported.
+# Another package may have replaced the methods before this module was imported. isinstance() would believe
+# methods that claim to be functions.
 _ARE_KNOWN = all(
-    isinstance(method, FunctionType) and method.__code__.co_filename == utils.__file__
-    for method in (_EXECUTE, _WRAP, _SEND)
+    type(method) is FunctionType and method.__code__.co_filename == utils.__file__
+    for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP)
 )
 
 
@@ -426,4 +437,16 @@ def sends_as_django(cursor_class: Any) -> bool:
         and CursorWrapper.execute is _EXECUTE
         and cursor_class._execute_with_wrappers is _WRAP
         and CursorWrapper._execute is _SEND  # type: ignore[attr-defined]  # missing in Django's type stubs
+    )
+
+
+def _are_looked_up(name: str) -> bool:
+    """Whether Django's cursors look up the method ``name`` of the driver's cursor.
+
+    Packages that trace statements replace the look-up, or give a class of cursors a method of this name.
+    """
+    return (
+        _ARE_KNOWN
+        and CursorWrapper.__getattr__ is _LOOK_UP
+        and not hasattr(CursorDebugWrapper, name)  # a subclass of CursorWrapper
     )

@@ -52,9 +52,9 @@ class InstanceLoader:
         self._connection = connection
         self._alias = connection.alias
         self._is_plain = _is_plain(model)
-        self._make = _maker(model, [field.attname for field in fields])
         #: The attnames of the fields in a row.
         self.names = [field.attname for field in fields]
+        self._make = _maker(model, self.names) if columns is None else None
         self._widths = frozenset({len(self.names)})
         table = model._meta.db_table
         self._columns = columns or [field.get_col(table) for field in fields]

@@ -37,8 +37,6 @@ ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 #: The value that a read returns if it was not done: Django must do it.
 UNREAD: Any = object()
 
-# The maximum number of pages whose SQL a plan keeps.
-_MOST_PAGES = 4
 # The part of the SQL that each further value of a list adds.
 _FURTHER = ", %s"
 
@@ -98,7 +96,7 @@ class Plan:
 
     __slots__ = (
         "_backend", "_conditions", "_constants", "_declarations", "_is_simple", "_joined", "_list_end",
-        "_lists", "_loader_key", "_pages", "_ranges", "_selection", "_single", "cache", "model", "sql", "tables",
+        "_lists", "_loader_key", "_ranges", "_selection", "_single", "cache", "model", "sql", "tables",
     )  # fmt: skip
 
     def __init__(
@@ -120,8 +118,6 @@ class Plan:
         self._backend = type(connection)
         self._constants = constants
         self._list_end = list_end
-        # The SQL with a LIMIT, by limits. Most programs read the same pages again and again.
-        self._pages: dict[tuple[int, int | None] | None, str] = {}
         self._selection = shape.selection
         self._loader_key = shape.model, names, joined
         self._joined = joined
@@ -214,18 +210,10 @@ class Plan:
     ) -> str:
         """Return the SQL for ``parameters``, which :meth:`parameters` has returned."""
         sql = self.sql
-        if self._list_end is not None:
-            if further := len(parameters) - self._single:
-                sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
-        elif (page := self._pages.get(limits)) is not None:
-            return page
+        if self._list_end is not None and (further := len(parameters) - self._single):
+            sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
         # As SQLCompiler.as_sql().
-        if limits is None:
-            return sql
-        page = f"{sql} {connection.ops.limit_offset_sql(*limits)}"
-        if self._list_end is None and len(self._pages) < _MOST_PAGES:
-            self._pages[limits] = page
-        return page
+        return sql if limits is None else f"{sql} {connection.ops.limit_offset_sql(*limits)}"
 
     def read(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import getattr_static, isdatadescriptor
+from types import FunctionType
 from typing import Any, Generic
 
 from django.apps import apps
@@ -18,10 +20,16 @@ _SKIPPED = (
     "_filter_or_exclude_inplace", "_values", "db", "filter", "query",
 )  # fmt: skip
 _METHODS = {n for n, m in vars(QuerySet).items() if callable(m) or isinstance(m, property)}
+# The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
+# querysets.
+COPIED = frozenset(QuerySet().__dict__) | {
+    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
+}  # fmt: skip
+
 _recordings: dict[tuple[Any, Any], Recording | None] = {}
-#: The attributes of a new queryset that records its calls, by its class and model. Each queryset needs
-#: dicts of its own in place of those among them.
-new_attributes: dict[tuple[Any, Any], dict[str, Any]] = {}
+#: The attributes of a new queryset that records its calls, by its class and model; None if each new
+#: queryset must set them itself. Each queryset needs dicts of its own in place of those among them.
+templates: dict[tuple[Any, Any], dict[str, Any] | None] = {}
 
 
 def forget() -> None:
@@ -30,9 +38,12 @@ def forget() -> None:
     They contain the field that determines the shard. After a change of the settings, it may be another
     one.
     """
-    _recordings.clear()
-    new_attributes.clear()
+    global _recordings, templates
     forget_shapes()
+    # Make new dicts: another thread may be about to enter a recording of the old settings in the old
+    # dict. The recordings come first: then a template in the new dict has none of the old ones.
+    _recordings = {}
+    templates = {}
 
 
 runtime.on_reset(forget)
@@ -43,8 +54,9 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
 
     :param recorder: the mixin that records the calls, a base class of ``queryset_class``.
     """
+    recordings = _recordings
     try:
-        return _recordings[queryset_class, model]
+        return recordings[queryset_class, model]
     except KeyError:
         pass
     if model is None or model._meta.apps is not apps or not apps.models_ready:
@@ -55,8 +67,27 @@ def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording
     if _skips_nothing(queryset_class, recorder):
         shape = queryset_class._first_shape(model)
     recording = None if shape is None else Recording(shape)
-    _recordings[queryset_class, model] = recording
-    return recording
+    # Another thread may have made one meanwhile. All querysets must have the same.
+    return recordings.setdefault((queryset_class, model), recording)
+
+
+def template(queryset: Any) -> dict[str, Any] | None:
+    """Return the attributes of ``queryset``, to be set on other new querysets of its class and model.
+
+    Return None if something else than an entry in ``__dict__`` may be needed to set one of them, or if
+    a project's own attribute is among them, whose value querysets must not share.
+    """
+    queryset_class: Any = type(queryset)
+    attributes = queryset.__dict__
+    if (
+        attributes.keys() <= COPIED
+        and queryset_class.__setattr__ is object.__setattr__
+        and not any(
+            map(isdatadescriptor, (getattr_static(queryset_class, n, None) for n in attributes))
+        )
+    ):
+        return {**attributes}
+    return None
 
 
 def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
@@ -79,5 +110,11 @@ def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
 
 
 def _module_of(member: Any) -> str:
-    function = member.fget if isinstance(member, property) else member
-    return str(getattr(function, "__module__", ""))
+    function = member
+    if type(member) is property:
+        function = member.fget
+    elif type(member) is staticmethod:
+        function = member.__func__
+    # Do not ask for __module__: functools.wraps() copies it to a function of another module. Objects of
+    # other types may claim to be the original in every way.
+    return str(function.__globals__.get("__name__")) if type(function) is FunctionType else ""

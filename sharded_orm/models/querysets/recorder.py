@@ -32,7 +32,8 @@ from sharded_orm.models.plans.selection import (
 )
 from sharded_orm.models.plans.shapes import Recording, Shape
 from sharded_orm.models.plans.switch import are_plans_on
-from sharded_orm.models.querysets.first_recordings import first_recording, new_attributes
+from sharded_orm.models.querysets import first_recordings
+from sharded_orm.models.querysets.first_recordings import COPIED, first_recording
 from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
 from sharded_orm.models.sharding.type_variables import M
@@ -40,13 +41,8 @@ from sharded_orm.models.sharding.type_variables import M
 # The value of ``_query`` before the recorded calls are applied to a query.
 _UNBUILT: Any = object()
 _build_lock = RLock()
-_FIRST = (0, 1)
-
-# The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
-# querysets.
-_COPIED = frozenset(QuerySet().__dict__) | {
-    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
-}  # fmt: skip
+# Other packages replace these methods of Django's class, to observe reads. Then the replacement is called.
+_INIT, _FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 
 
 class CallRecorder(QuerySetMixin[M]):
@@ -66,9 +62,11 @@ class CallRecorder(QuerySetMixin[M]):
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
     ) -> None:
         recording = None
+        # Take the dict now: another thread may drop it, with what is derived from the settings.
+        templates = first_recordings.templates
         if query is None and are_plans_on() and self._records(using, hints):
-            attributes = new_attributes.get((type(self), model))
-            if attributes is not None:
+            attributes = templates.get((type(self), model))
+            if attributes is not None and QuerySet.__init__ is _INIT:
                 # Set what the other branch has set on an earlier queryset, in a fifth of the time.
                 own = self.__dict__
                 own.update(attributes)
@@ -82,7 +80,8 @@ class CallRecorder(QuerySetMixin[M]):
             return
         super().__init__(model, _UNBUILT, using, hints)
         self._recording = recording
-        new_attributes[type(self), model] = {**self.__dict__}
+        if QuerySet.__init__ is _INIT and (type(self), model) not in templates:
+            templates.setdefault((type(self), model), first_recordings.template(self))
 
     if not TYPE_CHECKING:  # For type checkers, ``query`` stays the attribute of Django's QuerySet.
 
@@ -213,9 +212,9 @@ class CallRecorder(QuerySetMixin[M]):
         clone: Self = object.__new__(type(self))
         attributes = clone.__dict__
         attributes.update(self.__dict__)
-        if not attributes.keys() <= _COPIED:
+        if not attributes.keys() <= COPIED:
             # Do not copy an attribute or method that the project has set on this one object.
-            for name in attributes.keys() - _COPIED:
+            for name in attributes.keys() - COPIED:
                 del attributes[name]
         attributes["_recording"] = recording
         attributes["_query"] = _UNBUILT
@@ -386,11 +385,12 @@ class CallRecorder(QuerySetMixin[M]):
                 rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
                 if self._result_cache is None:  # Otherwise Django has read the rows.
                     self._result_cache = rows
-                    if not self._prefetch_related_lookups:
+                    if not self._prefetch_related_lookups and QuerySet._fetch_all is _FETCH_ALL:
                         return
         elif (
             self._recording is not None
             and not self._prefetch_related_lookups
+            and QuerySet._fetch_all is _FETCH_ALL
             and self._may_read_by_plan()
         ):
             return  # Nothing is left to do.
@@ -431,31 +431,9 @@ class CallRecorder(QuerySetMixin[M]):
         if recording is None or recording.shape.ordering is not None or self.ordered:
             return super().first()
         # Do the same as QuerySet.first(), but without ``query``, which would end the recording.
-        recording = self._recorded()
-        ordered = None
-        if (
-            recording is not None
-            and recording.limits is None
-            and not self._prefetch_related_lookups
-            # A project may have methods of its own.
-            and getattr(self.order_by, "__func__", None) is CallRecorder.order_by
-            and type(self).__getitem__ is CallRecorder.__getitem__
-        ):
-            ordered = recording.ordered(("pk",))
-        if ordered is None:
-            for row in self.order_by("pk")[:1]:
-                return row
-            return None
-        first_page = ordered.sliced(_FIRST)
-        # Copy the queryset only if Django reads the row.
-        rows = self._read(
-            ROWS, first_page, _FIRST, lambda: self._with_recording(first_page)._rows_by_django()
-        )
-        return rows[0] if rows else None
-
-    def _rows_by_django(self) -> Any:
-        super()._fetch_all()
-        return self._result_cache
+        for row in self.order_by("pk")[:1]:
+            return row
+        return None
 
     @property
     def ordered(self) -> bool:

@@ -9,9 +9,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from importlib.util import find_spec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 #: The reads that were done by plans.
@@ -45,7 +44,7 @@ def use_plans_at_once(*, compares: bool = False) -> None:
     from sharded_orm.models.querysets.plan_examples import learn
     from sharded_orm.models.querysets.recorder import CallRecorder
 
-    @wraps(CallRecorder.get)  # The package looks at the module of a method.
+    @as_part_of(CallRecorder.get)
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         recording = self._recorded() if kwargs and not args else None
         if recording is None or recording.limits is not None:
@@ -71,10 +70,21 @@ def use_plans_at_once(*, compares: bool = False) -> None:
     DirectPlanReader._read = read  # type: ignore[method-assign]
 
 
+def as_part_of(method: Any) -> Callable[[Any], Any]:
+    """Let the package take a function for one of its own: for one of the module that defines ``method``."""
+
+    def decorate(function: Any) -> Any:
+        return FunctionType(
+            function.__code__, method.__globals__, method.__name__, None, function.__closure__
+        )
+
+    return decorate
+
+
 def _known_at_once(method: Callable[..., Any], excluded: bool) -> Callable[..., Any]:
     """Learn the filter of a related manager at once. Others are recorded from the first time on."""
 
-    @wraps(method)  # The package looks at the module of a method.
+    @as_part_of(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._defer_next_filter and kwargs and not args:
             self._defer_next_filter = False

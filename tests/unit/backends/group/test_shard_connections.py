@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from functools import wraps
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -13,6 +15,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
+
+from sharded_orm.backends.group.cursor_methods import are_djangos
+from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.backends.shard_database import ShardDatabaseMixin
+from tests.transparent_methods import TransparentMethod
 
 from .conftest import GROUP, Shards
 
@@ -223,6 +230,126 @@ def test_a_method_that_forbids_connections_forbids_statements(
     monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", refuse)
     with pytest.raises(AssertionError, match="no database here"):
         select()
+
+
+CURSOR_METHODS = [
+    "_cursor",
+    "_prepare_cursor",
+    "close_if_health_check_failed",
+    "ensure_connection",
+    "validate_thread_sharing",
+]
+
+
+def observed(name: str, seen: list[str]) -> Any:
+    """A method in place of Django's that calls it. It claims to be Django's."""
+    original = getattr(BaseDatabaseWrapper, name)
+
+    @wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self.alias)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def observed_transparently(name: str, seen: list[str]) -> Any:
+    return TransparentMethod(
+        getattr(BaseDatabaseWrapper, name), lambda wrapper: seen.append(wrapper.alias)
+    )
+
+
+@pytest.mark.parametrize("observed", [observed, observed_transparently])
+@pytest.mark.parametrize("name", CURSOR_METHODS)
+def test_a_package_that_replaces_a_method_of_djangos_connections_sees_each_cursor(
+    name: str, observed: Any, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    use(shards, 0)
+    use(shards, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(BaseDatabaseWrapper, name, observed(name, seen))
+        for _ in range(2):
+            del seen[:]
+            use(shards, 0)
+            assert shards.alias(0) in seen
+    del seen[:]
+    use(shards, 0)
+    assert not seen
+
+
+@pytest.mark.parametrize("name", CURSOR_METHODS)
+def test_a_backend_that_overrides_a_method_of_connections_has_it_called(
+    name: str, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ENGINE of a project is a subclass of the package's."""
+    use(shards, 0)
+    seen: list[str] = []
+    kind = type(shards[0])
+    method = observed(name, seen)
+    if name == "_cursor":
+        # It is called by the package's.
+        monkeypatch.setattr(ShardDatabaseMixin, name, method, raising=False)
+    else:
+        monkeypatch.setattr(shards[0], "__class__", type("Own", (kind,), {name: method}))
+    for _ in range(2):
+        del seen[:]
+        use(shards, 0)
+        assert shards.alias(0) in seen
+
+
+@pytest.mark.parametrize("name", CURSOR_METHODS[1:])
+def test_a_method_that_was_replaced_on_one_connection_is_called(
+    name: str, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(shards, 0)
+    seen: list[str] = []
+    method = observed(name, seen)
+    monkeypatch.setattr(shards[0], name, MethodType(method, shards[0]))
+    use(shards, 0)
+    assert shards.alias(0) in seen
+
+
+def test_cursors_are_opened_in_the_short_way(shards: Shards) -> None:
+    """As long as all methods are Django's."""
+    use(shards, 0)
+    assert are_djangos(shards[0], super(ShardConnectionMixin, shards[0])._cursor)
+
+
+@pytest.mark.parametrize("name", ["fetchone", "fetchall", "close"])
+def test_a_package_that_adds_a_method_to_djangos_cursor_sees_each_call(
+    name: str, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def method(self: Any) -> Any:
+        seen.append(self.db.alias)
+        return getattr(self.cursor, name)()
+
+    monkeypatch.setattr(CursorWrapper, name, method, raising=False)
+    cursor = shards[0].cursor()
+    cursor.execute("SELECT 1")
+    getattr(cursor, name)()
+    assert seen == [shards.alias(0)]
+
+
+@pytest.mark.parametrize("name", ["fetchone", "fetchall", "close"])
+def test_a_package_that_replaces_the_look_up_of_djangos_cursor_sees_each_call(
+    name: str, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    original = CursorWrapper.__getattr__
+
+    @wraps(original)
+    def look_up(self: Any, attribute: str) -> Any:
+        seen.append(attribute)
+        return original(self, attribute)
+
+    monkeypatch.setattr(CursorWrapper, "__getattr__", look_up)
+    cursor = shards[0].cursor()
+    cursor.execute("SELECT 1")
+    getattr(cursor, name)()
+    assert name in seen
 
 
 def test_an_error_of_the_driver_is_djangos(shards: Shards) -> None:

@@ -1,0 +1,70 @@
+"""Whether Django's own methods would prepare a cursor of a shard's connection object.
+
+If so, the connection object opens the cursor in a shorter way. Other packages replace these methods to
+observe or to forbid statements, on Django's class or on a class or an object of their own. Then the
+methods must be called.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType, MethodType
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+_CONNECTIONS = BaseDatabaseWrapper.__module__
+# Django guards ensure_connection() by a decorator of this module.
+_GUARDS = "django.utils.asyncio"
+
+# For each class of connection objects: the methods that were examined last, and whether all of them are
+# Django's.
+_examined: dict[Any, tuple[Any, Any, Any, Any, Any, bool]] = {}
+_NOTHING = (None, None, None, None, None, False)
+
+
+def are_djangos(wrapper: Any, cursor_method: Any) -> bool:
+    """Whether ``cursor_method`` and all methods that it calls are Django's.
+
+    :param cursor_method: the method ``_cursor``, bound to ``wrapper``, that would be called.
+    """
+    # Compare by ``type`` and ``is`` only: the methods of some packages claim to be the original.
+    if type(cursor_method) is not MethodType:
+        return False
+    kind = type(wrapper)
+    cursor, prepare = cursor_method.__func__, kind._prepare_cursor
+    check, ensure = kind.close_if_health_check_failed, kind.ensure_connection
+    validate = kind.validate_thread_sharing
+    known = _examined.get(kind, _NOTHING)
+    if (
+        known[0] is cursor
+        and known[1] is prepare
+        and known[2] is check
+        and known[3] is ensure
+        and known[4] is validate
+    ):
+        is_known = known[5]
+    else:
+        methods = cursor, prepare, check, ensure, validate
+        is_known = all(map(_is_djangos, methods))
+        _examined[kind] = *methods, is_known
+    if not is_known:
+        return False
+    own: dict[str, Any] = wrapper.__dict__
+    return (
+        "ensure_connection" not in own
+        and "validate_thread_sharing" not in own
+        and "close_if_health_check_failed" not in own
+        and "_prepare_cursor" not in own
+    )
+
+
+def _is_djangos(method: Any) -> bool:
+    module = _module_of(method)
+    if module == _GUARDS:
+        module = _module_of(getattr(method, "__wrapped__", None))
+    return module == _CONNECTIONS
+
+
+def _module_of(method: Any) -> object:
+    # Do not ask for __module__: functools.wraps() copies it to a function of another module.
+    return method.__globals__.get("__name__") if type(method) is FunctionType else None
