@@ -395,19 +395,18 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     if len(parts) != 2 * count + 1:
         return None
     # The last part is the empty text after the last line end.
-    lines, values = parts[:-1:2], parts[1::2]
-    if not all(values):
-        return None
-    before, found, after = values[:middle], values[middle:last], values[last:]
-    if lines[:middle] + lines[last:] != list(map(_value_line, map(len, before + after))):
-        return None
-    leases = lines[middle:last]
-    if not all(map(bytes.startswith, leases, map(_leased_line, map(len, found)))):
-        return None
-    # Make the tuples without calling FoundEntry(value, line), which takes twice the time.
-    new = tuple.__new__
-    objects = [new(FoundEntry, pair) for pair in zip(found, leases, strict=True)]
-    return [*before], objects, [*after]
+    values, objects, new = parts[1::2], [], tuple.__new__
+    for position, (line, value) in enumerate(zip(parts[:-1:2], values, strict=True)):
+        if not value:
+            return None
+        if middle <= position < last:
+            if not line.startswith(_leased_line(len(value))):
+                return None
+            # Make the tuple without calling FoundEntry(value, line), which takes twice the time.
+            objects.append(new(FoundEntry, (value, line)))
+        elif line != _value_line(len(value)):
+            return None
+    return [*values[:middle]], objects, [*values[last:]]
 
 
 # The first line of an answer, by the size of the value. The lines are cached, because most values

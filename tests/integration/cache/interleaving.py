@@ -309,14 +309,19 @@ class InterleavingHarness:
         """Delete an object from the servers, as an eviction would."""
         for server in self.servers:
             type(server).finish(server, [self.scope().object_name(str(pk))], ())
+        # With the rows that this process remembers, a list is valid without its objects.
+        reader = queryset.current_reader()
+        assert reader is not None
+        reader.memory._rows.clear()
 
     def forget_lists(self) -> None:
-        """Make this process forget everything that it has read."""
+        """Make this process forget all lists that it has read."""
         reader = queryset.current_reader()
         assert reader is not None
         # In place: reads and fills of this process share the memory.
         reader.memory._lists.clear()
         reader.memory._revisions.clear()
+        reader.memory._rows.clear()
 
     def guards(self, *isolates: int | None) -> list[str]:
         names = list(self.scope().guards)
