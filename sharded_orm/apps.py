@@ -76,15 +76,16 @@ class ShardedOrmConfig(AppConfig):
         provide_pool_class(_ticket_pool_class)
         if apps.is_installed("django.contrib.contenttypes"):
             import_module("sharded_orm.models.relations.generic").install()
+        command = starting_command()
         try:
             runtime.validate()
         except (InvalidConfiguration, TopologyUnavailable) as exc:
-            # Only "manage.py topology" may run without a topology, because it publishes the first
-            # one. It does not need the signal receivers below, so return.
-            if isinstance(exc, TopologyUnavailable) and sys.argv[1:2] == ["topology"]:
-                return
-            if (argv := starting_command()) is not None:
-                end_command(exc, argv)
+            if command is not None:
+                # Only "manage.py topology" may run without a topology, because it publishes the
+                # first one. It does not need the signal receivers below, so return.
+                if isinstance(exc, TopologyUnavailable) and command[1:2] == ["topology"]:
+                    return
+                end_command(exc, command)
             raise
         runtime.on_reset(cached_model.forget)
         runtime.on_reset(guard.forget)
@@ -96,12 +97,13 @@ class ShardedOrmConfig(AppConfig):
         post_migrate.connect(permissions.after_migrate, sender=self)
         post_migrate.connect(auto_increment.after_migrate)
         post_migrate.connect(postgresql_defaults.after_migrate)
-        if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
+        arguments = (command or sys.argv)[1:]
+        if isinstance(settings.DATABASES, ShardedDatabases) and arguments[:1] != ["test"]:
             # Django's option --database accepts only aliases over which DATABASES iterates. So make
             # DATABASES yield the shards in the command line. Do not do this for the command "test":
             # Django would create a database for each yielded shard, but the backend of the groups'
             # aliases already creates these databases.
-            settings.DATABASES.expose(sys.argv[1:])
+            settings.DATABASES.expose(arguments)
 
 
 def _are_moving(group: str) -> bool:

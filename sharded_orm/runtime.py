@@ -479,7 +479,12 @@ def locate(name: str, key: Any) -> Shard | None:
     :meth:`Strategy.locate`.
     """
     number = strategy(name).locate(key)
-    return None if number is None else shard(name, number)
+    if number is None:
+        return None
+    try:
+        return topology().groups[name].shard(number)
+    except LookupError:
+        return shard(name, number)  # raises the error
 
 
 def place(name: str, key: Any) -> Shard:

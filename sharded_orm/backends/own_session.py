@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from sharded_orm.backends.shard_errors import SessionErrorWrapper
+
 
 class OwnSession:
     """A separate session with one shard, in autocommit. For one thread only.
@@ -15,6 +17,8 @@ class OwnSession:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        if getattr(connection, "shard", None) is None:
+            connection.wrap_database_errors = SessionErrorWrapper(connection)
         self._quote = connection.ops.quote_name
 
     def __enter__(self) -> Self:

@@ -43,8 +43,9 @@ class FenceTexts:
     #: ``promoting``.
     fences: str
     opens: str
-    #: The ends of five sentences about the server. They say that it could not be fenced (made to
-    #: refuse writes), stays open, was fenced before, was opened meanwhile, or stays fenced.
+    #: Five predicates for messages. Each completes a sentence whose subject is the server: it could
+    #: not be fenced (made to refuse writes), stays open, was fenced before, was opened meanwhile, or
+    #: stays fenced.
     not_fenced: str
     stays_open: str
     fenced_before: str

@@ -30,8 +30,9 @@ def savepoint_statement(sql: str) -> SavepointStatement | None:
 
 
 def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
-    """Try to avoid sending a statement about one of Django's savepoints, by changing ``pending``.
+    """Defer a statement about one of Django's savepoints, in place of sending it now.
 
+    A SAVEPOINT is added to ``pending``; a RELEASE or ROLLBACK may take its SAVEPOINT out of it again.
     Return True if ``sql`` need not be sent now, and False if it must be sent. If a savepoint is
     released before any other statement is sent, nothing is ever sent for the savepoint.
 

@@ -146,7 +146,7 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
             with self.cursor() as cursor:
                 # Call _execute(), which does not log the query, but follows the shard to another node,
                 # as execute() does.
-                cursor._execute(sql, params)
+                cursor._execute(sql, params, False)
                 return cursor.fetchall()
         with self.wrap_database_errors, self.node_cursor() as node_cursor:
             node_cursor.execute(sql, params)

@@ -199,7 +199,7 @@ class SessionHold(Generic[S]):
     def record_pin(self, reason: str) -> None:
         """Record that the session is kept until close(), and log the reason.
 
-        :param reason: what leaves state in the session.
+        :param reason: the operation that leaves state in the session.
         """
         self.mode = SessionMode.PINNED
         stats = self.pool.stats

@@ -40,6 +40,7 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
             super().__exit__(exc_type, exc_value, traceback)
         except Error as exc:
             add_shard_note(exc, self._wrapper.shard)
+            _add_note_of_locked_file(exc, self._wrapper)
             raise
 
     def _refusal(self, error: BaseException) -> KeyFenced | SideFenced | None:
@@ -59,6 +60,41 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
             fenced.alias = self._wrapper.alias
             return fenced
         return None
+
+
+class SessionErrorWrapper(DatabaseErrorWrapper):
+    """Turns the driver's errors into Django's errors, with a note that names the alias and the database.
+
+    For sessions that are no connections of a shard, such as those of a move, which has one on each of
+    two nodes.
+
+    :param wrapper: a connection object of Django's own backend.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        super().__init__(wrapper)
+        self._wrapper = wrapper
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        try:
+            super().__exit__(exc_type, exc_value, traceback)
+        except Error as exc:
+            settings = self._wrapper.settings_dict
+            address = f"{settings['HOST']}:{settings['PORT']}".strip(":")
+            place = f"server {address!r}" if address else f"database {str(settings['NAME'])!r}"
+            exc.add_note(f"This was on {self._wrapper.alias!r}, {place}.")
+            _add_note_of_locked_file(exc, self._wrapper)
+            raise
+
+
+def _add_note_of_locked_file(error: Error, wrapper: Any) -> None:
+    """If SQLite has waited in vain for a lock, add a note that names the file and the remedy."""
+    if getattr(error.__cause__, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
+        error.add_note(
+            f"Another process, or another connection, has locked the file {str(wrapper.settings_dict['NAME'])!r}"
+            " for longer than OPTIONS['timeout']. End the transaction that holds the lock, and run this"
+            " again."
+        )
 
 
 def add_shard_note(error: Error, shard: Shard) -> None:

@@ -136,6 +136,10 @@ class Filler:
                 )
             except ServerDown:
                 continue
+            for (request, entry), is_stored in zip(entries, stored, strict=True):
+                if not is_stored:
+                    # The value may be too large. Then the lease is still there, so give it back.
+                    request.stored.discard(entry.name)
             self._count(entries, stored)
 
     def _count(

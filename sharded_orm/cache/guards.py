@@ -54,8 +54,8 @@ COMPACT_FROM = 2048
 #: it. Compacting a guard keeps such a closing line: otherwise, the opening line would later open
 #: the marker. At most this many such closing lines are kept, the latest ones.
 _MAX_EARLY = 16
-#: The largest size in bytes of a guard (the entry that says whether others are valid) whose parsed
-#: form :func:`parse` keeps for the next call.
+#: :func:`parse` keeps the parsed form of a guard for the next call, unless the guard is larger than
+#: this number of bytes.
 _MAX_REMEMBERED = 8192
 
 # The patterns of a guard's lines. They are strict for two reasons: anybody may have written to the

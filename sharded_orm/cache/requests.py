@@ -165,7 +165,7 @@ class CacheRequest:
         #: object). The value is None if the object must not be stored, for example because its
         #: entry is valid already, or because another reader stores it.
         self.fillable: dict[str, FoundEntry | None] = {}
-        #: The names of the objects that were stored, or that the server was asked to store.
+        #: The names of the objects that were stored, or that a server without an answer may have stored.
         self.stored: set[str] = set()
 
     def unused_leases(self) -> dict[str, FoundEntry]:

@@ -199,7 +199,7 @@ class CacheStatistics:
 
 
 def counter(type_name: str, field: str) -> str:
-    """Return the name of the counter that holds one count of a model on a cache server.
+    """Return the name of the cache entry that counts one kind of event of a model, such as hits.
 
     No other cache entry has the name of a counter, because ``@count-`` is used only in names of
     counters.

@@ -35,6 +35,7 @@ from sharded_orm.backends.collations import Collations
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.stores.factory import BACKENDS, LOCAL, problem
+from sharded_orm.checks.selection import models_to_check
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import (
     TokenField,
@@ -58,14 +59,9 @@ def check_cached_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Check ``ShardMeta`` of sharded and global models, and the keys of cached models."""
-    selected: list[Any] = (
-        list(apps.get_models())
-        if app_configs is None
-        else [model for app_config in app_configs for model in app_config.get_models()]
-    )
     messages: list[checks.CheckMessage] = []
     cached = []
-    for model in selected:
+    for model in models_to_check(app_configs):
         if not issubclass(model, ShardedModel | GlobalModel):
             continue
         messages += _names(model)

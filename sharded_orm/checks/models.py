@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import FieldDoesNotExist
@@ -36,6 +36,7 @@ from django.db import models
 
 from sharded_orm import runtime
 from sharded_orm.checks.relations import check_relations, group_of_model
+from sharded_orm.checks.selection import models_to_check
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
@@ -55,9 +56,8 @@ def check_models(
 ) -> list[checks.CheckMessage]:
     """Check sharded models, and the relations of other models to them."""
     messages: list[checks.CheckMessage] = []
-    selected = apps.get_models() if app_configs is None else _models_of(app_configs)
     declared = set()
-    for model in selected:
+    for model in models_to_check(app_configs):
         if issubclass(model, ShardedModel):
             errors = list(_declaration(model))
             messages += errors
@@ -79,11 +79,6 @@ def check_models(
             )
         )
     return messages
-
-
-def _models_of(app_configs: Sequence[AppConfig]) -> Iterator[type[models.Model]]:
-    for app_config in app_configs:
-        yield from app_config.get_models()
 
 
 def _declaration(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:

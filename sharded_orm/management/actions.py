@@ -54,9 +54,11 @@ class CommandOfActions(BaseCommand):
         try:
             action_class().run(self, options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            # Show only the message of the error. With --traceback, Django also shows the original
-            # exception.
-            raise CommandError(str(exc)) from exc
+            # Show only the message of the error, and its notes, which name the shard of a database
+            # error. With --traceback, Django also shows the original exception.
+            notes: list[str] = getattr(exc, "__notes__", [])
+            text = " ".join([f"{str(exc).rstrip('.')}.", *notes]) if notes else str(exc)
+            raise CommandError(text) from exc
 
 
 def add_action(commands: Any, name: str, text: str) -> CommandParser:

@@ -13,11 +13,16 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
+from django.db.backends.utils import CursorWrapper
 
 from sharded_orm import database_settings, runtime
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.moved_shards import PlaceWait, is_missing_table
+from sharded_orm.backends.group.moved_shards import (
+    PlaceWait,
+    is_missing_table,
+    sends_as_django,
+)
 from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.scatter.failures import (
     Failures,
@@ -151,13 +156,22 @@ class Executor:
     def chained(self) -> Iterator[Row]:
         """Yield the rows of all statements, one statement after another.
 
-        So the rows are not in the order of the query. The statements are executed in rounds: each
-        round executes one statement on every node (database server).
+        So the rows are not in the order of the query.
+        """
+        for _, rows in self.by_statement():
+            yield from rows
+
+    def by_statement(self) -> Iterator[tuple[str, Iterable[Row]]]:
+        """Yield the node of each statement, and its rows.
+
+        The statements are executed in rounds: each round executes one statement on every node
+        (database server).
         """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
             for statement in wave:
-                yield from rows_of[statement] if statement.union else self._alias_rows(statement)
+                rows = rows_of[statement] if statement.union else self._alias_rows(statement)
+                yield statement.node, rows
 
     def close(self) -> None:
         """Close all open cursors. Call this method when no more rows are needed."""
@@ -192,8 +206,8 @@ class Executor:
                 by_node.setdefault(statement.node, []).append(statement)
         rows_of: dict[ShardStatement, Iterable[Row]] = {}
         nodes = list(by_node.values())
-        if len(nodes) > 1 and not on_own_connection and self._may_send_ahead():
-            with self._sent_ahead([of_node[0] for of_node in nodes[1:]]):
+        if nodes and not on_own_connection and self._may_send_ahead():
+            with self._sent_ahead([of_node[0] for of_node in nodes]):
                 for of_node in nodes:
                     rows_of.update(self._run_node(of_node))
         elif len(nodes) + bool(on_own_connection) > 1:
@@ -219,14 +233,15 @@ class Executor:
         return rows_of
 
     def _may_send_ahead(self) -> bool:
-        # Execute wrappers and the log of queries are called around the execution of a statement. If the
-        # number of sessions is limited, a thread must not wait for one while it holds others: two
+        # Execute wrappers, the log of queries, and packages that replace methods of Django's cursor are
+        # called around the execution of a statement. If the number of sessions is limited, a thread must not wait for one while it holds others: two
         # threads could wait for each other. If a node has no idle session, a new one is opened, which
         # takes long if the node is down. Threads open the sessions of several nodes at the same time.
         return (
             self._few_rows
             and not self._group.queries_logged
             and not len(self._group.execute_wrappers)
+            and sends_as_django(CursorWrapper)
             and all(
                 features_of(wrapper).sends_ahead
                 and not wrapper.settings_dict.get("POOL")
@@ -244,7 +259,12 @@ class Executor:
                     with self._group.wrap_database_errors:
                         wrapper = self._wrappers[statement.node]
                         cursor = cursors.enter_context(wrapper.node_cursor())
-                        cursor.send(*statement.sql())
+                        keyed = statement.with_keys() if cursor.writes_digits else None
+                        if keyed is None:
+                            cursor.send(*statement.sql())
+                        else:
+                            sql, select = keyed
+                            cursor.send(sql, None, select)
                 except DatabaseError as error:
                     self._sent[statement] = error
                 else:
@@ -318,9 +338,11 @@ class Executor:
             return []
         if self.failures.hopeless:
             return []
-        sql, params = statement.sql(branches)
         try:
-            rows = self.read(statement, sql, params)
+            if statement in self._sent:
+                rows = self._received(self._sent.pop(statement))
+            else:
+                rows = self.read(statement, *statement.sql(branches))
         except DatabaseError as error:
             if is_mismatch(error) and len(branches) > 1:
                 raise _refuse_mismatch(error) from error
@@ -348,16 +370,20 @@ class Executor:
             with connections[statement.alias].cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall())
-        sent = self._sent.pop(statement, None)
-        if isinstance(sent, DatabaseError):
-            raise sent
-        if sent is not None:
-            with self._group.wrap_database_errors:
-                sent.receive()
-                return list(sent.fetchall())
         with self._node_cursor(statement) as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
+
+    def _received(self, sent: Any) -> list[Row]:
+        """Return the rows of a statement that was sent ahead.
+
+        :param sent: the cursor that has sent the statement, or the error if it could not be sent.
+        """
+        if isinstance(sent, DatabaseError):
+            raise sent
+        with self._group.wrap_database_errors:
+            sent.receive()
+            return list(sent.fetchall())
 
     def _read_at_new_place(
         self, statement: ShardStatement, branch: Branch, error: DatabaseError

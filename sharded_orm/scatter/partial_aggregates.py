@@ -127,8 +127,8 @@ class Merger:
     def add(self, whole: list[Any], row: Row) -> None:
         """Merge the values of ``row`` into the merged row ``whole``, which is changed.
 
-        Both are rows for the same group of GROUP BY; ``row`` is from a shard whose row was not
-        merged yet.
+        Both rows must be for the same group of GROUP BY. Call this once for the row of each shard:
+        a row that is merged twice is counted twice.
         """
         seen: set[int] = set()
         for partial in self._partials:

@@ -50,6 +50,7 @@ MAX_PARAMETERS = 60_000
 # statement over many shards is long, and a site sends the same queries again and again, with
 # different parameters.
 _TEXTS = 8
+_INTEGERS = frozenset({int})
 
 
 class Target(NamedTuple):
@@ -118,6 +119,34 @@ class ShardStatement:
         sql, params = union_sql(branches)
         return self.outer.sql(sql), params
 
+    def with_keys(self) -> tuple[str, str] | None:
+        """Return the SQL with the keys of all branches written in it, and the SELECT of its template.
+
+        Return None if the statement is no plain union of the same SELECT of several shards whose only
+        parameters are keys that are integers.
+        """
+        template = self.branches[0].template
+        if not self.union or self.outer.is_used or template.params:
+            return None
+        pieces = _pieces(template.sql)
+        if pieces is None:
+            return None
+        start, middle, end = pieces
+        mark, selects = _mark(template), []
+        for position, shard, own_template, keys in self.branches:
+            if (
+                keys is None
+                or own_template is not template
+                or not _INTEGERS.issuperset(map(type, keys))
+            ):
+                return None
+            schema = _quoted(shard.schema, mark)
+            selects.append(
+                f"({schema.join(start)}{position}{schema.join(middle)}"
+                f"{', '.join(map(str, keys))}{schema.join(end)})"
+            )
+        return _UNION.join(selects), template.sql
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -138,8 +167,13 @@ class Outer:
     nulls_smallest: bool = True
     names_columns: bool = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the union needs the outer SELECT."""
+        return bool(self.weights or self.order or self.limit is not None)
+
     def sql(self, union: str) -> str:
-        if not self.weights and not self.order and self.limit is None:
+        if not self.is_used:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
@@ -202,13 +236,35 @@ def _statement_text(outer: Outer, sql: str, mark: str, places: tuple[tuple[str, 
     return outer.sql(_UNION.join([_branch_sql(sql, mark, *place) for place in places]))
 
 
+@lru_cache(maxsize=_TEXTS)
+def _pieces(sql: str) -> tuple[list[str], list[str], list[str]] | None:
+    """Return the text before, between and after the index and the keys, each split at the schema's name.
+
+    Return None if the text has other placeholders.
+
+    :param sql: the SQL of a template without parameters.
+    """
+    start, rest = sql.split(SHARD_MARK)
+    middle, end = rest.split(PK_MARK)
+    try:
+        # The driver turns "%%" into "%" if a statement has parameters. This one has none any more.
+        start, middle, end = (part % () for part in (start, middle, end))
+    except (TypeError, ValueError):
+        return None
+    return start.split(SCHEMA_MARK), middle.split(SCHEMA_MARK), end.split(SCHEMA_MARK)
+
+
 def _mark(template: Template) -> str:
     mark: str = template.compiler.connection.ops.quote_name("x")[0]
     return mark
 
 
+def _quoted(schema: str, mark: str) -> str:
+    return f"{mark}{schema.replace(mark, mark * 2)}{mark}"
+
+
 def _branch_sql(sql: str, mark: str, schema: str, index: int) -> str:
-    quoted = f"{mark}{schema.replace(mark, mark * 2)}{mark}".replace("%", "%%")
+    quoted = _quoted(schema, mark).replace("%", "%%")
     return f"({sql.replace(SCHEMA_MARK, quoted).replace(SHARD_MARK, str(index))})"
 
 
@@ -309,6 +365,35 @@ def make_plan(
     return ScatterPlan(tuple(statements), comparison, first.template, shards)
 
 
+def plan_by_key(
+    keys: Mapping[Shard, Sequence[Any]], templates: Mapping[str, Template], failures: Failures
+) -> ScatterPlan | None:
+    """Plan the statements that read rows by keys, as :func:`make_plan` does, in a third of its time.
+
+    Return None if a template is missing.
+
+    :param keys: the keys to read from each shard.
+    :param templates: the templates of the query for all nodes, see :func:`make_plan`.
+    :raises ScatterError: a node does not answer.
+    """
+    branches: dict[str, list[Branch]] = {}
+    for index, (shard, values) in enumerate(keys.items()):
+        template = templates.get(shard.node)
+        if template is None:
+            return None
+        branches.setdefault(shard.node, []).append(Branch(index, shard, template, tuple(values)))
+    for of_node in branches.values():
+        if (cause := _text_key_failure(of_node)) is not None:
+            failures.add([branch.shard for branch in of_node], cause)
+    failures.check()
+    statements: list[ShardStatement] = []
+    for node, of_node in branches.items():
+        statements += _statements(node, of_node, Outer(len(of_node[0].template.columns)), BATCH)
+    first = next(iter(branches.values()))[0]
+    # Rows that are read by keys are not merged, so nothing is compared.
+    return ScatterPlan(tuple(statements), Comparison((), ()), first.template, dict(enumerate(keys)))
+
+
 def _outer(template: Template, comparison: Comparison, options: CompileOptions) -> Outer:
     width, weights = len(template.columns), comparison.weights
     connection = template.compiler.connection
@@ -397,6 +482,14 @@ def _statements(
     batch: list[Branch] = []
     params = tables = 0
     most_tables = features_of(wrapper).max_scattered_tables or sys.maxsize
+    if (
+        not in_transaction
+        and most_tables == sys.maxsize
+        and len(branches) <= batch_size
+        and sum([len(branch.params) for branch in branches]) <= MAX_PARAMETERS
+    ):
+        yield ShardStatement(node, tuple(branches), None, True, outer)
+        return
     template, named, template_params = None, 0, 0
     for branch in branches:
         if in_transaction and branch.shard.alias in in_transaction:

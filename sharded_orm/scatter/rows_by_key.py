@@ -10,7 +10,7 @@ from django.db import connections
 from sharded_orm.scatter.compile import CompileOptions, Template
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
-from sharded_orm.scatter.plan import Target, make_plan
+from sharded_orm.scatter.plan import Target, make_plan, plan_by_key
 
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
@@ -28,6 +28,19 @@ def fetch_by_key(
 ) -> Iterator[tuple[str, Row]]:
     """Yield pairs of a shard's alias and a row from the driver, in no particular order.
 
+    The arguments, costs and errors are those of :func:`fetch_parts_by_key`.
+    """
+    for _, aliases, rows in fetch_parts_by_key(query, keys, field=field):
+        yield from zip(aliases, rows, strict=True)
+
+
+def fetch_parts_by_key(
+    query: Query, keys: Mapping[Shard, Sequence[Any]], *, field: Any = None
+) -> Iterator[tuple[str, list[str], list[Row]]]:
+    """Yield parts of the rows: a node, the alias of each row's shard, and the rows from the driver.
+
+    A node may have several parts. The rows have no particular order.
+
     Each thread compiles the query once for each node (a database server). Costs one statement per
     node. The nodes are queried in parallel.
 
@@ -38,22 +51,23 @@ def fetch_by_key(
     :raises ScatterError: a shard does not answer.
     """
     failures = Failures(len(keys))
-    targets = [Target(shard, query) for shard in keys]
     field = field or query.get_meta().pk
-    plan = make_plan(
-        targets,
+    templates = _templates(query, next(iter(keys)).group, field)
+    plan = plan_by_key(keys, templates, failures) or make_plan(
+        [Target(shard, query) for shard in keys],
         CompileOptions(by_key=field),
         failures,
         pks=dict(enumerate(keys.values())),
-        templates=_templates(query, targets[0].shard.group, field),
+        templates=templates,
     )
     if plan.template is None:
         return
     width, marker = plan.template.width, len(plan.template.columns)
     aliases = [shard.alias for shard in keys]
     few_rows = sum(map(len, keys.values())) <= _FEW
-    for row in Executor(plan, failures, 2000, few_rows=few_rows).chained():
-        yield aliases[row[marker]], row[:width]
+    for node, part in Executor(plan, failures, 2000, few_rows=few_rows).by_statement():
+        rows = list(part)
+        yield node, [aliases[row[marker]] for row in rows], [row[:width] for row in rows]
     failures.finish()
 
 

@@ -13,7 +13,7 @@ APP: Final = "sharded_orm.contrib.two_phase"
 
 
 def is_enabled() -> bool:
-    """Whether the app is installed that two-phase commits need, because it has the table of decisions."""
+    """Whether the app with the table of decisions is installed. Two-phase commits need this table."""
     return apps.is_installed(APP)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
-import time
 from collections.abc import Callable, Iterator
 
 from tests.benchmarks.database import DATABASES
+from tests.benchmarks.progress import tell
 from tests.benchmarks.report import Line, show
 from tests.benchmarks.site import Site, configure, new_prefix
 from tests.benchmarks.timing import Rounds
@@ -28,6 +27,7 @@ def subjects() -> dict[str, Subject]:
         connections,
         demo,
         entities,
+        entity_index,
         lookups,
         migrate,
         mirrors,
@@ -77,7 +77,7 @@ def subjects() -> dict[str, Subject]:
         "recycling": session_recycling.session_recycling,
         "mirrors": mirrors.mirrors,
         "entities": entities.entities,
-        "entity_index": entities.entity_index,
+        "entity_index": entity_index.entity_index,
         "two_phase": two_phase.two_phase_commit,
         "objects": objects.objects,
         "made_ids": made_ids,
@@ -129,18 +129,13 @@ def main() -> None:
 
 def run(site: Site, rounds: Rounds, names: list[str] | tuple[str, ...]) -> list[Line]:
     lines: list[Line] = []
-    began = time.monotonic()
-
-    def progress(text: str) -> None:
-        print(f"{time.monotonic() - began:5.0f}s {text}", file=sys.stderr, flush=True)
-
-    progress(f"making {site.shards} shards")
+    tell(f"making {site.shards} shards")
     with site.made():
         for name, subject in subjects().items():
             if name in names:
-                progress(name)
+                tell(name)
                 lines += subject(site, rounds)
-    progress("done")
+    tell("done")
     return lines
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import time
-from bisect import bisect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.benchmarks.progress import tell
 from tests.benchmarks.report import Line, at_most
 from tests.benchmarks.site import Site, new_prefix
 from tests.benchmarks.timing import Rounds, summary
@@ -65,17 +63,17 @@ print(json.dumps(result))
 """
 #: Puts at a steady rate, and dies after each commit, as it were. The users of some entities are watched.
 _DYING_WRITER = """
-import time
+import json, time
 from sharded_orm.contrib.entities import index_rows
 feed.indexes[:] = [by_user, by_link]
 index_rows.follow = lambda *ignored: None
-began = time.monotonic()
+began, cpu = time.monotonic(), time.process_time()
 for n in range({puts}):
     time.sleep(max(began + n / {rate} - time.monotonic(), 0))
     watched = {number} == 0 and n % {each} == 0
     user = -1 - n // {each} if watched else n
     feed.put(Entity(user_id=user, title="a title of some length", at=time.time()))
-print({puts} / (time.monotonic() - began))
+print(json.dumps([{puts} / (time.monotonic() - began), time.process_time() - cpu]))
 """
 _WATCHER = """
 import json, time
@@ -98,8 +96,24 @@ while not by_user.model.objects.filter(user_id=0, entity_id=e.id).exists():
 _WRITERS, _EACH = 4, 25
 
 
-def _lags(own: Any, puts: int) -> tuple[list[float], float]:
-    """Return after how many seconds index rows arrive that only the cleaner writes, and the puts per second."""
+@dataclass(frozen=True)
+class _Repairs:
+    """What became of entities whose writers have written no index rows.
+
+    :ivar lags: seconds until the rows were there, of some entities, in their order.
+    :ivar rate: puts per second.
+    :ivar put: seconds that the processor worked in the writer for a put.
+    :ivar repair: seconds that it worked in the cleaner for an entity.
+    """
+
+    lags: list[float]
+    rate: float
+    put: float
+    repair: float
+
+
+def _repairs(own: Any, puts: int) -> _Repairs:
+    """Put entities and write none of their index rows, while a cleaner runs."""
     from tests.integration.entities.site import PREAMBLE
 
     rate, own_puts = PUTS_PER_SECOND / _WRITERS, puts // _WRITERS
@@ -110,8 +124,9 @@ def _lags(own: Any, puts: int) -> tuple[list[float], float]:
             ending.callback(process.kill)
             return process
 
-        start("manage.py", "entities", "clean", "-v", "0")
+        cleaner = start("manage.py", "entities", "clean", "-v", "0")
         own.run(_AWAIT_CLEANER)
+        before = _processor_seconds(cleaner)
         watcher = start("run", PREAMBLE + _WATCHER.format(watched=-(-own_puts // _EACH)))
         writers = [
             start(
@@ -122,75 +137,20 @@ def _lags(own: Any, puts: int) -> tuple[list[float], float]:
             for number in range(_WRITERS)
         ]
         outputs = [process.communicate() for process in (watcher, *writers)]
-    lags, *rates = (json.loads(out) for out, _ in outputs)
-    return lags, sum(rates)
+        repair = _processor_seconds(cleaner) - before
+    lags, *written = (json.loads(out) for out, _ in outputs)
+    rates, seconds = zip(*written, strict=True)
+    return _Repairs(lags, sum(rates), sum(seconds) / puts, repair / puts)
 
 
-#: Entities that an index is built for, and how much slower a writer may become.
-BUILT, SLOWER = int(os.environ.get("ENTITIES_BUILT", 100_000)), 1.1
-#: Seconds of the parts of a turn in which puts are compared: the build works its share of the time, and it pauses.
-BUILDING, QUIET = 8.0, 3.0
-#: Seconds of the third part for each entity. The build then works all the time, so that the run is short.
-HASTE = 1e-5
-_NOT_BUILT = 'index_states.set_state(by_user, "written")'
-#: Stores entities without index rows, as those that are there before an index is declared.
-_FILL = """
-from collections import defaultdict
-from django.db import IntegrityError
-from sharded_orm.contrib.entities.properties import encode
-bodies = [
-    encode(feed.fields, {{"user_id": n, "title": f"a title of some length {{n}}"}}) for n in range(10007)
-]
-table, field = feed.model._meta.db_table, feed.model._meta.get_field("added_id")
-columns, values = "added_id, id, updated, version, body", "%s, %s, '2026-01-01', 1, %s"
-for first in range({first}, {last}, 10_000):
-    ids = [uuid.uuid4() for _ in range(first, min(first + 10_000, {last}))]
-    rows_by_shard = defaultdict(list)
-    for id, number in runtime.strategy("accounts").locate_many(ids).items():
-        rows_by_shard[number].append(id)
-    for number, ids in rows_by_shard.items():
-        alias = runtime.shard_in(runtime.group("accounts"), number).alias
-        while True:
-            added = field.clock.take(number, f"{{alias}}.{{table}}", len(ids))
-            rows = [(new, id.hex, bodies[new % 10007]) for new, id in zip(added, ids)]
-            try:
-                with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-                    cursor.executemany(f"INSERT INTO {{table}} ({{columns}}) VALUES ({{values}})", rows)
-            except IntegrityError:
-                continue  # The other process has taken an id in the same millisecond.
-            break
-"""
-_WRITER = """
-import json, os, time
-feed.indexes[:] = [by_user]
-began, n, puts = time.monotonic(), 0, []
-while not os.path.exists({stop!r}):
-    n += 1
-    time.sleep(max(began + n / {rate} - time.monotonic(), 0))
-    start = time.monotonic()
-    feed.put(Entity(user_id=n % 97, title="a title of some length"))
-    puts.append((start, time.monotonic() - start))
-print(json.dumps(puts))
-"""
-#: Puts per second beside the build, whose process gives way to others.
-BESIDE, NICE = 200, 10
-#: Builds the index as the command does. While a file exists, it pauses after its batch, or does not wait.
-_BUILDER = """
-import os, time
-from sharded_orm.contrib.entities import index_build
-os.nice({nice})
-def pause(seconds):
-    if not os.path.exists({hasty!r}):
-        time.sleep(seconds)
-    while os.path.exists({held!r}):
-        time.sleep(0.02)
-*_, report = index_build.build(by_user, pause=pause)
-assert report.is_served, report
-"""
+def _processor_seconds(process: Any) -> float:
+    """Return the seconds that the processor has worked for a process."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def _entity_site(prefix: str) -> Iterator[Any]:
+def entity_site(prefix: str) -> Iterator[Any]:
     """A site on two servers that flush each commit."""
     from tests.integration.entities.site import Site as EntitySite
 
@@ -204,11 +164,12 @@ def _entity_site(prefix: str) -> Iterator[Any]:
 
 def entities(site: Site, rounds: Rounds) -> Iterator[Line]:
     """Put entities whose index rows are on two servers, and clean them. Each commit is flushed."""
-    with _entity_site(new_prefix()) as own:
+    with entity_site(new_prefix()) as own:
         count = rounds.of(ENTITIES)
         program = _PROGRAM.format(calls=CALLS, rounds=rounds.count, entities=count)
         result = json.loads(own.run(program))
-        lags, rate = _lags(own, rounds.of(20) * PUTS_PER_SECOND)
+        tell("entities: repairs")
+        repairs = _repairs(own, rounds.of(20) * PUTS_PER_SECOND)
     yield at_most(
         PUT,
         "put an entity with two indexes",
@@ -221,75 +182,14 @@ def entities(site: Site, rounds: Rounds) -> Iterator[Line]:
     ):
         speed = result[name]
         yield Line(what, "", f"{speed:,.0f}", f">= {CLEANED:,}", speed >= CLEANED)
-    lag = lags[int(len(lags) * 0.99) - 1]
+    lag = repairs.lags[int(len(repairs.lags) * 0.99) - 1]
     yield Line(
-        f"a lost index row is there again, at {rate:,.0f} puts/s: p99 in s",
+        f"a lost index row is there again, at {repairs.rate:,.0f} puts/s: p99 in s",
         "",
         f"{lag:.2f}",
         f"<= {LAG}",
         lag <= LAG,
+        # If these times PUTS_PER_SECOND are more than the machine has left, the rate is lower.
+        f"processor: {repairs.put * 1e3:.2f} ms for a put in the writer, {repairs.repair * 1e3:.2f} ms for its"
+        " repair in the cleaner",
     )
-
-
-def entity_index(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Build an index of many entities while a writer puts others."""
-    from tests.integration.entities.site import PREAMBLE
-
-    count = rounds.of(BUILT)
-    turns: list[tuple[float, float, float]] = []
-    with _entity_site(new_prefix()) as own:
-        own.run("from sharded_orm.contrib.entities import index_states\n" + _NOT_BUILT)
-        halves = [(0, count // 2), (count // 2, count)]
-        fills = [own.start("run", PREAMBLE + _FILL.format(first=a, last=b)) for a, b in halves]
-        for fill in fills:
-            _finish(fill)
-        stop, held, hasty = (own.folder / name for name in ("stop", "held", "hasty"))
-        writer = own.start("run", PREAMBLE + _WRITER.format(stop=str(stop), rate=BESIDE))
-        time.sleep(QUIET)
-        began = time.monotonic()
-        program = _BUILDER.format(held=str(held), hasty=str(hasty), nice=NICE)
-        builder = own.start("run", PREAMBLE + program)
-        # The machine may be slower for a while. So the build pauses now and then, and each turn
-        # compares the writer during the build and without it.
-        while builder.poll() is None:
-            at = time.monotonic()
-            _wait(builder, BUILDING)
-            paused = time.monotonic()
-            held.touch()
-            time.sleep(QUIET)
-            if paused - at > BUILDING / 2:  # The last turn may be short.
-                turns.append((at, paused, time.monotonic()))
-            hasty.touch()
-            held.unlink()
-            _wait(builder, HASTE * count)
-            hasty.unlink()
-        seconds = time.monotonic() - began
-        stop.touch()
-        _finish(builder)
-        starts, taken = zip(*json.loads(_finish(writer)), strict=True)
-
-    def puts(first: float, last: float) -> list[float]:
-        return sorted(taken[bisect(starts, first) : bisect(starts, last)])
-
-    for what, measure, is_goal in (
-        ("mean", mean, True),
-        ("p99", lambda some: some[int(len(some) * 0.99)], False),
-    ):
-        yield at_most(
-            SLOWER,
-            f"put while an index of {count:,} entities is built, in {seconds:,.0f} s: {what}",
-            "put while the build pauses",
-            summary([(measure(puts(*turn[:2])), measure(puts(*turn[1:]))) for turn in turns]),
-            goal=is_goal,
-        )
-
-
-def _wait(process: Any, seconds: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-
-
-def _finish(process: Any) -> str:
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    return str(out)

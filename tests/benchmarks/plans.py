@@ -9,6 +9,7 @@ from django.db import connections
 
 from sharded_orm.models.querysets.direct_plans import PlanQuerySet
 from sharded_orm.models.querysets.plans import without_plans
+from tests.benchmarks import by_hand
 from tests.benchmarks.models import Photo, Plain
 from tests.benchmarks.report import Line, at_most
 from tests.benchmarks.site import Site
@@ -72,6 +73,8 @@ def reads_by_plan(site: Site, rounds: Rounds) -> Iterator[Line]:
             )
             yield at_most(limit, what + kind, "the same of Django", measured, of_cpu=True)
     yield from _falls_back(rounds, user, stock)
+    if site.database.name == "mariadb":
+        yield from _by_hand(rounds, user, pk, stock)
     yield _driver(rounds, user, pk, alias, stock)
 
 
@@ -85,6 +88,19 @@ def _falls_back(rounds: Rounds, user: int, stock: Any) -> Iterator[Line]:
 
     measured = compare(lambda: unplanned(Photo.objects), off, rounds, number=CALLS)
     yield at_most(1.1, "a shape without a plan", "plans off", measured, of_cpu=True)
+
+
+def _by_hand(rounds: Rounds, user: int, pk: int, stock: Any) -> Iterator[Line]:
+    for what, read in by_hand.READS.items():
+        of_django = READS[what][1]
+        assert read(user, pk) == READS[what][1](Photo.objects, user, pk)
+        measured = compare(
+            lambda read=read: read(user, pk),
+            lambda of_django=of_django: of_django(stock, user, pk),
+            rounds,
+            number=CALLS,
+        )
+        yield at_most(1.0, f"{what}, by hand", "the same of Django", measured, goal=False)
 
 
 def _driver(rounds: Rounds, user: int, pk: int, alias: str, stock: Any) -> Line:

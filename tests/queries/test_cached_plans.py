@@ -19,7 +19,7 @@ from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.request_cache import cache_scope
 from sharded_orm.models.cached import cached_model, queryset
 from sharded_orm.models.cached.request_plan import RequestPlan
-from sharded_orm.models.querysets import recorder
+from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
 from tests.cached.models import CachedAlbum, CachedCountry, CachedNote, CachedPhoto, CachedPost
 from tests.queries.conftest import DATABASES, LATER, ONE, SHARD, START, TWO, Clock, cache, queries
@@ -366,11 +366,11 @@ def test_a_part_of_a_request(
 
     with without_plans():
         expected = results()
-    recorder._forget()
+    first_recordings.forget()
     CachedPhoto.cache.invalidate()
     if is_removed:
         remove(monkeypatch)
     try:
         assert ([results() for _ in range(4)] != [expected] * 4) is is_removed
     finally:
-        recorder._forget()
+        first_recordings.forget()

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,9 +22,9 @@ from django.db.models import F, Q
 from django.test import override_settings
 
 from sharded_orm import bound, compat, runtime
-from sharded_orm.models.plans import condition_trees, declarations, plan, shapes
-from sharded_orm.models.querysets import recorder
-from sharded_orm.models.querysets.plans import PlannedQuerySet, _PlanRead, without_plans
+from sharded_orm.models.plans import condition_trees, declarations, instances, plan, shapes
+from sharded_orm.models.querysets import first_recordings, plans, recorder
+from sharded_orm.models.querysets.plans import PlannedQuerySet, without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from tests.queries import test_plans
 from tests.queries.conftest import DATABASES, ONE, SHARD, START, TWO
@@ -114,10 +115,10 @@ def with_empty_slices(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_class(patch: pytest.MonkeyPatch) -> None:
-    known = recorder._new_recording
+    known = recorder.first_recording
     patch.setattr(
-        recorder, "_new_recording",
-        lambda queryset_class, model, **options: known(ShardedQuerySet, model, **options),
+        recorder, "first_recording",
+        lambda queryset_class, model, of: known(ShardedQuerySet, model, of),
     )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def without_aliases(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_settings(patch: pytest.MonkeyPatch) -> None:
-    kept = [forget for forget in runtime._forgetters if forget is not recorder._forget]
+    kept = [forget for forget in runtime._forgetters if forget is not first_recordings.forget]
     patch.setattr(runtime, "_forgetters", kept)
 
 
@@ -140,19 +141,18 @@ def without_use_tz(patch: pytest.MonkeyPatch) -> None:
         USE_TZ = True
 
     without_settings(patch)
-    patch.setattr(plan, "settings", Known)
+    patch.setattr(instances, "settings", Known)
 
 
 def without_topology(patch: pytest.MonkeyPatch) -> None:
     """Let the shape remember the shard of its first read."""
-    remembered = dict[int, Any]()
+    remembered = dict[str, Any]()
 
-    def at_key(self: Any, *, prepares: bool = False) -> Any:
-        shape, values = self.recording.shape, self.recording.values
-        shard = runtime.locate(shape.options.group, values[shape.shard_at])
-        return self._on(remembered.setdefault(id(shape), shard), prepares=prepares)
+    def locate(group: str, key: Any) -> Any:
+        return remembered.setdefault(group, runtime.locate(group, key))
 
-    patch.setattr(_PlanRead, "at_key", at_key)
+    known = SimpleNamespace(config=runtime.config, strategy=runtime.strategy, locate=locate)
+    patch.setattr(plans, "runtime", known)
 
 
 def without_instances(patch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,7 @@ def test_a_part_of_a_shape(
     part = PARTS[name]
     with without_plans():
         expected = [outcome(read) for read in part.reads]
-    recorder._forget()
+    first_recordings.forget()
     if is_removed:
         part.remove(monkeypatch)
     try:
@@ -323,7 +323,7 @@ def test_a_part_of_a_shape(
             outcome(part.reads[0])
         results = [[outcome(read) for read in part.reads] for _ in range(3)]
     finally:
-        recorder._forget()
+        first_recordings.forget()
     assert (results != [expected] * 3) is is_removed
 
 
@@ -333,4 +333,5 @@ def test_models_of_migrations_are_not_kept(items: World) -> None:
     for _ in range(4):
         assert model.objects.filter(pk=ONE).count() == 1
         assert ShardedQuerySet(Item).filter(owner_id=ONE).count() == 4
-    assert {known._meta.apps for _, known in recorder._new_recordings} == {apps}
+    kept = [*first_recordings._recordings, *first_recordings.new_attributes]
+    assert {known._meta.apps for _, known in kept} == {apps}

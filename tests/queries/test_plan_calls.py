@@ -142,6 +142,38 @@ def test_other_overrides_behind_the_library_are_called(items: World) -> None:
         assert set(rows.values_list("name")) == {101, 104, 105, 107}
 
 
+class Backwards(ShardedQuerySet[Any]):
+    """A queryset with orders and slices of its own."""
+
+    def order_by(self, *names: Any) -> Any:
+        return super().order_by(*(f"-{name}" for name in names))
+
+
+class SecondRow(ShardedQuerySet[Any]):
+    def __getitem__(self, k: Any) -> Any:
+        return super().__getitem__(slice(1, 2) if k == slice(None, 1) else k)
+
+
+def test_first_calls_the_methods_of_a_project(items: World) -> None:
+    for _ in range(4):
+        known = [row.pk for row in Item.objects.filter(owner_id=ONE).order_by("pk")]
+        assert Item.objects.filter(owner_id=ONE).first() == Item(pk=known[0], owner_id=ONE)
+        assert Backwards(Item).filter(owner_id=ONE).first() == Item(pk=known[-1], owner_id=ONE)
+        assert SecondRow(Item).filter(owner_id=ONE).first() == Item(pk=known[1], owner_id=ONE)
+        assert Item.objects.filter(owner_id=ONE, pk=0).first() is None
+        with pytest.raises(TypeError, match="reorder"):
+            Item.objects.filter(owner_id=ONE)[:1].first()
+
+
+def test_first_prefetches(items: World) -> None:
+    for _ in range(4):
+        row = Item.objects.filter(owner_id=ONE).prefetch_related("notes").first()
+        assert row is not None
+        with CaptureQueriesContext(connections["default"]) as sent:
+            list(row.notes.all())
+        assert not sent
+
+
 def test_related_instances_are_read_with_their_rows(items: World) -> None:
     for _ in range(4):
         rows = list(Item.objects.filter(owner_id=ONE).select_related("shelf", "parent"))

@@ -14,7 +14,7 @@ from django.db.models.sql.compiler import SQLInsertCompiler
 
 from sharded_orm import reads_own_row
 from sharded_orm.models.plans import plan, saves, updates
-from sharded_orm.models.querysets import recorder
+from sharded_orm.models.querysets import first_recordings
 from sharded_orm.models.querysets.plans import without_plans
 from tests.queries import test_plans
 from tests.queries.conftest import DATABASES, ONE
@@ -176,7 +176,7 @@ def test_each_change_is_one_that_django_notices(change: str, items: World) -> No
 def test_a_change_while_a_plan_is_made(name: str, change: str, items: World) -> None:
     """Another thread changes a model after the SQL of a plan was compiled."""
     read, compiled = READS[name], plan.fixed_parameters
-    recorder._forget()
+    first_recordings.forget()
     saves.forget()
     with pytest.MonkeyPatch.context() as patch:
 

@@ -317,7 +317,7 @@ class FleetAdmin(_ModelAdmin):
         except LookupError as exc:
             return self.refuse(request, str(exc.args[0]) if exc.args else str(exc), back)
         except TROUBLE as exc:
-            return self.refuse(request, error_line(exc), back)
+            return self.refuse(request, f"{error_line(exc)}.", back)
 
     def note(self, request: HttpRequest, name: str, text: str) -> None:
         """Show ``text`` to the user, and write it to the admin's log.

@@ -11,9 +11,11 @@ wrapper keeps and closes it. Any other alias behaves as with Django's backend.
 from __future__ import annotations
 
 from copy import deepcopy
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 from django.db.utils import DatabaseErrorWrapper
 from django.utils.functional import cached_property
@@ -147,7 +149,26 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
                 # must not be older than the knowledge about moving keys.
                 self.awaits_snapshot = False
                 self.known_at_snapshot = knowledge_of(self.shard)
+            if (
+                self.connection is not None
+                and (not self.health_check_enabled or self.health_check_done)
+                and self._thread_ident == get_ident()
+                and self.ensure_connection.__module__ == BaseDatabaseWrapper.__module__
+            ):
+                # Do the same as BaseDatabaseWrapper._cursor and BaseDatabaseWrapper._prepare_cursor.
+                # What else they do was checked above: there is a connection that answers, this is its
+                # thread, and nobody has replaced ensure_connection(), as pytest-django does outside
+                # of tests that use a database.
+                return self._open_cursor(name)
         return super()._cursor(name)
+
+    def _open_cursor(self, name: str | None) -> Any:
+        try:
+            cursor = self.create_cursor(name)
+        except BaseException as exc:
+            self.wrap_database_errors.__exit__(type(exc), exc, exc.__traceback__)
+            raise
+        return self.make_debug_cursor(cursor) if self.queries_logged else self.make_cursor(cursor)
 
     def prepare_database(self) -> None:
         # Overrides the method that "migrate" calls before it looks for tables. While the shard moves,
@@ -173,7 +194,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
         return super().queries_logged
 
     def validate_no_broken_transaction(self) -> None:
-        super().validate_no_broken_transaction()
+        if self.needs_rollback:
+            super().validate_no_broken_transaction()
         group = self.group_wrapper
         if group is not None and group.levels and group.needs_rollback:
             group.validate_no_broken_transaction()

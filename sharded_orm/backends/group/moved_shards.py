@@ -17,9 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import FunctionType
 from typing import Any, Final
 
+from django.apps import apps
 from django.db import Error, OperationalError, ProgrammingError
+from django.db.backends import utils
 from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
 
 from sharded_orm.backends.features import features_of
@@ -297,11 +300,31 @@ class ShardCursor(CursorWrapper):
     # The methods _execute() and _executemany() override those of CursorWrapper. They send the
     # statements, after all functions of execute_wrappers were called.
 
+    def execute(self, sql: Any, params: Any = None) -> Any:
+        if (
+            sends_as_django(type(self))
+            and next(reversed(self.db.execute_wrappers), None) is None
+            and apps.ready
+        ):
+            # CursorWrapper.execute and CursorWrapper._execute_with_wrappers would do nothing else.
+            return self._execute(sql, params)
+        return super().execute(sql, params)
+
     def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
         wait: PlaceWait | None = None
+        db = self.db
         while True:
             try:
-                return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
+                if ignored:  # Django passes further arguments, and execute() does not.
+                    return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # missing in Django's type stubs
+                # Do the same as CursorWrapper._execute, but with no context manager if all goes well.
+                db.validate_no_broken_transaction()
+                cursor = self.cursor
+                try:
+                    return cursor.execute(sql) if params is None else cursor.execute(sql, params)
+                except BaseException as exc:
+                    db.wrap_database_errors.__exit__(type(exc), exc, exc.__traceback__)
+                    raise
             except (OperationalError, ProgrammingError) as exc:
                 if not self._may_have_moved(exc):
                     raise
@@ -314,17 +337,36 @@ class ShardCursor(CursorWrapper):
                     )
                     raise
                 wait = wait or self._wait()
-                may_wait = not relocation.must_stay(self.db)
-                may_repeat = may_wait or not features_of(self.db).errors_end_transactions
+                may_wait = not relocation.must_stay(db)
+                may_repeat = may_wait or not features_of(db).errors_end_transactions
                 place = self._next_place(
                     wait, may_wait=may_wait, may_repeat=may_repeat, is_fenced=is_fenced
                 )
                 if place is None:
                     raise
-            if not relocation.same_place(place, self.db.settings_dict):
+            if not relocation.same_place(place, db.settings_dict):
                 self.cursor.close()
-                # Continue with a cursor of the new node, to which self.db.cursor() connects.
-                self.cursor = self.db.cursor().cursor
+                # Continue with a cursor of the new node, to which db.cursor() connects.
+                self.cursor = db.cursor().cursor
+
+    # The next methods do the same as those that CursorWrapper.__getattr__ would return.
+
+    def fetchone(self) -> Any:
+        try:
+            return self.cursor.fetchone()
+        except BaseException as exc:
+            self.db.wrap_database_errors.__exit__(type(exc), exc, exc.__traceback__)
+            raise
+
+    def fetchall(self) -> Any:
+        try:
+            return self.cursor.fetchall()
+        except BaseException as exc:
+            self.db.wrap_database_errors.__exit__(type(exc), exc, exc.__traceback__)
+            raise
+
+    def close(self) -> Any:
+        return self.cursor.close()
 
     def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
         try:
@@ -359,3 +401,29 @@ class ShardCursor(CursorWrapper):
 
 class ShardDebugCursor(ShardCursor, CursorDebugWrapper):
     """The cursor of a shard while queries are logged."""
+
+    def execute(self, sql: Any, params: Any = None) -> Any:
+        return CursorDebugWrapper.execute(self, sql, params)
+
+
+_EXECUTE, _WRAP, _SEND = (
+    CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
+)  # fmt: skip
+# Another package may have replaced the methods before this module was imported.
+_ARE_KNOWN = all(
+    isinstance(method, FunctionType) and method.__code__.co_filename == utils.__file__
+    for method in (_EXECUTE, _WRAP, _SEND)
+)
+
+
+def sends_as_django(cursor_class: Any) -> bool:
+    """Whether Django's own methods would send a statement of a cursor of this class.
+
+    Packages that trace statements replace these methods of ``CursorWrapper``. Then theirs must be called.
+    """
+    return (
+        _ARE_KNOWN
+        and CursorWrapper.execute is _EXECUTE
+        and cursor_class._execute_with_wrappers is _WRAP
+        and CursorWrapper._execute is _SEND  # type: ignore[attr-defined]  # missing in Django's type stubs
+    )

@@ -293,7 +293,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
     def pin(self, reason: str) -> NodeSession:
         """Keep one session until close(), as Django's own backend does. Return the session.
 
-        :param reason: what leaves state in the session, for logs.
+        :param reason: the operation that leaves state in the session. It is only logged.
         """
         if self.mode >= SessionMode.PINNED:
             return self._require_session()

@@ -45,11 +45,11 @@ class _NodeCursorMixin(BaseCursor):
         self._begin(query, args)
         return self._answered(self._run)
 
-    def _begin(self, query: Any, args: Any) -> None:
+    def _begin(self, query: Any, args: Any, select: str | None = None) -> None:
         if self._is_awaited:
             # The driver would return the unread answer as the answer to the new statement.
             raise ProgrammingError("this cursor has sent a statement whose answer was not received")
-        kind = classify(query)
+        kind = classify(select or query)
         if kind > StatementKind.WRITE:
             raise ProgrammingError(f"a node's cursor takes plain statements only, not {query!r}")
         self._statement = query, args
@@ -115,12 +115,20 @@ class NodeCursor(_NodeCursorMixin, Cursor):
     # The error with which the driver has refused to send the statement; None if it was sent.
     _not_sent: MySQLError | None = None
 
-    def send(self, query: Any, args: Any = None) -> None:
+    @property
+    def writes_digits(self) -> bool:
+        """Whether a statement has the digits of an ``int`` where the driver fills in a parameter."""
+        return self._leased().writes_digits
+
+    def send(self, query: Any, args: Any = None, select: str | None = None) -> None:
         """Send a statement, and do not wait for its answer, which :meth:`receive` reads.
 
         If the statement cannot be sent, :meth:`receive` does the rest.
+
+        :param select: the SELECT that the statement joins by UNION ALL for several schemas, with other
+            names and values; None for any other statement. So less text is searched for its kind.
         """
-        self._begin(query, args)
+        self._begin(query, args, select)
         session = self._leased()
         statement = session.bind(query, args)
         self._is_awaited, self._not_sent = True, None

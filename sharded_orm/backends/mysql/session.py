@@ -55,9 +55,9 @@ class NodeSession:
     """
 
     __slots__ = (
-        "__weakref__", "_writes_digits", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last_user", "literal",
+        "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last_user", "literal",
         "more_results", "next_result", "permit", "poll", "query", "raw", "retired", "schema", "split",
-        "store_result", "stored", "suspect", "user", "warning_count",
+        "store_result", "stored", "suspect", "user", "warning_count", "writes_digits",
     )  # fmt: skip
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
@@ -101,8 +101,8 @@ class NodeSession:
         self.insert_id: Callable[[], int] = raw.insert_id
         self.warning_count: Callable[[], int] = raw.warning_count
         self.literal: Callable[[Any], bytes] = raw.literal
-        # Whether the driver's literal of an int is its digits: unless OPTIONS["conv"] says otherwise.
-        self._writes_digits = raw.encoders.get(int) is Thing2Str
+        #: Whether the driver's literal of an int is its digits: unless OPTIONS["conv"] says otherwise.
+        self.writes_digits = raw.encoders.get(int) is Thing2Str
 
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
         """Run the statements ``prefix`` and then ``statement``, all in one packet.
@@ -150,7 +150,7 @@ class NodeSession:
                 key.encode(encoding) if isinstance(key, str) else key: literal(value)
                 for key, value in args.items()
             }
-        elif self._writes_digits:
+        elif self.writes_digits:
             # A list of ids has many integers, whose literals take a sixth of the time in this way.
             values = tuple(
                 [b"%d" % value if type(value) is int else literal(value) for value in args]

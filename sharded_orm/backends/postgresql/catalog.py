@@ -82,9 +82,9 @@ WITH relation AS MATERIALIZED (
 
 
 def _quoted(name: str) -> str:
-    """Return SQL that quotes an identifier, even if the identifier needs no quotes.
+    """Return an SQL expression for an identifier in quotes, even if it needs none.
 
-    :param name: SQL for the identifier.
+    :param name: an SQL expression for the identifier, such as a column.
     """
     return f"""'"' || replace({name}, '"', '""') || '"'"""
 

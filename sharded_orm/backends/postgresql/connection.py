@@ -399,8 +399,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         """Begin the transaction on the server, and make it fail.
 
         Called if the server has refused a packet while parsing it, before it executed any
-        statement. With Django's own backend, the transaction has failed after such an error. So
-        this backend must not go on as if nothing had happened.
+        statement, so the server has no transaction yet that could fail. With Django's own backend,
+        such an error makes the transaction fail, and the server refuses later statements until the
+        rollback. This method has the same effect.
 
         :param prefix: the statements that were sent in the packet before the failed statement.
         """

@@ -63,7 +63,7 @@ class _Table:
 
 
 def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
-    """Return the snapshot of the schema whose catalog ``rows`` were read.
+    """Return the snapshot of a schema, made from ``rows`` of the catalog about this schema.
 
     Schemas with equal objects have equal snapshots. So the snapshot has a placeholder for the name
     of the schema in each function. In the function that generates timestamped ids, it has NULL for

@@ -61,9 +61,9 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # This setting makes the triggers let this transaction's changes pass. Writers of the
-            # key do not wait for the transaction. The fence of the key (the row that the triggers
-            # read) is closed, so the triggers refuse these writes at once.
+            # With this setting, the triggers let this transaction's changes pass. They refuse all
+            # other writes of the key at once, because its fence (the row that the triggers read) is
+            # closed. So no writer waits for this transaction.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 

@@ -128,7 +128,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     def pin(self, reason: str, *, own_path: bool = False) -> PostgreSQLNodeSession:
         """Return the session, and keep it until close(), as a stock Django connection does.
 
-        :param reason: what leaves state in the session, for logs and errors.
+        :param reason: the operation that leaves state in the session. Logs and errors name it.
         :param own_path: if True, the schema's search path is set once for the session, instead of
             with each statement. From then on, the project may change the search path.
         :raises SessionStateRefused: a connection pooler would pass the state to other clients, or the

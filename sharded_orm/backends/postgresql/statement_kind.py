@@ -74,7 +74,8 @@ _WRITES = frozenset([
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
 
-# Words of _WRITES whose statements may take a number of a sequence. Triggers are not considered.
+# The words of _WRITES whose statements may call nextval() of a sequence by themselves. A trigger
+# that calls it is not considered.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]

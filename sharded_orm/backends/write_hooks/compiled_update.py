@@ -29,8 +29,8 @@ def check_write(connection: Any, table: str) -> None:
     :param table: the table that is written.
     :raises InexactShardKey: the database does not compare the shard keys of the table as exactly as
         the router does.
-    :raises KeyMoved: a key of the write has moved to another shard. Only on SQLite: other databases
-        notice this later, when they send the statement.
+    :raises KeyMoved: a key of the write has moved to another shard. This is raised here only on
+        SQLite. On other databases, it is raised later, when the statement is sent.
     """
     shard = getattr(connection, "shard", None)
     if shard is None:

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db import connections
 
 from sharded_orm import runtime, scatter, unbound
-from sharded_orm.models.plans.plan import loader_of
+from sharded_orm.models.plans.instances import loader_of
 from sharded_orm.models.sharding.query import ShardedQuery
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ def entity_rows(
 ) -> list[tuple[Any, ...]]:
     """Return the values of the fields ``names`` of each row that has one of the ids in ``keys``.
 
-    In a store with ``shard_on``, the result may include a row that has one of the ids, but the
-    shard key of a different id in ``keys``. Costs a round trip to each node (a database server).
+    In a store with ``shard_on``, ids and shard keys are not matched in pairs: a returned row has an
+    id and a shard key from ``keys``, but perhaps not those of the same entity. Costs a round trip
+    to each node (a database server).
 
     :param keys: the shard keys of the entities, by id; at least one.
     """
@@ -66,6 +67,6 @@ def _rows_by_shard(
         rows_by_alias.setdefault(alias, []).append(row)
     rows: list[Any] = []
     for alias, of_shard in rows_by_alias.items():
-        loader = loader_of(model, connections[alias], names)
-        rows += map(tuple, loader.field_values(loader.values(of_shard)))
+        loader = loader_of((model, names, None), connections[alias])
+        rows += map(tuple, loader.converted(of_shard))
     return rows

@@ -25,7 +25,7 @@ INDEX_COLUMNS = ("pk", "entity_id", "version")
 
 
 def entity_model(store: DataStore) -> type[ShardedModel]:
-    """Return a new model for the entities of ``store`` (FriendFeed, FF1)."""
+    """Return a new model whose rows are the entities of ``store`` (the design is FriendFeed's, FF1)."""
     # The primary keys are unique over all shards, so that entities can move between shards with
     # their keys. Numbers that each shard counts by itself would repeat on other shards.
     columns: dict[str, Any] = {

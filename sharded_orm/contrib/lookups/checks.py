@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from sharded_orm.backends.features import features_of
+from sharded_orm.checks.selection import models_to_check
 from sharded_orm.contrib.lookups.declaration import (
     declared,
     declared_inexact,
@@ -33,12 +34,7 @@ def check_lookups(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Check the lookups of sharded models."""
-    models = (
-        apps.get_models()
-        if app_configs is None
-        else [model for config in app_configs for model in config.get_models()]
-    )
-    return [message for model in models for message in _check(model)]
+    return [message for model in models_to_check(app_configs) for message in _check(model)]
 
 
 def _check(model: Any) -> Iterator[checks.CheckMessage]:

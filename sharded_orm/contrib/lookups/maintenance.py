@@ -25,7 +25,7 @@ from sharded_orm.contrib.lookups.declaration import (
 )
 from sharded_orm.contrib.lookups.entries import EntryTable, Place, StoredEntry
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
-from sharded_orm.contrib.lookups.reservation import ATTEMPTS, has_row, is_over
+from sharded_orm.contrib.lookups.reservation import ATTEMPTS, has_row, is_transaction_over
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.options import target_field
@@ -349,7 +349,9 @@ def _write(lookup: ModelLookup, place: Place, key: str, entry: StoredEntry | Non
                 return True
         elif entry.key == key and not entry.is_open:
             return True
-        elif entry.key != key and (not is_over(lookup, entry) or has_row(lookup, entry)):
+        elif entry.key != key and (
+            not is_transaction_over(lookup, entry) or has_row(lookup, entry)
+        ):
             return False
         elif entries.take(place, key, uuid4().hex, "", entry, is_open=False):
             return True
@@ -371,7 +373,7 @@ def _compare_entries_in(
         last = batch[-1][0]
         differences.entries += len(batch)
         for entry in _without_row(lookup, [entry for _, entry in batch]):
-            if not is_over(lookup, entry):
+            if not is_transaction_over(lookup, entry):
                 continue
             # The transaction of the entry has ended, so it cannot commit the row any more. But it
             # may have committed the row after the first query. So query the row again.

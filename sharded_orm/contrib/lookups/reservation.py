@@ -65,21 +65,21 @@ def reserve(
     stored = entries.add(places, keys, change.fresh, watcher.writer)
     # ``stored`` has the positions of entries that existed already. For each, the loop below checks
     # whether this change may take the entry over.
-    made = set(places).difference(places[number] for number in stored)
-    change.tokens_by_place.update(dict.fromkeys(made, change.fresh))
+    inserted = set(places).difference(places[number] for number in stored)
+    change.tokens_by_place.update(dict.fromkeys(inserted, change.fresh))
     for number in stored:
         place = places[number]
         lookup, key = rows[place]
         change.has_taken = True
         if lookup.unique:
-            _take_unique(connection, watcher, change, lookup, place, key)
+            _take_over_if_free(connection, watcher, change, lookup, place, key)
         else:
-            _take(change, watcher, place, key)
+            _take_over(change, watcher, place, key)
     if waiting:
-        _refuse_rows_without_entries(connection, rows)
+        _refuse_values_of_rows_without_entries(connection, rows)
 
 
-def _refuse_rows_without_entries(
+def _refuse_values_of_rows_without_entries(
     connection: Any, rows: Mapping[Place, tuple[ModelLookup, str]]
 ) -> None:
     """Refuse values of a unique lookup that other rows have, while the lookup is not built yet.
@@ -96,10 +96,10 @@ def _refuse_rows_without_entries(
         if is_served(lookup):
             continue
         for start in range(0, len(places), entries.MAX_VALUES):
-            some = {place.value: place for place in places[start : start + entries.MAX_VALUES]}
-            for value in _values_of_rows(connection, lookup, list(some)):
-                raise refuse_taken(
-                    lookup, some[value], "a row that is older than the lookup has it"
+            batch = {place.value: place for place in places[start : start + entries.MAX_VALUES]}
+            for value in _values_of_rows(connection, lookup, list(batch)):
+                raise value_taken(
+                    lookup, batch[value], "a row that is older than the lookup has it"
                 )
 
 
@@ -135,19 +135,19 @@ def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str])
     return _outside_transactions(elsewhere) | {value for value, count in here.items() if count > 1}
 
 
-def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
+def _take_over(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
     # Take over the existing entry. In a lookup that is not unique, each entry belongs to exactly
     # one row. So this row had the value before.
     for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             change.tokens_by_place[place] = change.taken
             return
-        if _make(change, watcher, place, key):
+        if _insert_entry(change, watcher, place, key):
             return
-    raise _contended(place)
+    raise _value_contended(place)
 
 
-def _make(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> bool:
+def _insert_entry(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> bool:
     """Insert an entry at ``place``. Return False if ``place`` has an entry already.
 
     :param place: the columns that identify the entry in the table of the lookup.
@@ -158,7 +158,7 @@ def _make(change: EntryChange, watcher: TransactionEntries, place: Place, key: s
     return True
 
 
-def _take_unique(
+def _take_over_if_free(
     connection: Any,
     watcher: TransactionEntries,
     change: EntryChange,
@@ -169,38 +169,36 @@ def _take_unique(
     for _ in range(ATTEMPTS):
         entry = entries.entry_at(place)
         if entry is None:
-            if _make(change, watcher, place, key):
+            if _insert_entry(change, watcher, place, key):
                 return
             continue
         if watcher.owns(entry.token):
             # This transaction has written the entry itself: for a row that it has deleted since, or
             # whose INSERT was undone by a rollback to a savepoint.
             if entry.key != key:
-                raise refuse_taken(
+                raise value_taken(
                     lookup,
                     place,
                     f"this transaction has used it for a row of {lookup.key.name}={entry.key!r}",
                 )
-            if _count_on(connection, lookup, place) > 1:
-                raise refuse_taken(lookup, place, "a row of this transaction has it")
+            if _count_rows(connection, lookup, place) > 1:
+                raise value_taken(lookup, place, "a row of this transaction has it")
         else:
-            if not is_over(lookup, entry):
-                raise refuse_taken(
+            if not is_transaction_over(lookup, entry):
+                raise value_taken(
                     lookup, place, "a row has it, or an open transaction may give it to one"
                 )
             # Query only now, after it is known that the entry's transaction has ended: it cannot
             # commit a row with the value any more.
             if has_row(lookup, entry):
-                raise refuse_taken(
-                    lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
-                )
+                raise value_taken(lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it")
         if entries.take(place, key, change.taken, watcher.writer, entry):
             change.tokens_by_place[place] = change.taken
             return
-    raise _contended(place)
+    raise _value_contended(place)
 
 
-def refuse_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTaken:
+def value_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTaken:
     """Return the error that says that a value of a unique lookup is taken.
 
     :param why: a clause that says which row or transaction has the value.
@@ -211,13 +209,13 @@ def refuse_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTake
     )
 
 
-def _contended(place: Place) -> LookupValueTaken:
+def _value_contended(place: Place) -> LookupValueTaken:
     return LookupValueTaken(
         f"{place.lookup}={place.value!r} is written by others again and again. Try again."
     )
 
 
-def is_over(lookup: ModelLookup, entry: StoredEntry) -> bool:
+def is_transaction_over(lookup: ModelLookup, entry: StoredEntry) -> bool:
     """Whether the transaction that has written ``entry`` has ended for certain. At most two queries."""
     if not entry.is_open or entry.token in ended_changes:
         return True
@@ -247,7 +245,7 @@ def has_row(lookup: ModelLookup, entry: StoredEntry) -> bool:
         return read()
 
 
-def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:
+def _count_rows(connection: Any, lookup: ModelLookup, place: Place) -> int:
     """Return the number of rows with a value on one shard, as its open transaction sees them."""
     rows: Any = ShardedQuerySet(lookup.model, using=connection.alias)
     with unbound():

@@ -23,7 +23,7 @@ from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_of, plain_value
 from sharded_orm.contrib.lookups.entries import Place
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
-from sharded_orm.contrib.lookups.reservation import refuse_taken, reserve
+from sharded_orm.contrib.lookups.reservation import reserve, value_taken
 from sharded_orm.contrib.lookups.states import is_known_to_be_served
 from sharded_orm.contrib.lookups.transaction import EntryChange, TransactionEntries
 from sharded_orm.models.cached.insert_keys import returned_keys
@@ -210,7 +210,7 @@ class RowFollower:
             key_text = lookup.key_text(key)
             place = Place(lookup.name, lookup.text(value), lookup.slot(pk, key_text))
             if lookup.unique and place in rows:
-                raise refuse_taken(lookup, place, "two rows of one statement would have it")
+                raise value_taken(lookup, place, "two rows of one statement would have it")
             rows[place] = lookup, key_text
         if rows:
             reserve(compiler.connection, watcher, change, rows)

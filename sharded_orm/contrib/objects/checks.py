@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.core import checks
 
+from sharded_orm.checks.selection import models_to_check
 from sharded_orm.contrib.objects.fields import Ref
 from sharded_orm.contrib.objects.mapping import MappingEntry
 from sharded_orm.contrib.objects.sharded_object import ShardedObject
@@ -26,12 +27,7 @@ def check_objects(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Check the fields of objects and the sides of mappings."""
-    models = (
-        apps.get_models()
-        if app_configs is None
-        else [model for config in app_configs for model in config.get_models()]
-    )
-    return [message for model in models for message in _check(model)]
+    return [message for model in models_to_check(app_configs) for message in _check(model)]
 
 
 def _check(model: Any) -> Iterator[checks.CheckMessage]:

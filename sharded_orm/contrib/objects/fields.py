@@ -255,7 +255,8 @@ class BodyAttribute:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        body = instance.__dict__.get("data")
+        # No look into __dict__: Python would make the dict, for each object whose fields are read.
+        body = instance.data
         if type(body) is dict:
             value = body.get(self._name)
             if type(value) in self._kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -124,7 +125,10 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
             entries = self._positions(near, cursor, newest_first, chunk)
             objects = sides.far_class.objects.get_many([target for _, target in entries])
             damaged |= objects.damaged
-            read += [entry for entry in entries if entry[1] in objects]
+            if len(objects) == len(entries):
+                read += entries
+            else:
+                read += [entry for entry in entries if entry[1] in objects]
             rows |= objects
             wanted = size + 1 - len(rows)
             if len(entries) < chunk:
@@ -135,7 +139,11 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
         last = None
         if len(rows) > size:
             end = list(rows)[size - 1]
-            last = Cursor(*next(entry for entry in read if entry[1] == end))
+            position = read[size - 1]
+            if position[1] != end or len(read) != len(rows):
+                # An entry was read twice.
+                position = next(entry for entry in read if entry[1] == end)
+            last = Cursor(*position)
         return Page(shown, last, damaged)
 
     def _positions(
@@ -149,7 +157,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # the base class is Any f
 
         def query_database() -> list[int]:
             entries = self._after(near, cursor, newest_first).values_list("sequence", column)
-            return [number for entry in entries[:count] for number in entry]
+            return list(chain.from_iterable(entries[:count]))
 
         text = f"entries after {cursor}, {count}, {newest_first}"
         numbers = iter(self.get_queryset().numbers_of_key(near, text, query_database))

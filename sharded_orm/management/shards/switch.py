@@ -16,7 +16,7 @@ from sharded_orm.management.selection import shard_numbers
 from sharded_orm.management.shards.move import raise_failures, refusals_as_json
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations.exceptions import SwitchRefused
-from sharded_orm.operations.pairs import switch_runner, upgrade_state
+from sharded_orm.operations.pairs import switch_runner, upgrade_end, upgrade_state
 from sharded_orm.operations.pairs.report import SwitchOptions, SwitchReport, UnsentWrites
 
 
@@ -150,6 +150,8 @@ def _check(command: BaseCommand, options: dict[str, Any]) -> None:
         command.stdout.write(f"{change} from {change.source} to {change.target}")
     if plan.already:
         command.stdout.write(f"{len(plan.already)} shards are active there already.")
+    if options["force"] and (sides := upgrade_end.upgraded_sides(options["all_from"])):
+        command.stdout.write(f"The rolling upgrade of {' and '.join(sorted(sides))} ends.")
     command.stdout.write("Nothing was changed.")
 
 

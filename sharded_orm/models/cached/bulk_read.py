@@ -6,7 +6,7 @@ the cache lacks are read from the database in one query, which costs one round t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from django.db import connections
@@ -114,7 +114,7 @@ def read_together(
     # takes half of the time of converting those of each shard.
     parts: dict[object, tuple[InstanceFactory, list[Row], list[str]]] = {}
 
-    def keep(use: ConnectionUse, rows: Sequence[Row]) -> None:
+    def keep(use: ConnectionUse, rows: Collection[Row]) -> None:
         _, of_kind, aliases = parts.setdefault(use.factory.kind, (use.factory, [], []))
         of_kind += rows
         aliases += [use.alias] * len(rows)
@@ -142,16 +142,11 @@ def read_together(
             reader.read_rows(batches, to_fill=fill)
     missing: dict[Any, CachedRead] = {}
     for read in reads:
-        rows = [
-            read.rows[address.name]
-            for address in read.addresses.values()
-            if address.name in read.rows
-        ]
         if level is not None:
             for name, row in read.rows.items():
                 homes[name][name] = [row]
                 level.count(2)
-        keep(read.use, rows)
+        keep(read.use, read.rows.values())
         if read.requests:
             for pk, address in read.addresses.items():
                 if request := read.requests.get(address.name):
@@ -201,7 +196,11 @@ def _driver_rows(queryset: Any, plan: LookupPlan, pks: list[Any]) -> Iterable[tu
     assert plan.cached.options is not None
     ids = ids_by_shard(plan.cached.options, pks)
     if ids is not None:
-        return batch_rows(queryset, ids)
+        return [
+            pair
+            for _, aliases, part in batch_rows(queryset, ids)
+            for pair in zip(aliases, part, strict=True)
+        ]
     rows = queryset.filter(pk__in=pks)
     rows._iterable_class = DriverRows
     return list(rows)

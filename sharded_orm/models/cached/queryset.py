@@ -323,10 +323,14 @@ def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
             queryset._result_cache = instances
         else:
             reads.append((queryset, read))
-    for fill in (True, False):
-        requests = [read.request for _, read in reads if read.fill is fill]
-        if requests:
-            reader.read(requests, to_fill=fill)
-    for queryset, read in reads:
-        queryset._result_cache = answer(read, reader)
+    try:
+        for fill in (True, False):
+            requests = [read.request for _, read in reads if read.fill is fill]
+            if requests:
+                reader.read(requests, to_fill=fill)
+        for queryset, read in reads:
+            queryset._result_cache = answer(read, reader)
+    finally:
+        # After an error, some requests still have their leases.
+        reader.release([read.request for _, read in reads])
     return looked_up

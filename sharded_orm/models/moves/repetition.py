@@ -47,9 +47,9 @@ class WriteAttempt(PlacementUses):
         return sum(map(len, self.placements.values())) > 1
 
     def is_stopped_by(self, moves: Iterable[KeyInFlight]) -> bool:
-        """Whether one of ``moves`` is switching a key of this attempt to its new shard now.
+        """Whether one of ``moves`` is now switching a key of this write to its new shard.
 
-        If so, another attempt would be refused.
+        Until the switch is over, another attempt of the write would be refused.
         """
         switching = {(m.group, m.key) for m in moves if m.phase == "switching"}
         return bool(switching) and any(

@@ -43,6 +43,8 @@ _EXAMPLES: dict[type, Callable[[int], Any]] = {
         datetime(2000, 1, 1, tzinfo=UTC if settings.USE_TZ else None) + timedelta(number)
     ),
 }
+#: The types of values that :func:`kind_of` maps to themselves.
+KINDS_BY_TYPE = frozenset(_EXAMPLES) - {datetime}
 _COMPARISONS = frozenset({"exact", "gt", "gte", "lt", "lte"})
 _LISTS = frozenset({list, tuple, set, frozenset})
 # Fields of other packages are excluded, because the values of such a field may change the SQL.

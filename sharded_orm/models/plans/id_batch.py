@@ -13,7 +13,7 @@ from django.db import connections, models
 
 from sharded_orm import runtime, scatter
 from sharded_orm.cache.values import Row
-from sharded_orm.models.plans.plan import loader_of
+from sharded_orm.models.plans.instances import loader_of
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.signals import scattered
@@ -49,8 +49,7 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
     if kind.get_db_prep_value not in _SENT_UNCHANGED:
         return None
     by_number: dict[int, list[int]] = {}
-    for value in dict.fromkeys(ids):
-        number = strategy.locate(value)
+    for value, number in strategy.locate_many(ids).items():
         if number is not None:
             by_number.setdefault(number, []).append(value)
     if len(by_number) < 2:
@@ -59,8 +58,10 @@ def ids_by_shard(options: ShardOptions, ids: Sequence[Any]) -> dict[Shard, list[
     return {runtime.shard_in(group, number): by_number[number] for number in sorted(by_number)}
 
 
-def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str, Row]]:
-    """Yield the alias of each row with one of the ids, and the row as the driver returns it.
+def batch_rows(
+    queryset: Any, ids: dict[Shard, list[int]]
+) -> Iterator[tuple[str, list[str], list[Row]]]:
+    """Yield parts of the rows with the ids: a node, the aliases of its shards, and the driver's rows.
 
     Costs one statement per node (a database server). The nodes are queried in parallel.
 
@@ -76,7 +77,7 @@ def batch_rows(queryset: Any, ids: dict[Shard, list[int]]) -> Iterator[tuple[str
         scattered.announce(model, route)
     query = ShardedQuery(model)
     query.clear_ordering(force=True)
-    return scatter.fetch_by_key(query, ids)
+    return scatter.fetch_parts_by_key(query, ids)
 
 
 def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
@@ -86,21 +87,22 @@ def batch_instances(queryset: Any, ids: dict[Shard, list[int]]) -> list[Any]:
 
     :param queryset: the queryset to which the instances belong.
     """
-    node_of = {shard.alias: shard.node for shard in ids}
     by_node: dict[str, tuple[list[Row], list[str]]] = {}
-    for alias, row in batch_rows(queryset, ids):
-        rows, aliases = by_node.setdefault(node_of[alias], ([], []))
-        rows.append(row)
-        aliases.append(alias)
+    for node, aliases_of_part, rows_of_part in batch_rows(queryset, ids):
+        rows, aliases = by_node.setdefault(node, ([], []))
+        rows += rows_of_part
+        aliases += aliases_of_part
     instances: list[Any] = []
     for rows, aliases in by_node.values():
+        if not rows:
+            continue
         # All shards of a node have its settings, so one loader serves all rows of the node. Loaders
         # for each shard would take twice as long.
-        loader = loader_of(queryset.model, connections[aliases[0]])
+        loader = loader_of((queryset.model, None, None), connections[aliases[0]])
         if loader.serves_others:
             instances += loader.instances(loader.values(rows), queryset, aliases)
             continue
         for alias, row in zip(aliases, rows, strict=True):
-            loader = loader_of(queryset.model, connections[alias])
-            instances += loader.instances(loader.values([row]), queryset)
+            loader = loader_of((queryset.model, None, None), connections[alias])
+            instances += loader.loaded([row], queryset)
     return instances

@@ -163,7 +163,7 @@ def _new_plan(
     Return None if it is unclear which parameter belongs to which value, or if a part of the SQL may depend
     on a value.
     """
-    if len(statements) != 1 or any(map(has_placeholder, query.fields)):
+    if len(statements) != 1 or any(has_placeholder(f, connection) for f in query.fields):
         return None
     sql, compiled = statements[0]
     clause = f" {returning}" if returning else ""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from inspect import getattr_static
 from itertools import repeat
+from keyword import iskeyword
 from typing import Any
 
+from django.conf import settings
 from django.db.models import DecimalField, Model
 from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
@@ -15,6 +18,10 @@ from django.db.models.signals import post_init, pre_init
 
 from sharded_orm import compat
 from sharded_orm.cache.values import Row
+
+_LOADERS = "_sharded_orm_loaders"
+# The maximum number of loaders that a connection keeps.
+_MOST_LOADERS = 500
 
 #: A column of a row: its position in the row, its converters, and the column itself.
 _Converters = tuple[int, list[Any], Any]
@@ -45,6 +52,7 @@ class InstanceLoader:
         self._connection = connection
         self._alias = connection.alias
         self._is_plain = _is_plain(model)
+        self._make = _maker(model, [field.attname for field in fields])
         #: The attnames of the fields in a row.
         self.names = [field.attname for field in fields]
         self._widths = frozenset({len(self.names)})
@@ -54,6 +62,14 @@ class InstanceLoader:
         # those of the fields. Here values() applies the first, and field_values() the second.
         self._of_backend = self._converters(connection.ops.get_db_converters)
         self._of_fields = self._converters(lambda column: column.get_db_converters(connection))
+        # Each converter of a row, in the order in which Django calls them.
+        self._steps = [
+            (position, converter, column)
+            for position in range(len(self._columns))
+            for at, converters, column in (*self._of_backend, *self._of_fields)
+            if at == position
+            for converter in converters
+        ]
         #: Whether the loader may make the instances of all rows that connections with the same
         #: settings have read, apart from the schema. False if a converter is a project's own, which
         #: may look at its connection.
@@ -78,14 +94,17 @@ class InstanceLoader:
     def knows_all_fields(self) -> bool:
         """Whether the model has the same fields as when the loader was made, with the same converters."""
         # Django makes this list anew if a field was added.
-        return self._declared is self._model._meta.concrete_fields and all(
+        if self._declared is not self._model._meta.concrete_fields:
+            return False
+        return not self._places or all(
             field.decimal_places == places for field, places in self._places
         )
 
     def values(self, rows: Sequence[Row]) -> list[Row]:
         """Return ``rows`` with values converted by the converters of the backend.
 
-        The values are immutable, and the same for all connections with one vendor and time zone.
+        The values are immutable. They depend only on the vendor and the time zone of the
+        connection, so connections that agree in both can share them.
         """
         return self._converted(rows, self._of_backend)
 
@@ -107,6 +126,23 @@ class InstanceLoader:
                     row[position] = converter(row[position], column, connection)
         return converted
 
+    def converted(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return ``rows``, as the driver has returned them, converted by :meth:`values` and
+        :meth:`field_values`. They are not changed.
+        """
+        steps, connection = self._steps, self._connection
+        if not steps:
+            return rows
+        converted: list[Any] = list(map(list, rows))
+        for row in converted:
+            for position, converter, column in steps:
+                row[position] = converter(row[position], column, connection)
+        return converted
+
+    def loaded(self, rows: Sequence[Row], queryset: Any) -> list[Any]:
+        """Return the instances of ``rows``, as the driver has returned them, as :meth:`instances`."""
+        return self._instances(self.converted(rows), repeat(self._alias, len(rows)), queryset)
+
     def instances(
         self, values: Sequence[Row], queryset: Any, aliases: Iterable[str] | None = None
     ) -> list[Any]:
@@ -121,6 +157,9 @@ class InstanceLoader:
             aliases = repeat(self._alias, len(values))
         if self._of_fields:
             values = self._converted(values, self._of_fields)
+        return self._instances(values, aliases, queryset)
+
+    def _instances(self, values: Sequence[Row], aliases: Iterable[str], queryset: Any) -> list[Any]:
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
         model = self._model
@@ -148,6 +187,8 @@ class InstanceLoader:
             raise ValueError(f"A row of {model.__name__} has not {len(names)} values.")
         # For a plain model, the loop does what from_db and Model.__init__ do, in a fifth of the
         # time.
+        if self._make is not None:
+            return self._make(model, values, aliases)
         instances = []
         new = object.__new__
         for alias, row in zip(aliases, values, strict=True):
@@ -159,6 +200,72 @@ class InstanceLoader:
             instance.__dict__.update(zip(names, row))  # noqa: B905
             instances.append(instance)
         return instances
+
+
+def loader_of(key: tuple[Any, tuple[str, ...] | None, Any], connection: Any) -> InstanceLoader:
+    """Return the loader, which makes instances from rows that ``connection`` has read.
+
+    :param key: the model; the attnames of the fields in a row, or None for all fields; and the
+        :class:`JoinedInstances` of joined rows, or None if the rows are of one table.
+    """
+    # Keep the loaders in an attribute of the connection, because each loader uses its connection.
+    # There is a dict for each value of USE_TZ, because MySQL's converters depend on USE_TZ.
+    kept = connection.__dict__.get(_LOADERS)
+    if kept is None:
+        kept = connection.__dict__[_LOADERS] = {True: {}, False: {}}
+    loaders = kept[bool(settings.USE_TZ)]
+    loader: InstanceLoader | None = loaders.get(key)
+    if loader is None or not loader.knows_all_fields():
+        if len(loaders) >= _MOST_LOADERS:
+            loaders.clear()
+        model, names, joined = key
+        columns = None if joined is None else joined.columns
+        loader = loaders[key] = InstanceLoader(model, connection, names, columns)
+    return loader
+
+
+def _maker(model: Any, names: Sequence[str]) -> Callable[..., list[Any]] | None:
+    """Return a function that makes instances of plain models whose fields have these attnames.
+
+    Return None if one of the names cannot be written as an attribute, or is not a plain attribute.
+    """
+    attributes = [getattr_static(model, name) for name in names]
+    if {DeferredAttribute}.issuperset(map(type, attributes)) and all(map(_is_word, names)):
+        return _loop(tuple(names))
+    return None
+
+
+def _is_word(name: str) -> bool:
+    # Python changes some other letters when it compiles a text.
+    return name.isascii() and name.isidentifier() and "__" not in name and not iskeyword(name)
+
+
+@lru_cache(maxsize=1024)
+def _loop(names: tuple[str, ...]) -> Callable[..., list[Any]]:
+    # Assignments take half of the time of __dict__.update(), and their instances less memory: Python makes
+    # no dict for an instance whose __dict__ nobody has asked for. Only generated code has the names.
+    values = "".join(f"v{position}, " for position in range(len(names)))
+    assignments = "".join(
+        f"        instance.{name} = v{position}\n" for position, name in enumerate(names)
+    )
+    scope: dict[str, Any] = {"ModelState": ModelState}
+    exec(_LOOP.format(values=values, assignments=assignments), scope)
+    make: Callable[..., list[Any]] = scope["make"]
+    return make
+
+
+_LOOP = """
+def make(model, rows, aliases, new=object.__new__):
+    instances = []
+    for alias, ({values}) in zip(aliases, rows, strict=True):
+        instance = new(model)
+        instance._state = state = ModelState()
+        state.adding = False
+        state.db = alias
+{assignments}
+        instances.append(instance)
+    return instances
+"""
 
 
 def _is_plain(model: Any) -> bool:

@@ -13,16 +13,16 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django.conf import settings
 from django.db.models import Count
 from django.db.models.expressions import Col
 from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm.backends import key_guard
 from sharded_orm.cache.values import Row
 from sharded_orm.models.plans.conditions import MODULES_OF_LOOKUPS, ValueForm
 from sharded_orm.models.plans.declarations import Declarations
-from sharded_orm.models.plans.instances import InstanceLoader
+from sharded_orm.models.plans.instances import loader_of
 from sharded_orm.models.plans.joined_instances import JoinedInstances
 from sharded_orm.models.plans.prepared_values import is_sent_unchanged
 from sharded_orm.models.plans.selection import EVERYTHING
@@ -37,9 +37,8 @@ ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
 #: The value that a read returns if it was not done: Django must do it.
 UNREAD: Any = object()
 
-_LOADERS = "_sharded_orm_loaders"
-# The maximum number of loaders that a connection keeps.
-_MOST_LOADERS = 500
+# The maximum number of pages whose SQL a plan keeps.
+_MOST_PAGES = 4
 # The part of the SQL that each further value of a list adds.
 _FURTHER = ", %s"
 
@@ -82,7 +81,7 @@ class ReadCache(Protocol):
 class Plan:
     """The SQL of one kind of read, for queries that differ only in their values.
 
-    Immutable and thread-safe.
+    Thread-safe. Immutable, but for the SQL of some pages, which it keeps.
 
     :param sql: the SQL without a LIMIT. If a condition compares with a list, this is the SQL for a
         list of one value.
@@ -98,8 +97,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_backend", "_checks", "_conditions", "_constants", "_declarations", "_joined", "_list_end",
-        "_names", "_selection", "_single", "cache", "model", "sql", "tables",
+        "_backend", "_conditions", "_constants", "_declarations", "_is_simple", "_joined", "_list_end",
+        "_lists", "_loader_key", "_pages", "_ranges", "_selection", "_single", "cache", "model", "sql", "tables",
     )  # fmt: skip
 
     def __init__(
@@ -121,9 +120,13 @@ class Plan:
         self._backend = type(connection)
         self._constants = constants
         self._list_end = list_end
+        # The SQL with a LIMIT, by limits. Most programs read the same pages again and again.
+        self._pages: dict[tuple[int, int | None] | None, str] = {}
         self._selection = shape.selection
-        self._names = names
+        self._loader_key = shape.model, names, joined
         self._joined = joined
+        # Whether the results are instances of rows of one table.
+        self._is_simple = shape.selection.makes_instances and joined is None
         #: The tables that the SQL reads, first that of the model.
         self.tables = (shape.model._meta.db_table,) if joined is None else joined.tables
         self._declarations = declarations
@@ -132,13 +135,17 @@ class Plan:
             (part.target, part.form, fixed.get(position, ()), _unchanged_type(part, connection))
             for position, part in enumerate(shape.conditions)
         ]
-        checks = [
-            (position, part.form, _bounds(part.target, connection))
+        # The smallest and the largest value of each condition whose column has these.
+        self._ranges = [
+            (position, *bounds)
             for position, part in enumerate(shape.conditions)
-            if part.form is not ValueForm.FIXED
+            if part.form is ValueForm.VALUE
+            and (bounds := _bounds(part.target, connection)) is not None
         ]
-        self._checks = [
-            check for check in checks if check[1] is ValueForm.LIST or check[2] is not None
+        self._lists = [
+            (position, _bounds(part.target, connection))
+            for position, part in enumerate(shape.conditions)
+            if part.form is ValueForm.LIST
         ]
         # The number of parameters if a list has one value.
         self._single = len(constants) + sum(
@@ -164,14 +171,14 @@ class Plan:
 
         :param values: one value for each condition, prepared by the condition's field.
         """
-        for position, form, bounds in self._checks:
-            value = values[position]
-            if form is ValueForm.LIST:
-                if None in value:
-                    return False
-                if bounds is not None and not bounds[0] <= min(value) <= max(value) <= bounds[1]:
-                    return False
-            elif bounds is not None and not bounds[0] <= value <= bounds[1]:
+        for position, low, high in self._ranges:
+            if not low <= values[position] <= high:
+                return False
+        for position, bounds in self._lists:
+            listed = values[position]
+            if None in listed:
+                return False
+            if bounds is not None and not bounds[0] <= min(listed) <= max(listed) <= bounds[1]:
                 return False
         return True
 
@@ -180,18 +187,23 @@ class Plan:
 
         Return None if the plan does not accept the values, see :meth:`accepts`.
         """
-        if not self.accepts(values):
-            return None
+        return self._bound(values, connection) if self.accepts(values) else None
+
+    def _bound(self, values: Sequence[Any], connection: Any) -> list[Any]:
+        """Return the parameters for values that the plan accepts."""
         parameters = [*self._constants]
         for (target, form, fixed, unchanged), value in zip(self._conditions, values, strict=True):
-            if form is ValueForm.FIXED:
+            if type(value) is unchanged:
+                parameters.append(value)
+            elif form is ValueForm.FIXED:
                 parameters += fixed
             elif form is ValueForm.LIST:
                 parameters += [
-                    target.get_db_prep_value(item, connection, prepared=True) for item in value
+                    item
+                    if type(item) is unchanged
+                    else target.get_db_prep_value(item, connection, prepared=True)
+                    for item in value
                 ]
-            elif type(value) is unchanged:
-                parameters.append(value)
             else:
                 # As FieldGetDbPrepValueMixin.get_db_prep_lookup().
                 parameters.append(target.get_db_prep_value(value, connection, prepared=True))
@@ -202,10 +214,18 @@ class Plan:
     ) -> str:
         """Return the SQL for ``parameters``, which :meth:`parameters` has returned."""
         sql = self.sql
-        if self._list_end is not None and (further := len(parameters) - self._single):
-            sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
+        if self._list_end is not None:
+            if further := len(parameters) - self._single:
+                sql = sql[: self._list_end] + _FURTHER * further + sql[self._list_end :]
+        elif (page := self._pages.get(limits)) is not None:
+            return page
         # As SQLCompiler.as_sql().
-        return sql if limits is None else f"{sql} {connection.ops.limit_offset_sql(*limits)}"
+        if limits is None:
+            return sql
+        page = f"{sql} {connection.ops.limit_offset_sql(*limits)}"
+        if self._list_end is None and len(self._pages) < _MOST_PAGES:
+            self._pages[limits] = page
+        return page
 
     def read(
         self,
@@ -214,7 +234,6 @@ class Plan:
         values: Sequence[Any],
         limits: tuple[int, int | None] | None,
         connection: Any,
-        check: Callable[[], None] | None = None,
     ) -> Any:
         """Return the rows as a list, or for :data:`EXISTS` or :data:`COUNT` the value.
 
@@ -227,17 +246,16 @@ class Plan:
         :param values: one value for each condition, prepared by the condition's field.
         :param limits: the slice as two row numbers, counted from 0: its first row, and the row
             after its last row.
-        :param check: called before a query is sent.
         """
         if not self.accepts(values):
             return UNREAD
-        is_value = kind in (EXISTS, COUNT)
-        query_database = partial(self._query, values, limits, connection, check, is_value=is_value)
+        is_value = kind is EXISTS or kind is COUNT
         if self.cache is not None:
+            query_database = partial(self._query, values, limits, connection, is_value=is_value)
             result = self.cache.read(queryset, values, limits, connection, query_database)
             if result is not UNREAD:
                 return result
-        result = query_database()
+        result = self._query(values, limits, connection, is_value=is_value)
         return result if is_value else self._results(result, connection, queryset)
 
     def prepare(
@@ -246,7 +264,6 @@ class Plan:
         values: Sequence[Any],
         limits: tuple[int, int | None] | None,
         connection: Any,
-        check: Callable[[], None] | None = None,
     ) -> Any:
         """Prepare a read of rows through the cache. Sends nothing.
 
@@ -257,7 +274,7 @@ class Plan:
             return UNREAD
         if self.cache is None:
             return None
-        query = partial(self._query, values, limits, connection, check, is_value=False)
+        query = partial(self._query, values, limits, connection, is_value=False)
         return self.cache.prepare(queryset, values, limits, connection, query)
 
     def _query(
@@ -265,65 +282,37 @@ class Plan:
         values: Sequence[Any],
         limits: tuple[int, int | None] | None,
         connection: Any,
-        check: Callable[[], None] | None,
         *,
         is_value: bool,
     ) -> Any:
         """Send one query, and return its rows as the driver returns them, or its value."""
-        if check is not None:
-            check()
-        parameters = self.parameters(values, connection)
-        assert parameters is not None
-        if is_value:
-            return self.scalar(parameters, connection, limits)
-        return self._fetch(parameters, connection, limits)
-
-    def rows(
-        self,
-        parameters: list[Any],
-        connection: Any,
-        queryset: Any,
-        limits: tuple[int, int | None] | None,
-    ) -> list[Any]:
-        """Send one query and return the results of its rows: instances, or plain values.
-
-        :param queryset: the queryset for which the instances are made.
-        :param limits: the slice, as for :meth:`read`.
-        """
-        return self._results(self._fetch(parameters, connection, limits), connection, queryset)
-
-    def _fetch(
-        self, parameters: list[Any], connection: Any, limits: tuple[int, int | None] | None
-    ) -> Sequence[Row]:
+        if (shard := getattr(connection, "shard", None)) is not None:
+            # Check that the database compares text keys exactly. If Django sends the query, the SQL
+            # compiler of the shards makes this check; a plan uses no compiler.
+            key_guard.check(connection, (shard,), self.tables)
+        parameters = self._bound(values, connection)
+        sql = self.statement(parameters, limits, connection)
         with connection.cursor() as cursor:
-            cursor.execute(self.statement(parameters, limits, connection), tuple(parameters))
-            rows: Sequence[Row] = cursor.fetchall()
-        return rows
+            cursor.execute(sql, tuple(parameters))
+            if not is_value:
+                return cursor.fetchall()
+            row = cursor.fetchone()
+        return None if row is None else row[0]
 
     def _results(self, rows: Sequence[Row], connection: Any, queryset: Any) -> list[Any]:
         if not rows:
             return []
-        loader = loader_of(self.model, connection, self._names, self._joined)
-        values = loader.values(rows)
-        if not self._selection.makes_instances:
-            return self._selection.results(loader.field_values(values), loader.names)
-        if self._joined is None:
-            instances = loader.instances(values, queryset)
+        loader = loader_of(self._loader_key, connection)
+        if self._is_simple:
+            instances = loader.loaded(rows, queryset)
+        elif not self._selection.makes_instances:
+            return self._selection.results(loader.converted(rows), loader.names)
         else:
-            converted = loader.field_values(values)
-            instances = self._joined.instances(converted, queryset, connection.alias)
+            converted = loader.converted(rows)
+            instances = self._joined.instances(converted, queryset, connection.alias)  # type: ignore[union-attr]  # not None for other instances
         if queryset._known_related_objects:
             _relate(instances, queryset)
         return instances
-
-    def scalar(
-        self, parameters: list[Any], connection: Any, limits: tuple[int, int | None] | None
-    ) -> Any:
-        """Send one query and return the first column of the first row; None if there is no row."""
-        with connection.cursor() as cursor:
-            cursor.execute(self.statement(parameters, limits, connection), tuple(parameters))
-            row = cursor.fetchone()
-        return None if row is None else row[0]
 
 
 def _unchanged_type(part: Any, connection: Any) -> type | None:
@@ -363,30 +352,6 @@ def _relate(instances: list[Any], queryset: Any) -> None:
                 related = known.get(key_of(instance))
                 if related is not None:
                     setattr(instance, field.name, related)
-
-
-def loader_of(
-    model: Any,
-    connection: Any,
-    names: tuple[str, ...] | None = None,
-    joined: JoinedInstances | None = None,
-) -> InstanceLoader:
-    """Return the loader, which makes instances of ``model`` from rows that ``connection`` has read.
-
-    :param names: the attnames of the fields in a row; None for all fields.
-    :param joined: has the columns of joined rows; None if the rows are of one table.
-    """
-    # Keep the loaders in an attribute of the connection, because each loader uses its connection.
-    # USE_TZ is part of the key of this dict, because MySQL's converters depend on USE_TZ.
-    loaders = connection.__dict__.setdefault(_LOADERS, {})
-    key = model, names, joined, settings.USE_TZ
-    loader: InstanceLoader | None = loaders.get(key)
-    if loader is None or not loader.knows_all_fields():
-        if len(loaders) >= _MOST_LOADERS:
-            loaders.clear()
-        columns = None if joined is None else joined.columns
-        loader = loaders[key] = InstanceLoader(model, connection, names, columns)
-    return loader
 
 
 def compile_plan(

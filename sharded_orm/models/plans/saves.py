@@ -260,7 +260,7 @@ def _find_saved_fields(
         or len(pk_fields) != 1
         or key not in meta.local_concrete_fields
         or options.key_has_pre_save
-        # Since Django 6.0, an UPDATE returns the values of generated fields.
+        # Since Django 6.0, an UPDATE returns the values of generated fields. A plan does not do so.
         or any(field.generated for field in meta.local_concrete_fields)
         or not fields
         # Django's own methods may be called twice: they set the time again, or have stored the file.

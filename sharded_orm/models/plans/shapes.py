@@ -29,6 +29,7 @@ from sharded_orm.models.plans.condition_trees import (
     with_values,
 )
 from sharded_orm.models.plans.conditions import (
+    KINDS_BY_TYPE,
     Condition,
     ValueForm,
     condition_of,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 logger = logging.getLogger("sharded_orm.plans")
+
+_TEXT = frozenset({str})
 
 #: The maximum number of shapes that a process keeps. If a shape is not kept, Django compiles each of
 #: its queries.
@@ -80,11 +83,13 @@ class Shape:
         "options",
         "ordering",
         "plans",
+        "prepares",
         "repeats_key",
         "seen",
         "selection",
         "shard_at",
         "updates",
+        "value_iterable",
     )
 
     def __init__(
@@ -102,6 +107,8 @@ class Shape:
         self.conditions = conditions
         self.ordering = ordering
         self.selection = selection
+        #: The class that makes the results from rows; None if the results are instances.
+        self.value_iterable = None if selection.makes_instances else selection.iterable
         #: The position of the condition that determines the shard; None if there is no such
         #: condition.
         self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
@@ -114,6 +121,11 @@ class Shape:
             part.form is not ValueForm.VALUE or part.takes_instance
             for part in conditions[len(conditions) - len(names) :]
         )
+        #: For each condition of the last call: its name, and the field that prepares its value.
+        self.prepares = [
+            (name, part.target)
+            for name, part in zip(names, conditions[len(conditions) - len(names) :], strict=True)
+        ]
         #: The shapes (calls without their values) after one more call, such as filter(), keyed by
         #: the call. None means that Django handles the call.
         self.children: dict[tuple[Any, ...], Shape | None] = {}
@@ -172,16 +184,16 @@ class Recording(NamedTuple):
         child = self.shape.children.get(_filter_call(named, excluded))
         if child is None:
             return None
-        new = zip(child.names, child.conditions[len(self.values) :], strict=True)
         if not child.freezes:
-            prepared = [part.target.get_prep_value(named[name]) for name, part in new]
-            return Recording(
+            prepared = [field.get_prep_value(named[name]) for name, field in child.prepares]
+            longer = Recording(
                 child,
                 (*self.filters, (excluded, named)),
                 (*self.values, *prepared),
                 self.limits,
                 self.instances,
-            )._with_one_key()
+            )
+            return longer._with_one_key() if child.repeats_key else longer
         frozen = self._frozen(child, [(name, named[name]) for name in child.names])
         if frozen is None:
             return None
@@ -304,7 +316,7 @@ class Recording(NamedTuple):
         Return None if Django must handle the call, or if :meth:`learn_order` has not seen it yet.
         """
         child = self.shape.children.get(("order_by", *names)) if _are_texts(names) else None
-        return None if child is None else self._replace(shape=child)
+        return None if child is None else self._of_shape(child)
 
     def learn_order(self, names: tuple[Any, ...]) -> None:
         """Record the shape of ``order_by(*names)``, which Django has accepted, for :meth:`ordered`."""
@@ -323,7 +335,15 @@ class Recording(NamedTuple):
         if not _are_texts(selection.names):
             return None
         child = self.shape.children.get(("select", *selection))
-        return None if child is None else self._replace(shape=child)
+        return None if child is None else self._of_shape(child)
+
+    def _of_shape(self, shape: Shape) -> Recording:
+        # As _replace(shape=shape), in a third of its time.
+        return Recording(shape, self.filters, self.values, self.limits, self.instances)
+
+    def sliced(self, limits: tuple[int, int]) -> Recording:
+        """Return a new recording: the calls recorded here, followed by a slice."""
+        return Recording(self.shape, self.filters, self.values, limits, self.instances)
 
     def learn_selection(self, selection: Selection) -> None:
         """Record the shape of a selection that Django has accepted, for :meth:`selected`."""
@@ -402,11 +422,18 @@ def plan_of(what: str, make: Callable[[], P | None]) -> P | None:
 
 
 def _filter_call(named: dict[str, Any], excluded: bool) -> tuple[Any, ...]:
-    return (excluded, *named, *map(kind_of, named.values()))
+    return (
+        excluded,
+        *named,
+        *[
+            kind if (kind := type(value)) in KINDS_BY_TYPE else kind_of(value)
+            for value in named.values()
+        ],
+    )
 
 
 def _are_texts(names: tuple[Any, ...]) -> bool:
-    return all(type(name) is str for name in names)
+    return set(map(type, names)) <= _TEXT
 
 
 _shapes = 0

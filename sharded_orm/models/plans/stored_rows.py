@@ -121,12 +121,16 @@ def save_stored_row(
         return None  # The row is refused.
     if has_related_rows:
         row._refuse_relations_to_other_shards(options, using, names)
-    with transaction.mark_for_rollback_on_error(using=using):
+    try:
         cached = observer.cached_model_of(model)
         if cached is None:
             is_updated = save_loaded_row(options, model, row, using, names)
         else:
             is_updated = save_cached(cached, options, row, using, names)
+    except Exception:
+        # Enter Django's context manager only now, because it does nothing if there is no error.
+        with transaction.mark_for_rollback_on_error(using=using):
+            raise
     if is_updated:
         state.db = using
     return is_updated
@@ -134,8 +138,9 @@ def save_stored_row(
 
 def _is_heard(model: Any) -> bool:
     """Whether somebody may notice that the signals of a save are not sent."""
-    return any(
-        (signal.receivers and signal.has_listeners(model))
-        or getattr(signal.send, "__func__", None) is not _send
-        for signal in (_base.pre_save, _base.post_save)
-    )
+    for signal in (_base.pre_save, _base.post_save):
+        if (signal.receivers and signal.has_listeners(model)) or (
+            getattr(signal.send, "__func__", None) is not _send
+        ):
+            return True
+    return False

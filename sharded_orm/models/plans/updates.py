@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django.db.models import BinaryField
 from django.db.models.fields.files import FieldFile, ImageFieldFile
 from django.db.models.sql import Query, UpdateQuery
 
@@ -135,7 +136,7 @@ def compile_update(
     :param declarations: the declarations of the model before the examples were made.
     """
     fields = [field for field, _ in new_values]
-    if any(map(has_placeholder, fields)):
+    if any(has_placeholder(field, connection) for field in fields):
         return None
     compilers = []
     for query, _ in examples:
@@ -179,6 +180,23 @@ def are_same(parameters: Sequence[Any], expected: Sequence[Any]) -> bool:
     )
 
 
-def has_placeholder(field: Any) -> bool:
-    """Whether the SQL of a value of ``field`` may depend on the value."""
-    return hasattr(field, "get_placeholder") or hasattr(field, "get_placeholder_sql")
+def has_placeholder(field: Any, connection: Any) -> bool:
+    """Whether the SQL of a value of ``field`` may depend on more of the value than its type."""
+    return any(
+        hasattr(field, name) and not _is_binary_placeholder(getattr(field, name), name, connection)
+        for name in ("get_placeholder", "get_placeholder_sql")
+    )
+
+
+def _is_binary_placeholder(method: Any, name: str, connection: Any) -> bool:
+    """Whether ``method`` is that of Django's ``BinaryField``, and asks a backend of Django, which only
+    distinguishes None, expressions and other values.
+    """
+    own = vars(BinaryField).get(name)
+    kind = next(c for c in type(connection.ops).__mro__ if "binary_placeholder_sql" in vars(c))
+    return (
+        own is not None
+        and getattr(method, "__func__", None) is own
+        and kind.__module__.startswith("django.db.backends.")
+        and "binary_placeholder_sql" not in vars(connection.ops)
+    )

@@ -31,7 +31,6 @@ from sharded_orm.models.sharding.key_sources import KeyGuess
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.models.sharding.type_variables import M
-from sharded_orm.routing.where_clause import KeysOfRows
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
 from sharded_orm.topology.model import ShardGroup
@@ -52,10 +51,6 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: :mod:`sharded_orm.models.querysets.guesses`.
     _may_guess = False
     _guess: KeyGuess | None = None
-    #: A function that returns the shard keys of the query's rows. The sources of keys (objects that
-    #: look up a row's shard key by another column) have just found these keys. The function is used
-    #: for one read only: if the read is repeated, the sources are queried again.
-    _known_keys: KeysOfRows | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
     #: alias.
     failed_shards: dict[str, BaseException] = {}
@@ -95,14 +90,13 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return self._find_route()[0]
 
     def _find_route(self, *, ordered: bool = True) -> tuple[Route, ShardGroup]:
-        known_keys = self.__dict__.pop("_known_keys", key_sources.known_keys)
         return find_route(
             self._options,
             self.query,
             self._hints,
             scatter=self._scatters,
             ordered=ordered,
-            known_keys=known_keys,
+            known_keys=key_sources.keys_of_read(),
         )
 
     @property

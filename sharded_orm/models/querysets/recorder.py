@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Generic, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
-from django.apps import apps
 from django.db.models.query import (
     MAX_GET_RESULTS,
     ModelIterable,
@@ -21,7 +20,6 @@ from django.db.models.query import (
     ValuesIterable,
 )
 
-from sharded_orm import runtime
 from sharded_orm.models.plans.condition_trees import ConditionTree
 from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS
 from sharded_orm.models.plans.selection import (
@@ -33,8 +31,8 @@ from sharded_orm.models.plans.selection import (
     Selection,
 )
 from sharded_orm.models.plans.shapes import Recording, Shape
-from sharded_orm.models.plans.shapes import forget as forget_shapes
 from sharded_orm.models.plans.switch import are_plans_on
+from sharded_orm.models.querysets.first_recordings import first_recording, new_attributes
 from sharded_orm.models.querysets.mixin_base import QuerySetMixin
 from sharded_orm.models.querysets.one_row import matching_rows, only_row
 from sharded_orm.models.sharding.type_variables import M
@@ -42,11 +40,12 @@ from sharded_orm.models.sharding.type_variables import M
 # The value of ``_query`` before the recorded calls are applied to a query.
 _UNBUILT: Any = object()
 _build_lock = RLock()
+_FIRST = (0, 1)
 
 # The attributes that are copied or set by _clone() of Django's QuerySet and of this package's
 # querysets.
 _COPIED = frozenset(QuerySet().__dict__) | {
-    "_is_using_called", "_known_keys", "_partial", "_recording", "_scatters", "_uncached",
+    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
 }  # fmt: skip
 
 
@@ -60,18 +59,30 @@ class CallRecorder(QuerySetMixin[M]):
     #: The calls that have built this queryset. None if its query was built in another way, or if
     #: a caller may have changed the query.
     _recording: Recording | None = None
+    # Django 6.1 sets this attribute on the querysets themselves.
+    _cloning_enabled = True
 
     def __init__(
         self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
     ) -> None:
         recording = None
         if query is None and are_plans_on() and self._records(using, hints):
-            recording = _new_recording(type(self), model)
+            attributes = new_attributes.get((type(self), model))
+            if attributes is not None:
+                # Set what the other branch has set on an earlier queryset, in a fifth of the time.
+                own = self.__dict__
+                own.update(attributes)
+                own["_db"] = using
+                own["_hints"] = hints or {}
+                own["_known_related_objects"] = {}
+                return
+            recording = first_recording(type(self), model, CallRecorder)
         if recording is None:
             super().__init__(model, query, using, hints)
-        else:
-            super().__init__(model, _UNBUILT, using, hints)
-            self._recording = recording
+            return
+        super().__init__(model, _UNBUILT, using, hints)
+        self._recording = recording
+        new_attributes[type(self), model] = {**self.__dict__}
 
     if not TYPE_CHECKING:  # For type checkers, ``query`` stays the attribute of Django's QuerySet.
 
@@ -138,7 +149,7 @@ class CallRecorder(QuerySetMixin[M]):
 
     def _new_recording(self) -> Recording | None:
         """Return an empty recording of calls; None if the class of this queryset records no calls."""
-        return _new_recording(type(self), self.model)
+        return first_recording(type(self), self.model, CallRecorder)
 
     def _end_recording(self) -> None:
         """Apply the recorded calls to an ordinary query, and stop recording."""
@@ -179,7 +190,7 @@ class CallRecorder(QuerySetMixin[M]):
         if (
             recording is None
             or self._iterable_class is not recording.shape.selection.iterable
-            or not getattr(self, "_cloning_enabled", True)  # of Django 6.1
+            or not self._cloning_enabled
             or self._sticky_filter
             or self._defer_next_filter
             # Use no plan after only() or defer() on a related manager: its rows may lack the field
@@ -213,10 +224,10 @@ class CallRecorder(QuerySetMixin[M]):
         attributes["_result_cache"] = None
         attributes["_prefetch_done"] = False
         attributes["_deferred_filter"] = None
-        selection = recording.shape.selection
-        if not selection.makes_instances:
-            attributes["_iterable_class"] = selection.iterable
-            attributes["_fields"] = selection.names
+        shape = recording.shape
+        if shape.value_iterable is not None:
+            attributes["_iterable_class"] = shape.value_iterable
+            attributes["_fields"] = shape.selection.names
         return clone
 
     def _clone(self) -> Self:
@@ -363,17 +374,26 @@ class CallRecorder(QuerySetMixin[M]):
             if type(start) is type(stop) is int and 0 <= start < stop:
                 recording = self._recorded()
                 if recording is not None and recording.limits is None:
-                    return self._with_recording(recording._replace(limits=(start, stop)))
+                    return self._with_recording(recording.sliced((start, stop)))
         return super().__getitem__(k)
 
     # -- Reading ---------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        recording = self._recorded() if self._result_cache is None else None
-        if recording is not None:
-            rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
-            if self._result_cache is None:
-                self._result_cache = rows
+        if self._result_cache is None:
+            recording = self._recorded()
+            if recording is not None:
+                rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
+                if self._result_cache is None:  # Otherwise Django has read the rows.
+                    self._result_cache = rows
+                    if not self._prefetch_related_lookups:
+                        return
+        elif (
+            self._recording is not None
+            and not self._prefetch_related_lookups
+            and self._may_read_by_plan()
+        ):
+            return  # Nothing is left to do.
         super()._fetch_all()
 
     def get(self, *args: Any, **kwargs: Any) -> M:
@@ -403,7 +423,7 @@ class CallRecorder(QuerySetMixin[M]):
             rows = self._read(
                 GET, selected, limits, lambda: matching_rows(self._with_recording(selected))
             )
-        row: M = only_row(self.model, rows)
+        row: M = rows[0] if len(rows) == 1 else only_row(self.model, rows)
         return row
 
     def first(self) -> M | None:
@@ -411,9 +431,31 @@ class CallRecorder(QuerySetMixin[M]):
         if recording is None or recording.shape.ordering is not None or self.ordered:
             return super().first()
         # Do the same as QuerySet.first(), but without ``query``, which would end the recording.
-        for row in self.order_by("pk")[:1]:
-            return row
-        return None
+        recording = self._recorded()
+        ordered = None
+        if (
+            recording is not None
+            and recording.limits is None
+            and not self._prefetch_related_lookups
+            # A project may have methods of its own.
+            and getattr(self.order_by, "__func__", None) is CallRecorder.order_by
+            and type(self).__getitem__ is CallRecorder.__getitem__
+        ):
+            ordered = recording.ordered(("pk",))
+        if ordered is None:
+            for row in self.order_by("pk")[:1]:
+                return row
+            return None
+        first_page = ordered.sliced(_FIRST)
+        # Copy the queryset only if Django reads the row.
+        rows = self._read(
+            ROWS, first_page, _FIRST, lambda: self._with_recording(first_page)._rows_by_django()
+        )
+        return rows[0] if rows else None
+
+    def _rows_by_django(self) -> Any:
+        super()._fetch_all()
+        return self._result_cache
 
     @property
     def ordered(self) -> bool:
@@ -434,65 +476,3 @@ class CallRecorder(QuerySetMixin[M]):
         if recording is None or recording.limits is not None:
             return super().count()
         return int(self._read(COUNT, recording, None, super().count))
-
-
-# A read by a plan (stored SQL of an earlier, similar query) does not call these methods. So the
-# querysets of a project that overrides one of them are not recorded and use no plans.
-_SKIPPED = (
-    "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
-    "_filter_or_exclude_inplace", "_values", "db", "filter", "query",
-)  # fmt: skip
-_METHODS = {n for n, m in vars(QuerySet).items() if callable(m) or isinstance(m, property)}
-_new_recordings: dict[tuple[Any, Any], Recording | None] = {}
-
-
-def _forget() -> None:
-    # After a change of the settings, other ids may determine a shard. So drop all shapes (the stored
-    # forms of recorded querysets), because they contain the field that determines the shard.
-    _new_recordings.clear()
-    forget_shapes()
-
-
-runtime.on_reset(_forget)
-
-
-def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
-    """Return an empty recording of calls for a new queryset; None if its class records no calls."""
-    try:
-        return _new_recordings[queryset_class, model]
-    except KeyError:
-        pass
-    if model is None or model._meta.apps is not apps or not apps.models_ready:
-        # Do not store a historical model in the dict, because it must be possible to
-        # garbage-collect it.
-        return None
-    shape = None
-    if _skips_nothing(queryset_class):
-        shape = queryset_class._first_shape(model)
-    recording = None if shape is None else Recording(shape)
-    _new_recordings[queryset_class, model] = recording
-    return recording
-
-
-def _skips_nothing(queryset_class: Any) -> bool:
-    """Return whether a plan may read querysets of this class, although it skips some methods.
-
-    The skipped methods must be Django's or this package's: then a plan has the same effect. All
-    base classes are examined, even those behind this package's classes in the method resolution
-    order.
-    """
-    bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
-    # In the method resolution order, a class of the project may come after CallRecorder. It must
-    # not override a method of Django's QuerySet, because CallRecorder does not always call super().
-    behind = bases[bases.index(CallRecorder) :]
-    return all(
-        _module_of(member).startswith(("django.db.models.", "sharded_orm.models."))
-        for base in bases
-        for name, member in vars(base).items()
-        if name in _SKIPPED or (base in behind and name in _METHODS)
-    )
-
-
-def _module_of(member: Any) -> str:
-    function = member.fget if isinstance(member, property) else member
-    return str(getattr(function, "__module__", ""))

@@ -6,10 +6,14 @@ source (:func:`provide_key_source`) once it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from django.db.models import Field, Model
+
+from sharded_orm.routing.where_clause import KeysOfRows
 
 
 class KeyGuess(Protocol):
@@ -60,6 +64,9 @@ class KeySource(Protocol):
 
 
 _sources: list[KeySource] = []
+# The keys that this thread has just found for the read that it does, as a function; see
+# hand_over(). They do not belong to a queryset, because threads may share one.
+_keys_of_read: ContextVar[KeysOfRows | None] = ContextVar("_keys_of_read", default=None)
 
 
 def provide_key_source(source: KeySource) -> None:
@@ -87,6 +94,32 @@ def known_keys(
         if keys is not None:
             return keys
     return None
+
+
+@contextmanager
+def hand_over(keys: KeysOfRows) -> Iterator[None]:
+    """Within the ``with`` block, let the next look-up by :func:`keys_of_read` use ``keys``.
+
+    This applies only to the current context (:mod:`contextvars`).
+    """
+    token = _keys_of_read.set(keys)
+    try:
+        yield
+    finally:
+        _keys_of_read.reset(token)
+
+
+def keys_of_read() -> KeysOfRows:
+    """Return the function that finds the keys of a read: one that was handed over, or :func:`known_keys`.
+
+    A function that was handed over is returned once. If the read is repeated, the sources of keys are
+    queried again.
+    """
+    handed_over = _keys_of_read.get()
+    if handed_over is None:
+        return known_keys
+    _keys_of_read.set(None)
+    return handed_over
 
 
 def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:

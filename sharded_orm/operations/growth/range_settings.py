@@ -13,8 +13,9 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
-    """Open a range of shards for new keys, or close it. Keys on its shards stay there (as at Yupoo,
-    Y3).
+    """Open a range of shards for new keys, or close it. Keys on its shards stay there.
+
+    Yupoo does the same (row Y3 of docs/explanation/designs).
 
     :param name: the name of the group.
     :param first: the number of the range's first shard; ``last`` is the number of its last shard.
@@ -22,7 +23,7 @@ def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
     :return: the topology document with the change.
     :raises GrowthRefused: the group has no such range, or its strategy never chooses a shard for a
         new key.
-    :raises TopologyError: the topology was not changed.
+    :raises TopologyError: the new topology could not be published. The old one is still in force.
     """
     return _set(name, first, last, "open", is_open)
 

@@ -56,8 +56,8 @@ class SourceTable:
 
     @cached_property
     def owner(self) -> Any:
-        """The foreign key of an automatic many-to-many table to the model that declares the
-        relation.
+        """The foreign key to the model that declares the relation, if this is an automatic
+        many-to-many table.
 
         None for other tables.
         """

@@ -357,9 +357,9 @@ class KeyMover:
         try:
             _require_time(deadline)
         except _TooLong:
-            # Take the rows of ``late``, the tables that were not published early, out of the target's
-            # real tables again. Their rows may be there only while writes wait. The next attempt
-            # publishes them again.
+            # Remove the rows of the tables ``late`` from the target's real tables again. Rows of these
+            # tables may be there only while writes of the key wait, and writes go on now. The next
+            # attempt publishes the rows again.
             copy.unpublish(late, move.number, move.value)
             raise
         self.rows, problems = differences(

@@ -337,7 +337,7 @@ class _Run:
     def _not_recovered(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
         self._fail(
             move.text,
-            f"its move was broken off, and could not be ended ({journal.one_line(cause).rstrip('.')})."
+            f"its move was broken off, and could not be ended ({journal.with_notes(cause)})."
             f" Nothing is lost: {self._repair}",
         )
 
@@ -410,17 +410,17 @@ class _Run:
 
     def _end(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
         """Undo a move that has failed, or complete it if the target owns the key already."""
-        why = journal.one_line(cause).rstrip(".")
+        why = journal.with_notes(cause)
         try:
             if mover.undo(move, why):
                 if not isinstance(cause, OperationStopped):
-                    self._fail(move.text, str(cause))
+                    self._fail(move.text, str(cause) if isinstance(cause, MoveFailed) else why)
                 return
             mover.settle(move)
         except LeaseLost:
             raise
         except Exception as exc:
-            again = journal.one_line(exc).rstrip(".")
+            again = journal.with_notes(exc)
             if move.phase in (record.SWITCHED, record.SETTLED):
                 self._moved(mover, move)
                 with self._lock:

@@ -235,7 +235,8 @@ class _Rejoin:
             )
 
     def _prepared_problems(self) -> Iterator[str]:
-        # A comparison does not see them, and their end would change rows after it.
+        # A comparison does not see the changes of prepared transactions. A commit after the comparison
+        # would change rows that were already compared.
         for branch in self._side.prepared_branches():
             if branch.schema in self._schemas:
                 yield (

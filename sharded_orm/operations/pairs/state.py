@@ -11,7 +11,7 @@ from django.db import Error
 
 from sharded_orm import runtime
 from sharded_orm.backends.replication import ReplicationServer
-from sharded_orm.operations.exceptions import JournalMissing
+from sharded_orm.operations.exceptions import JournalMissing, PairRefused
 from sharded_orm.operations.nodes import Alive, ask_nodes
 from sharded_orm.operations.pairs.pair_servers import open_pair, shards_by_pair
 from sharded_orm.operations.pairs.replication_check import given_up_schemas, newer_epoch_problems
@@ -93,7 +93,16 @@ class PairStatus:
     @property
     def upgrade_problem(self) -> str:
         """The sentence about the unfinished upgrade, and why other problems are expected until its end."""
-        return f"{self.upgrade}. Until then, shards of one side may lack migrations, and differ from others."
+        text = (
+            f"{self.upgrade[:1].upper()}{self.upgrade[1:]}. Until then, shards of one side may lack migrations,"
+            " and differ from others."
+        )
+        if self.error:
+            text += (
+                " If a side is lost for ever, end the upgrade by 'manage.py shards switch GROUP --all-from"
+                " NODE --force'."
+            )
+        return text
 
     @property
     def problems(self) -> list[str]:
@@ -103,7 +112,7 @@ class PairStatus:
     def _problems(self) -> Iterator[str]:
         pair = " and ".join(self.nodes)
         if self.error:
-            yield f"The pair {pair} could not be asked ({self.error})."
+            yield f"The pair {pair} could not be asked: {self.error}."
         if self.upgrade:
             yield self.upgrade_problem
         for newer in self.newer:
@@ -168,7 +177,9 @@ def pair_states(
         PairStatus(
             by_name[name],
             _sides(by_name[name], by_pair[by_name[name]]),
-            error=error_line(outcome),
+            error="; ".join(outcome.problems)
+            if isinstance(outcome, PairRefused)
+            else error_line(outcome),
         )
         if isinstance(outcome, Exception)
         else outcome

@@ -31,7 +31,7 @@ from sharded_orm.operations.pairs.side_switch import (
 )
 from sharded_orm.operations.pairs.sides import open_fence
 from sharded_orm.operations.pairs.state import pair_states
-from sharded_orm.operations.pairs.upgrade_end import hold_upgrade, upgraded_sides
+from sharded_orm.operations.pairs.upgrade_end import hold_upgrade, problems_of_end, upgraded_sides
 from sharded_orm.operations.pairs.upgrade_state import stopped_writes
 from sharded_orm.operations.promotion import cached_rows
 from sharded_orm.operations.runs import journal
@@ -89,8 +89,7 @@ def switch_sides(
         try:
             upgraded = None
             if upgrade is not None:
-                if problems := list(upgrade.problems()):
-                    raise SwitchRefused(problems)
+                _refuse_end(upgrade.lost)
                 upgrade.repair()
                 upgraded = upgrade.lost, upgrade.survivor
             plan, loss = _checked_plan(group, numbers, to_side, all_from, options, upgraded)
@@ -123,9 +122,17 @@ def check_switch(
     """
     options = options or SwitchOptions()
     runtime.refresh()
-    upgraded = upgraded_sides(all_from) if options.force and all_from is not None else None
+    upgraded = None
+    if options.force and all_from is not None:
+        upgraded = upgraded_sides(all_from)
+        _refuse_end(all_from)
     plan, _ = _checked_plan(group, numbers, to_side, all_from, options, upgraded)
     return plan
+
+
+def _refuse_end(lost: str) -> None:
+    if problems := list(problems_of_end(lost)):
+        raise SwitchRefused(problems)
 
 
 def _checked_plan(

@@ -12,7 +12,7 @@ was changed back, the survivor has the new schema. After that, only the lost sid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -52,6 +52,33 @@ def upgraded_sides(node: str) -> tuple[str, str] | None:
     return node, next(name for name in last.arguments["pair"] if name != node)
 
 
+def problems_of_end(lost: str) -> Iterator[str]:
+    """Yield the reason why the unfinished upgrade of a pair cannot end without the side ``lost``, if any.
+
+    One or two queries.
+    """
+    run = unfinished_run()
+    if run is None or lost not in run.arguments["pair"]:
+        return
+    arguments, plan = run.arguments, RollingPlan.from_json(run.arguments)
+    current, _step = _current(arguments, plan)
+    if arguments.get("returning") and current is not None and current.active == lost:
+        yield (
+            f"an abort has begun to give {current} on {current.passive!r} the old schema back, and only"
+            f" {lost!r} knows that schema: start {lost!r} again, with its data or with a backup,"
+            " and finish the abort by 'manage.py migrate_shards --rolling --abort'. If there is neither, see"
+            " 'If a side is lost for ever' in the documentation of upgrades"
+        )
+    elif arguments.get("given_up", lost) != lost:
+        yield unfinished(plan.first, plan.second)
+
+
+def _current(arguments: Mapping[str, Any], plan: RollingPlan) -> tuple[UpgradeRound | None, int]:
+    """Return the round and the index of the step that come next; no round if all are finished."""
+    number, step = divmod(int(arguments["done"]), len(steps_of(arguments)))
+    return (plan.rounds[number] if number < len(plan.rounds) else None), step
+
+
 @contextmanager
 def hold_upgrade(node: str) -> Iterator[UpgradeEnd | None]:
     """A context manager that holds the unfinished rolling upgrade of a pair with ``node``.
@@ -79,20 +106,6 @@ class UpgradeEnd:
         self._plan = RollingPlan.from_json(run.arguments)
         self.lost = lost
         (self.survivor,) = {self._plan.first, self._plan.second} - {lost}
-
-    def problems(self) -> Iterator[str]:
-        """Yield the reason why the upgrade cannot be ended so, as a sentence."""
-        arguments = self._run.arguments
-        current, _step = self._current()
-        if arguments.get("returning") and current is not None and current.active == self.lost:
-            yield (
-                f"an abort has begun to give {current} on {self.survivor!r} the old schema back, and only"
-                f" {self.lost!r} knows that schema: start {self.lost!r} again, with its data or with a backup,"
-                " and finish the abort by 'manage.py migrate_shards --rolling --abort'. If there is neither, see"
-                " 'If a side is lost for ever' in the documentation of upgrades"
-            )
-        elif arguments.get("given_up", self.lost) != self.lost:
-            yield unfinished(self._plan.first, self._plan.second)
 
     def repair(self) -> None:
         """Store the epochs that an earlier process has published on the survivor, and not stored there."""
@@ -157,7 +170,7 @@ class UpgradeEnd:
 
     def _behind(self) -> UpgradeRound | None:
         """Return the shards that get the new schema on the survivor now; None if there are none."""
-        current, step = self._current()
+        current, step = _current(self._run.arguments, self._plan)
         if current is None or step > self._own_step(current):
             return None
         done = int(self._run.arguments["done"])
@@ -180,12 +193,6 @@ class UpgradeEnd:
         numbers = {name: each for name, each in numbers.items() if each}
         return replace(current, numbers=numbers) if numbers else None
 
-    def _current(self) -> tuple[UpgradeRound | None, int]:
-        """Return the round and the index of the step that come next; no round if all are finished."""
-        done, names = int(self._run.arguments["done"]), steps_of(self._run.arguments)
-        number, step = divmod(done, len(names))
-        return (self._plan.rounds[number] if number < len(self._plan.rounds) else None), step
-
     def _own_step(self, current: UpgradeRound) -> int:
         """Return the index of the step in which the survivor gets the new schema."""
         names = steps_of(self._run.arguments)
@@ -196,7 +203,7 @@ class UpgradeEnd:
     def _upgraded(self, behind: UpgradeRound | None) -> dict[str, list[int]]:
         """Return the numbers of the shards that have the new schema on the survivor, by group."""
         number = int(self._run.arguments["done"]) // len(steps_of(self._run.arguments))
-        current, step = self._current()
+        current, step = _current(self._run.arguments, self._plan)
         rounds = list(self._plan.rounds[:number])
         if behind is not None:
             rounds.append(behind)

@@ -226,7 +226,7 @@ class _Work:
         it.
         """
         move = record.change
-        why = str(cause) if isinstance(cause, MoveFailed) else journal.one_line(cause)
+        why = str(cause) if isinstance(cause, MoveFailed) else f"{journal.with_notes(cause)}."
         if not isinstance(cause, OperationStopped):
             self.report.failures[move.number] = why
         try:
@@ -235,7 +235,7 @@ class _Work:
             raise
         except Exception as exc:
             self.report.failures[move.number] = (
-                f"{why} The move was not ended either ({journal.one_line(exc)}), and the shard may be"
+                f"{why} The move was not ended either ({journal.with_notes(exc)}), and the shard may be"
                 f" out of use until it is: run 'manage.py shards move {move.group} --repair' when the"
                 " cause is mended. Nothing is lost."
             )

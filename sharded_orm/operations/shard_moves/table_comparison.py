@@ -108,8 +108,9 @@ class TableComparison:
         return {name: list(pks) for name, pks in self._open.items() if pks}
 
     def problems(self) -> list[str]:
-        """Return a sentence for each table that has open rows, which differ or are not compared
-        yet.
+        """Return a sentence for each table that has open rows.
+
+        A row is open if it differs or was not compared yet.
         """
         return [
             f"{name}: {len(pks)} rows differ (such as"

@@ -134,13 +134,13 @@ def _problems(node: NodeStatus) -> Iterator[str]:
         counts = ", ".join(f"{count} of {group!r}" for group, count in node.expected.items())
         what, remedy = (
             "does not answer",
-            "Mend it, or the node's HOST, PORT, USER, PASSWORD and OPTIONS",
+            "Mend the node, or its HOST, PORT, USER, PASSWORD and OPTIONS",
         )
         if node.is_misconfigured:
-            what, remedy = "cannot be asked with its settings", "Correct them in NODES"
+            what, remedy = "cannot be asked with its settings", "Correct the settings in NODES"
         yield (
-            f"Node {node.name!r} {what} ({node.error})"
-            + (f": nothing is known of its shards, {counts}." if counts else ".")
+            f"Node {node.name!r} {what}: {node.error}."
+            + (f" Nothing is known of its shards, {counts}." if counts else "")
             + f" {remedy}, and check again."
         )
     for group in node.groups:

@@ -106,9 +106,12 @@ def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
 
 
 def error_line(error: Exception) -> str:
-    """Return the text of ``error`` in one line, such as ``2002: Can't connect to server on 'db2'``."""
+    """Return the text of ``error`` in one line, such as ``2002: Can't connect to server on 'db2'``.
+
+    It is for the middle of a sentence, so it has no full stop at its end.
+    """
     text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
-    return " ".join(text.split())
+    return " ".join(text.split()).removesuffix(".")
 
 
 def _read_node(

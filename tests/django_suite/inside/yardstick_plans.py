@@ -113,13 +113,12 @@ def _compared(
     statement = plan.statement(parameters, limits, connection), tuple(parameters)
     assert sent, f"Django sends nothing instead of {statement}"
     assert repr(sent[0]) == repr(statement), f"{sent[0]} by Django, {statement} by its plan"
-    by_django = result if kind != ROWS else queryset._result_cache
+    by_django = queryset._result_cache if result is None else result
     with _unnoticed(connection):
+        by_plan = plan.read(kind, queryset, recording.values, limits, connection)
         if kind in (ROWS, GET):
-            by_plan = plan.rows(parameters, connection, queryset, limits)
             assert list(map(_described, by_plan)) == list(map(_described, by_django))
         else:
-            by_plan = plan.scalar(parameters, connection, limits)
             assert (bool(by_plan), by_plan or 0) == (bool(by_django), by_django or 0)
     return result
 

@@ -130,7 +130,15 @@ def test_the_state_of_an_import_that_is_under_way_and_of_a_killed_one(site: Site
         "run = last_run('import', 'books'); print(run.state, run.held)"
     )
     process = site.start(
-        "manage.py", "shards", "import", *MODELS, "--from", "default", "--rows", "1", STOP_AT="done:1"
+        "manage.py",
+        "shards",
+        "import",
+        *MODELS,
+        "--from",
+        "default",
+        "--rows",
+        "1",
+        STOP_AT="done:1",
     )
     wait_until_stopped(process)
     assert site.run(state) == "running True"

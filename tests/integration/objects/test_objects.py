@@ -325,13 +325,13 @@ def test_purge_removes_deleted_objects_for_good() -> None:
 def statements(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The nodes to which ``run`` sends statements, one entry per statement."""
     nodes: list[str] = []
-    read = Executor.read
+    run_statement = Executor._run
 
     def recorded(self: Any, statement: Any, *args: Any) -> Any:
         nodes.append(statement.node)
-        return read(self, statement, *args)
+        return run_statement(self, statement, *args)
 
-    monkeypatch.setattr(Executor, "read", recorded)
+    monkeypatch.setattr(Executor, "_run", recorded)
     run()
     return sorted(nodes)
 

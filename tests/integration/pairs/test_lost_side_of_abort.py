@@ -121,8 +121,12 @@ def test_the_side_with_the_old_schema_is_needed_once_it_is_given_back(
 ) -> None:
     abort_until(site, where)
     site.pair.first.kill()
-    refused = give_up(site, "db1", code=1)
-    assert "only 'db1' knows that schema: start 'db1' again" in refused
+    for check in ("--check", "--no-input"):
+        refused = give_up(site, "db1", check=check, code=1)
+        assert "only 'db1' knows that schema: start 'db1' again" in refused
+    status = site.manage("shards", "status").out
+    assert "end the upgrade by 'manage.py shards switch GROUP --all-from NODE --force'" in status
+    assert "The pair db1 and db2 could not be asked: node 'db1' does not answer" in status
     site.pair.first.start()
     assert site.pairs("rejoin", "db1").code == 0
     site.rolling("--abort")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.backends.utils import CursorWrapper
 
 from sharded_orm import runtime, scatter
 from sharded_orm.backends.mysql.node_cursor import NodeCursor
@@ -44,7 +45,7 @@ def rows() -> None:
 def when_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[NodeCursor]]:
     """Call a function when a read was sent ahead the next time, before anything is received.
 
-    The function gets the cursor that waits for the second node. The list contains it afterwards.
+    The function gets the cursor that waits for the last node. The list contains it afterwards.
     """
 
     def prepare(act: Act) -> list[NodeCursor]:
@@ -52,7 +53,7 @@ def when_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[NodeCurso
 
         def act_first(executor: Executor, statements: Any) -> Any:
             if executor._sent and not waiting:
-                waiting.extend(executor._sent.values())
+                waiting.append(list(executor._sent.values())[-1])
                 act(waiting[0])
             return run_node(executor, statements)
 
@@ -79,6 +80,39 @@ def lose_answer(cursor: NodeCursor) -> None:
     with socket.fromfd(cursor._session.raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line:
         assert line.recv(100_000)
         line.shutdown(socket.SHUT_RDWR)
+
+
+def test_keys_are_written_as_the_driver_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[tuple[Any, bytes]] = []
+
+    def compare(executor: Executor, statements: Any) -> Any:
+        for statement, cursor in executor._sent.items():
+            bound = cursor._session.bind(*statement.sql())
+            texts.append((cursor._statement[0].encode(), bound))
+        return run_node(executor, statements)
+
+    run_node = Executor._run_node
+    monkeypatch.setattr(Executor, "_run_node", compare)
+    assert read() == ROWS
+    assert texts
+    assert all(text == bound for text, bound in texts)
+
+
+@pytest.mark.parametrize("name", ["execute", "_execute_with_wrappers", "_execute"])
+def test_a_package_that_replaces_a_method_of_djangos_cursor_sees_each_statement(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages that trace statements do so."""
+    original = getattr(CursorWrapper, name)
+    seen: list[str] = []
+
+    def traced(self: Any, sql: str, *args: Any, **kwargs: Any) -> Any:
+        seen.append(sql)
+        return original(self, sql, *args, **kwargs)
+
+    monkeypatch.setattr(CursorWrapper, name, traced)
+    assert read() == ROWS
+    assert len(seen) == len({runtime.shard("photos", number).node for number in SHARDS})
 
 
 def test_a_read_that_loses_its_session_is_repeated(when_sent: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.topology.site import ROOT
+from tests.integration.topology.site import ROOT, document
 from tests.patience import PATIENCE
 
 RANGES = [{"range": [0, 3], "primary": "one"}]
@@ -67,6 +68,32 @@ def test_a_command_ends_with_a_message(tmp_path: Path, mistake: str) -> None:
     assert errors.startswith("CommandError: ")
     assert message in errors
     assert "Traceback" not in errors
+
+
+WITHOUT_TOPOLOGY = {
+    "TOPOLOGY": {"SOURCE": "file", "OPTIONS": {"PATH": "topology.json"}},
+    "GROUPS": {"photos": {"STRATEGY": "modulo"}},
+}
+
+
+def test_only_the_command_topology_starts_without_a_topology(tmp_path: Path) -> None:
+    """It publishes the first one."""
+    for command in [
+        ("manage.py", "check"),
+        ("manage.py", "help", "topology"),
+        ("script.py",),
+        # A web server may have an argument that is also the name of the command.
+        ("script.py", "topology"),
+    ]:
+        code, errors = run(tmp_path, WITHOUT_TOPOLOGY, *command)
+        assert (code, "nothing was pushed there yet" in errors) == (1, True), (command, errors)
+    first = tmp_path / "first.json"
+    first.write_text(json.dumps(document(0)))
+    code, errors = run(tmp_path, WITHOUT_TOPOLOGY, "manage.py", "topology", "push", str(first))
+    # The command compares what it would write. It does not write to a file.
+    assert (code, "Make this change there" in errors) == (1, True), errors
+    first.rename(tmp_path / "topology.json")
+    assert run(tmp_path, WITHOUT_TOPOLOGY, "script.py", "topology") == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.routing.base import make_strategy
 from sharded_orm.routing.directory import DirectoryStrategy, StoredPlacement
+from sharded_orm.routing.embedded import EmbeddedStrategy
 from sharded_orm.routing.placement_lease import MoveList, PlacementLease
 from sharded_orm.topology.model import ShardGroup, ShardRange
 
@@ -66,6 +67,34 @@ def test_range_by_size() -> None:
         with pytest.raises(InvalidShardKey, match="0 up to 4000"):
             by_size.place(outside)
         assert "up to 4000" in by_size.explain(outside)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        [0, 1, 5 << 46, 5 << 46 | 9, 0],
+        [5 << 46, 15 << 46, 16 << 46],
+        [3 << 46, -1],
+        [3 << 46, 1 << 63],
+        [3 << 46, 1 << 80],
+    ],
+)
+def test_embedded_locates_many_keys_as_one(keys: list[int]) -> None:
+    embedded = strategy("embedded", 16)
+    assert embedded.locate_many(keys) == {key: embedded.locate(key) for key in keys}
+    for wrong in (True, "1", None, 1.0):
+        with pytest.raises(InvalidShardKey):
+            embedded.locate_many([*keys, wrong])
+
+
+def test_many_keys_are_located_as_one_by_a_strategy_of_the_project() -> None:
+    class Mirrored(EmbeddedStrategy):
+        def locate(self, key: Any) -> int | None:
+            return 15 - (super().locate(key) or 0)
+
+    mirrored = Mirrored(strategy("embedded", 16).group, {})
+    assert mirrored.locate_many([0, 5 << 46]) == {0: 15, 5 << 46: 10}
 
 
 def test_embedded_reads_the_published_id() -> None:

@@ -290,44 +290,66 @@ def restart_at(point: str) -> Trouble:
 
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
+
+        def restart() -> float:
+            cache.server.kill()
+            began = time.monotonic()
+            cache.server.start()
+            return began
+
         harness.warm(owner)
         cache = harness.dice.choice(harness.caches)
         cache.prepare_restart()
-        writer = stopped(harness, owner, lane, point, "closing")
-        cache.server.kill()
-        cache.server.start()
-        harness.workload.wait_for_rounds(owner)
-        if point != "closing":
-            writer.go_on()
+        if point == "committing":
+            commit_without_markers(harness, owner, lane, restart, rounds=1)
+        else:
+            writer = stopped(harness, owner, lane, point)
+            restart()
             harness.workload.wait_for_rounds(owner)
-        harness.kill(writer)
+            harness.kill(writer)
         harness.workload.wait_for_rounds(owner)
 
     trouble.__name__ = f"restart_at_{point}"
     return trouble
 
 
+def commit_without_markers(
+    harness: FaultHarness, owner: int, lane: int, lose: Callable[[], float], rounds: int
+) -> None:
+    """The markers are lost between mark and COMMIT; readers read; the writer commits and dies.
+
+    :param lose: removes the markers, and returns a moment before it has removed the first one.
+    :param rounds: how many rounds of reads come before the COMMIT.
+    """
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        writer = stopped(harness, owner, lane, "committing", "closing")
+        began = lose()
+        harness.workload.wait_for_rounds(owner, rounds=rounds)
+        if time.monotonic() - began < QUARANTINE - COMMIT_WITHIN:
+            break
+        # On a busy machine this took longer than the protocol promises to survive.
+        harness.kill(writer)
+        assert time.monotonic() < give_up, "the readers were never fast enough"
+    writer.go_on()
+    harness.workload.wait_for_rounds(owner)
+    harness.kill(writer)
+
+
 def lost_marker(how: Callable[[FaultHarness, int], None]) -> Trouble:
-    """The guard is lost between mark and COMMIT; readers read; the writer commits and dies."""
+    """The guard is lost between mark and COMMIT."""
 
     def trouble(harness: FaultHarness) -> None:
         owner, lane = harness.place()
-        harness.warm(owner)
-        give_up = time.monotonic() + PATIENCE
-        while True:
-            writer = stopped(harness, owner, lane, "committing", "closing")
+
+        def lose() -> float:
             began = time.monotonic()
             how(harness, owner)
-            # The first round creates new guards, the second one finds them without markers.
-            harness.workload.wait_for_rounds(owner, rounds=6)
-            if time.monotonic() - began < QUARANTINE - COMMIT_WITHIN:
-                break
-            # On a busy machine this took longer than the protocol promises to survive.
-            harness.kill(writer)
-            assert time.monotonic() < give_up, "the readers were never fast enough"
-        writer.go_on()
-        harness.workload.wait_for_rounds(owner)
-        harness.kill(writer)
+            return began
+
+        harness.warm(owner)
+        # The first round creates new guards, the second one finds them without markers.
+        commit_without_markers(harness, owner, lane, lose, rounds=6)
         harness.workload.wait_for_rounds(owner, rounds=6)
 
     trouble.__name__ = f"lost_marker_{how.__name__.strip('_')}"

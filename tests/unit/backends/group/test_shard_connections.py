@@ -8,7 +8,9 @@ import weakref
 from typing import Any
 
 import pytest
-from django.db import close_old_connections, connections, reset_queries
+from django.db import DatabaseError, close_old_connections, connections, reset_queries
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
 
@@ -182,6 +184,57 @@ def test_execute_wrappers_of_the_group_apply_to_shards(shards: Shards) -> None:
             use(shards, 1)
     use(shards, 0)
     assert seen == ["group photos_00000", "group photos_00001", "own photos_00001"]
+
+
+@pytest.mark.parametrize("name", ["execute", "_execute_with_wrappers", "_execute"])
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_a_package_that_replaces_a_method_of_djangos_cursor_sees_each_statement(
+    name: str, is_logged: bool, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages that trace statements do so."""
+    original = getattr(CursorWrapper, name)
+    seen: list[str] = []
+
+    def traced(self: Any, sql: str, *args: Any, **kwargs: Any) -> Any:
+        seen.append(f"{self.db.alias} {sql}")
+        return original(self, sql, *args, **kwargs)
+
+    use(shards, 0)
+    shards[0].force_debug_cursor = is_logged
+    with monkeypatch.context() as patched:
+        patched.setattr(CursorWrapper, name, traced)
+        use(shards, 0)
+    use(shards, 0)
+    assert seen == ["photos_00000 SELECT 1"]
+
+
+def test_a_method_that_forbids_connections_forbids_statements(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: BaseDatabaseWrapper) -> None:
+        raise AssertionError("no database here")
+
+    def select() -> None:
+        with connections[shards.alias(1)].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    select()
+    # pytest-django does so outside of tests that use a database.
+    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", refuse)
+    with pytest.raises(AssertionError, match="no database here"):
+        select()
+
+
+def test_an_error_of_the_driver_is_djangos(shards: Shards) -> None:
+    for _ in range(2):
+        with shards[0].cursor() as cursor:
+            with pytest.raises(DatabaseError) as caught:
+                cursor.execute("SELECT nowhere")
+            assert isinstance(caught.value.__cause__, shards[0].Database.Error)
+            assert shards[0].errors_occurred
+            cursor.execute("SELECT 1")
+            assert cursor.fetchone() == (1,)
+            assert list(cursor.fetchall()) == []
 
 
 def test_connections_are_closed_after_the_request(shards: Shards) -> None:

@@ -1,0 +1,83 @@
+"""The empty recordings with which new querysets begin, and which classes of querysets record calls."""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+from django.apps import apps
+from django.db.models.query import QuerySet
+
+from sharded_orm import runtime
+from sharded_orm.models.plans.shapes import Recording
+from sharded_orm.models.plans.shapes import forget as forget_shapes
+
+# A read by a plan (stored SQL of an earlier, similar query) does not call these methods. So the
+# querysets of a project that overrides one of them are not recorded and use no plans.
+_SKIPPED = (
+    "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
+    "_filter_or_exclude_inplace", "_values", "db", "filter", "query",
+)  # fmt: skip
+_METHODS = {n for n, m in vars(QuerySet).items() if callable(m) or isinstance(m, property)}
+_recordings: dict[tuple[Any, Any], Recording | None] = {}
+#: The attributes of a new queryset that records its calls, by its class and model. Each queryset needs
+#: dicts of its own in place of those among them.
+new_attributes: dict[tuple[Any, Any], dict[str, Any]] = {}
+
+
+def forget() -> None:
+    """Drop all recordings and shapes (the stored forms of recorded querysets).
+
+    They contain the field that determines the shard. After a change of the settings, it may be another
+    one.
+    """
+    _recordings.clear()
+    new_attributes.clear()
+    forget_shapes()
+
+
+runtime.on_reset(forget)
+
+
+def first_recording(queryset_class: Any, model: Any, recorder: Any) -> Recording | None:
+    """Return an empty recording of calls for a new queryset; None if its class records no calls.
+
+    :param recorder: the mixin that records the calls, a base class of ``queryset_class``.
+    """
+    try:
+        return _recordings[queryset_class, model]
+    except KeyError:
+        pass
+    if model is None or model._meta.apps is not apps or not apps.models_ready:
+        # Do not store a historical model in the dict, because it must be possible to
+        # garbage-collect it.
+        return None
+    shape = None
+    if _skips_nothing(queryset_class, recorder):
+        shape = queryset_class._first_shape(model)
+    recording = None if shape is None else Recording(shape)
+    _recordings[queryset_class, model] = recording
+    return recording
+
+
+def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
+    """Return whether a plan may read querysets of this class, although it skips some methods.
+
+    The skipped methods must be Django's or this package's: then a plan has the same effect. All
+    base classes are examined, even those behind this package's classes in the method resolution
+    order.
+    """
+    bases = [base for base in queryset_class.__mro__ if base not in (object, Generic)]
+    # In the method resolution order, a class of the project may come after the recorder. It must
+    # not override a method of Django's QuerySet, because the recorder does not always call super().
+    behind = bases[bases.index(recorder) :]
+    return all(
+        _module_of(member).startswith(("django.db.models.", "sharded_orm.models."))
+        for base in bases
+        for name, member in vars(base).items()
+        if name in _SKIPPED or (base in behind and name in _METHODS)
+    )
+
+
+def _module_of(member: Any) -> str:
+    function = member.fget if isinstance(member, property) else member
+    return str(getattr(function, "__module__", ""))

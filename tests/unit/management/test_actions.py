@@ -1,0 +1,50 @@
+"""What commands with actions say of errors."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, OperationalError
+
+from sharded_orm import runtime
+from sharded_orm.backends.shard_errors import add_shard_note
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.management.actions import Action, CommandOfActions
+
+
+class _Fail(Action):
+    name = "fail"
+    help = "Raise an error."
+    error: ClassVar[Exception]
+
+    def run(self, command: Any, options: dict[str, Any]) -> None:
+        raise self.error
+
+
+class _Command(CommandOfActions):
+    actions = (_Fail,)
+
+
+def message_of(error: Exception) -> str:
+    _Fail.error = error
+    with pytest.raises(CommandError) as caught:
+        call_command(_Command(), "fail")
+    assert caught.value.__cause__ is error
+    return str(caught.value)
+
+
+def test_an_error_of_a_database_names_the_shard() -> None:
+    shard = runtime.shard("photos", 1)
+    error = OperationalError(1205, "Lock wait timeout exceeded; try restarting transaction")
+    add_shard_note(error, shard)
+    assert message_of(error) == (
+        "(1205, 'Lock wait timeout exceeded; try restarting transaction'). This was on shard"
+        f" 'photos_00001', node {shard.node!r}."
+    )
+
+
+def test_an_error_without_notes_is_as_it_is() -> None:
+    assert message_of(ShardedOrmError("Name a shard.")) == "Name a shard."
+    assert message_of(DatabaseError("no such table: x")) == "no such table: x"

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from django.db import connections, models
+from django.test.utils import isolate_apps
+
+from sharded_orm.models.plans.instances import InstanceLoader
+
+
+@isolate_apps("tests.samples")
+@pytest.mark.parametrize(
+    "name", ["title", "class", "größe", "ﬁle", "a__b", "__debug__", "two words"]
+)
+def test_instances_are_those_of_from_db(name: str) -> None:
+    class Named(models.Model):
+        locals()[name] = models.TextField()
+
+        class Meta:
+            app_label = "samples"
+
+    rows = [(1, "a"), (2, "b")]
+    loader = InstanceLoader(Named, connections["default"])
+    for names, width in ((None, 2), (("id",), 1)):
+        loader = InstanceLoader(Named, connections["default"], names)
+        values = [row[:width] for row in rows]
+        instances = loader.instances(values, Named.objects.all(), ["one", "two"])
+        expected = [
+            Named.from_db(alias, loader.names, row)
+            for alias, row in zip(("one", "two"), values, strict=True)
+        ]
+        for instance, other in zip(instances, expected, strict=True):
+            states = [each.__dict__ for each in (instance._state, other._state)]
+            assert states[0] == states[1]
+            attributes = [{**each.__dict__, "_state": None} for each in (instance, other)]
+            assert attributes[0] == attributes[1]
+            assert list(attributes[0]) == list(attributes[1])
+            assert instance.get_deferred_fields() == other.get_deferred_fields()
+    with pytest.raises(ValueError, match="has not 1 values"):
+        loader.instances(rows, Named.objects.all())
