@@ -22,6 +22,20 @@ from sharded_orm.cache.values import Row
 _LONGEST_LIST = 100
 # If the result of a query for numbers has more numbers than this, it is not remembered.
 _MOST_NUMBERS = 500
+# The most seconds for which the rows of a list are used without reading their entries. A server evicts
+# entries that nobody reads for long.
+_KEPT_FOR = 10.0
+
+
+def kept_for(ttl: float) -> float:
+    """Return the seconds for which a process may use the rows of a list without reading the entries.
+
+    The entries of rows and lists live so much less than ``ttl`` seconds. So no row is used for longer
+    than ``ttl`` seconds after it was stored, even if nothing tells the process of a write.
+
+    :param ttl: the setting TTL, in seconds.
+    """
+    return min(_KEPT_FOR, ttl // 10)
 
 
 class Listed:
@@ -78,18 +92,14 @@ class ProcessCache:
 
     A revision is a digest of guards, the entries that say whether lists are valid.
 
-    :param limit: the largest number of lists, and also of revisions, that are kept. Beyond the
-        limit, the oldest list or revision is dropped.
+    :param limit: the largest number of lists, of lists with rows, and of revisions that are kept.
+        Beyond the limit, the oldest is dropped.
     """
 
-    #: The most bytes of entries of lists whose rows are kept. If there are more, all are dropped.
+    #: The most bytes of entries of lists whose rows are kept. Beyond it, the oldest are dropped.
     MOST_BYTES = 8 << 20
     #: The largest size in bytes of the entries of one list whose rows are kept.
     LARGEST_LIST = 1 << 16
-    #: Seconds after which the entries of a list are read again. Otherwise the server could evict
-    #: entries that are in use, since nobody reads them, and rows could be used for much longer than
-    #: the setting TTL says.
-    SECONDS = 10.0
 
     def __init__(self, limit: int = 4096) -> None:
         self._limit = limit
@@ -141,12 +151,24 @@ class ProcessCache:
         key = guard, query
         with self._lock:
             former = self._rows.get(key)
+            if former is not None:
+                self._drop(key)
             if is_divided and (former is None or former.guards != kept.guards):
                 kept = kept._replace(until=0.0)
-            self._bytes += kept.size - (0 if former is None else former.size)
-            if self._bytes > self.MOST_BYTES:
-                self._rows, self._bytes = {}, kept.size
+            most = self.MOST_BYTES - kept.size
+            while self._rows and (len(self._rows) >= self._limit or self._bytes > most):
+                self._drop(next(iter(self._rows)))
             self._rows[key] = kept
+            self._bytes += kept.size
+
+    def forget_rows(self, guard: str, query: str, kept: ListedRows) -> None:
+        """Drop the rows of a list whose guards have changed, so that the next read asks for all."""
+        with self._lock:
+            if self._rows.get((guard, query)) is kept:
+                self._drop((guard, query))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._bytes -= self._rows.pop(key).size
 
 
 def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
@@ -186,8 +208,8 @@ class Decoded:
     LIMIT = 8 << 20
     #: The largest size in bytes of an entry that is remembered.
     LONGEST = 1 << 14
-    #: The largest size in bytes of the guards that are remembered with an entry. A guard is compacted
-    #: when it is half as large.
+    #: The largest size in bytes of the guards that are remembered with an entry. They count for LIMIT
+    #: with each entry. A guard is compacted when it is half as large.
     LONGEST_GUARDS = 1 << 12
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()
@@ -220,11 +242,5 @@ class Decoded:
         self.known[name] = kept
 
 
-# All rows of a shard key that were read under the same guards share their bytes. So these count only in
-# part.
-_MOST_COUNTED = 1 << 10
-
-
 def _size(kept: DecodedRow) -> int:
-    guards = sum([len(raw or b"") for raw in kept.guards])
-    return len(kept.value) + min(guards, _MOST_COUNTED)
+    return len(kept.value) + sum([len(raw or b"") for raw in kept.guards])

@@ -37,7 +37,7 @@ from sharded_orm.cache.decoder import EntryDecoder
 from sharded_orm.cache.filler import CacheServers, Filler, forbid_fill
 from sharded_orm.cache.guards import BrokenGuard
 from sharded_orm.cache.keys import Scope
-from sharded_orm.cache.process_cache import ListedRows, ProcessCache
+from sharded_orm.cache.process_cache import ListedRows, ProcessCache, kept_for
 from sharded_orm.cache.repair import Repairer, Sessions
 from sharded_orm.cache.requests import (
     HIT,
@@ -74,6 +74,7 @@ class Reader:
         self._filler = Filler(cache, self.memory, self._decoder)
         self._now = now
         self._monotonic = monotonic
+        self._kept_for = kept_for(cache.options.ttl)
 
     def read(
         self, requests: Sequence[ObjectRequest | ListRequest], *, to_fill: bool = True
@@ -281,12 +282,12 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards, the entries that say whether others are valid. If the process
-        # remembers the ids of the list, this packet also reads the objects, provided that they are
-        # on the same server. If the process remembers only the revision (a part of the list's
-        # name), this packet also reads the list. If the process remembers the rows, the guards say
-        # whether they are still valid.
-        known = memory.rows(own_guard, query, request.format.decoded, self._monotonic())
+        # First packet: the guards, the entries that say whether others are valid; nothing else if the
+        # process remembers the rows. If it remembers the ids of the list, this packet also reads the
+        # objects, provided that they are on the same server. If it remembers only the revision (a
+        # part of the list's name), this packet also reads the list.
+        began = self._monotonic()
+        known = memory.rows(own_guard, query, request.format.decoded, began)
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
@@ -302,11 +303,12 @@ class Reader:
         )
         entry = values.pop() if name is not None else None
         raws = tuple(values)
-        if known is not None and known.guards == raws:
-            request.object_names = known.names
-            request.rows = [*known.rows]
-            request.outcome = HIT
-            return
+        if known is not None:
+            if known.guards == raws:
+                request.object_names, request.rows = known.names, [*known.rows]
+                request.outcome = HIT
+                return
+            memory.forget_rows(own_guard, query, known)
         if object_names:
             request.looks = ((object_names, objects),)
         state = self._guard_state(server, guard_names, scope.home, raws)
@@ -388,13 +390,11 @@ class Reader:
             request.object_names = listed.names
             request.rows = rows
             request.outcome = HIT
-            if shares_store and not state.open:
-                # The guards were equal before and after the objects were read.
-                until = self._monotonic() + min(memory.SECONDS, self.cache.options.ttl / 10)
+            if shares_store and not state.open and self._kept_for:
+                # The guards were equal before and after the objects, which did not expire before `began`.
                 size = sum([len(raw or b"") for raw in (*raws, *[value for value, _ in objects])])
-                kept = ListedRows(
-                    state.raws, request.format.decoded, listed.names, tuple(rows), size, until
-                )
+                until, decoded = began + self._kept_for, request.format.decoded
+                kept = ListedRows(state.raws, decoded, listed.names, tuple(rows), size, until)
                 memory.note_rows(own_guard, query, kept, is_divided=scope.isolate is not None)
             return
         if rows is not None:

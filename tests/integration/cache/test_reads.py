@@ -169,6 +169,42 @@ class TestRoundTrips:
         assert rows()[0].title == "another"
         assert packets[:2] == [(2, 0, 0), (1, 4, 2)]
 
+    def test_a_list_after_a_write(self, store, photos):
+        """The read that fills the list again costs more; those after it cost one round trip."""
+        warm(rows)
+        photos[0].title = "another"
+        photos[0].save()
+        assert round_trips(rows) > 1
+        assert [round_trips(rows) for _ in range(4)] == [1, 1, 1, 1]
+
+    def test_rows_are_used_no_longer_than_the_ttl(self, store, photos, monkeypatch):
+        """What a process knows of rows ends when TTL has passed since they were stored."""
+        lives: list[float] = []
+        fill = objects().fill
+
+        def note(entries: Any, ttl: float, guards: Any) -> Any:
+            lives.append(ttl)
+            return fill(entries, ttl, guards)
+
+        monkeypatch.setattr(objects(), "fill", note)
+        reader, now = cached_queryset._reader, 100.0
+        assert reader is not None
+        read = objects().read
+
+        def take_long(*args: Any) -> Any:
+            nonlocal now
+            now += 2.0
+            return read(*args)
+
+        warm(rows)
+        reader.memory._rows.clear()
+        monkeypatch.setattr(reader, "_monotonic", lambda: now)
+        monkeypatch.setattr(objects(), "read", take_long)
+        rows()
+        (kept,) = reader.memory._rows.values()
+        # The entries may have expired while the answer was under way.
+        assert {life + kept.until - 100.0 for life in lives} == {cache().options.ttl}
+
     def test_rows_of_a_list_of_an_isolate_key(self, store, photos, monkeypatch):
         """They are known when the guards, which change with writes of others, were the same twice."""
 
