@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sharded_orm.cache import values
 from sharded_orm.cache.decoder import Counters, EntryDecoder, listed_rows
-from sharded_orm.cache.process_cache import Listed, ProcessCache
+from sharded_orm.cache.process_cache import Listed, ProcessCache, kept_for
 from sharded_orm.cache.requests import CacheRequest, GuardState, ListRequest, ObjectRequest
 from sharded_orm.cache.stores.base import (
     MAX_VALUE,
@@ -68,6 +68,8 @@ class Filler:
         self._cache = cache
         self._memory = memory
         self._decoder = decoder
+        # For how long the entries live.
+        self._seconds = cache.options.ttl - kept_for(cache.options.ttl)
 
     def lease(self, request: CacheRequest, now: float) -> None:
         """Take leases (permissions of the server) to store the missing objects of ``request``.
@@ -131,9 +133,7 @@ class Filler:
             # prolongs the lives of these guards, so that they outlive the entries.
             names = dict.fromkeys(name for request, _ in entries for name in request.scope.guards)
             try:
-                stored, _ = server.fill(
-                    [entry for _, entry in entries], self._cache.options.ttl, list(names)
-                )
+                stored, _ = server.fill([entry for _, entry in entries], self._seconds, list(names))
             except ServerDown:
                 continue
             for (request, entry), is_stored in zip(entries, stored, strict=True):

@@ -6,7 +6,8 @@ A remembered value is used only if the guards are still the same as when the val
 
 A remembered list saves a round trip. A remembered revision also saves one: the list can be read in
 the same packet as the guards, because its name is known already. A remembered row
-(:class:`Decoded`) saves decoding the entry again.
+(:class:`Decoded`) saves decoding the entry again. If all rows of a list are remembered together
+(:class:`ListedRows`), only the guards are read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ from sharded_orm.cache.values import Row
 _LONGEST_LIST = 100
 # If the result of a query for numbers has more numbers than this, it is not remembered.
 _MOST_NUMBERS = 500
+# The most seconds for which the rows of a list are used without reading their entries. A server evicts
+# entries that nobody reads for long.
+_KEPT_FOR = 10.0
+
+
+def kept_for(ttl: float) -> float:
+    """Return the seconds for which a process may use the rows of a list without reading the entries.
+
+    The entries of rows and lists live so much less than ``ttl`` seconds. So no row is used for longer
+    than ``ttl`` seconds after it was stored, even if nothing tells the process of a write.
+
+    :param ttl: the setting TTL, in seconds.
+    """
+    return min(_KEPT_FOR, ttl // 10)
 
 
 class Listed:
@@ -50,20 +65,49 @@ class Listed:
         self.value = value
 
 
+class ListedRows(NamedTuple):
+    """The rows of a list, as they were when no write to them was under way. Immutable.
+
+    :param guards: the bytes of the list's guards. They were equal before and after the rows were
+        read, and had no open marker (announcement of a write). Each write to the list or to one of
+        its rows changes them, and they never return to an earlier value. So as long as the server
+        has these bytes, the list and its rows are valid.
+    :param decoded: the memory of decoded rows of the format in which the rows are decoded.
+    :param names: the names of the rows' entries.
+    :param rows: the decoded rows, in the same order.
+    :param size: the size of the entries and the guards in bytes.
+    :param until: the time on the monotonic clock from which the entries must be read again.
+    """
+
+    guards: tuple[bytes | None, ...]
+    decoded: Decoded
+    names: tuple[str, ...]
+    rows: tuple[Row, ...]
+    size: int
+    until: float
+
+
 class ProcessCache:
-    """The lists and revisions that a process has read last. Thread-safe.
+    """The lists, their rows, and the revisions that a process has read last. Thread-safe.
 
     A revision is a digest of guards, the entries that say whether lists are valid.
 
-    :param limit: the largest number of lists, and also of revisions, that are kept. Beyond the
-        limit, the oldest list or revision is dropped.
+    :param limit: the largest number of lists, of lists with rows, and of revisions that are kept.
+        Beyond the limit, the oldest is dropped.
     """
+
+    #: The most bytes of entries of lists whose rows are kept. Beyond it, the oldest are dropped.
+    MOST_BYTES = 8 << 20
+    #: The largest size in bytes of the entries of one list whose rows are kept.
+    LARGEST_LIST = 1 << 16
 
     def __init__(self, limit: int = 4096) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._lists: dict[tuple[str, str], Listed] = {}
         self._revisions: dict[str, str] = {}
+        self._rows: dict[tuple[str, str], ListedRows] = {}
+        self._bytes = 0
 
     def listed(self, guard: str, query: str) -> Listed | None:
         return self._lists.get((guard, query))
@@ -81,6 +125,50 @@ class ProcessCache:
         if self._revisions.get(guard) != revision:
             with self._lock:
                 _put(self._revisions, guard, revision, self._limit)
+
+    def rows(self, guard: str, query: str, decoded: Decoded, now: float) -> ListedRows | None:
+        """Return the rows of a list; None if its entries must be read (again).
+
+        The caller must compare the guards.
+
+        :param guard: the name of the list's own guard.
+        :param decoded: the memory of decoded rows of the caller's format.
+        :param now: the time on the monotonic clock.
+        """
+        kept = self._rows.get((guard, query))
+        return kept if kept is not None and now < kept.until and kept.decoded is decoded else None
+
+    def note_rows(self, guard: str, query: str, kept: ListedRows, *, is_divided: bool) -> None:
+        """Keep the rows of a list, unless they are large.
+
+        :param is_divided: whether the list is one of an isolate key, which divides the rows of a shard
+            key. A write of another isolate key changes the guards of the list, but not the list. If
+            there are such writes, it is better to read the rows and the guards in one packet. So the
+            rows are not used until the guards have been the same twice.
+        """
+        if kept.size > self.LARGEST_LIST or not 0 < len(kept.names) <= _LONGEST_LIST:
+            return
+        key = guard, query
+        with self._lock:
+            former = self._rows.get(key)
+            if former is not None:
+                self._drop(key)
+            if is_divided and (former is None or former.guards != kept.guards):
+                kept = kept._replace(until=0.0)
+            most = self.MOST_BYTES - kept.size
+            while self._rows and (len(self._rows) >= self._limit or self._bytes > most):
+                self._drop(next(iter(self._rows)))
+            self._rows[key] = kept
+            self._bytes += kept.size
+
+    def forget_rows(self, guard: str, query: str, kept: ListedRows) -> None:
+        """Drop the rows of a list whose guards have changed, so that the next read asks for all."""
+        with self._lock:
+            if self._rows.get((guard, query)) is kept:
+                self._drop((guard, query))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._bytes -= self._rows.pop(key).size
 
 
 def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
@@ -120,8 +208,9 @@ class Decoded:
     LIMIT = 8 << 20
     #: The largest size in bytes of an entry that is remembered.
     LONGEST = 1 << 14
-    #: The largest size in bytes of the guards that are remembered with an entry.
-    LONGEST_GUARDS = 1 << 10
+    #: The largest size in bytes of the guards that are remembered with an entry. They count for LIMIT
+    #: with each entry. A guard is compacted when it is half as large.
+    LONGEST_GUARDS = 1 << 12
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()
     _total: ClassVar[int] = 0
@@ -154,4 +243,4 @@ class Decoded:
 
 
 def _size(kept: DecodedRow) -> int:
-    return len(kept.value) + sum(len(raw or b"") for raw in kept.guards)
+    return len(kept.value) + sum([len(raw or b"") for raw in kept.guards])

@@ -15,7 +15,8 @@ A *guard* is the cache entry that says whether the objects and lists of a set of
 Reading an object costs one round trip. Reading a list with its rows costs three round trips at
 first use: for the guards, the ids and the objects. It costs two if the process remembers the
 revision, and one if the process also remembers the ids: the guards, which are read in the same
-packet, say whether the remembered ids are still valid.
+packet, say whether the remembered ids are still valid. If the process remembers the rows, too, it
+reads the guards only.
 
 All rows of one request belong to the same state of the database: the guards are read before and
 after the objects. If both readings are equal, nothing was written in between, because a guard never
@@ -35,12 +36,14 @@ from sharded_orm.cache.batching import Reply, Steps, drive, read_leased, read_un
 from sharded_orm.cache.decoder import EntryDecoder
 from sharded_orm.cache.filler import CacheServers, Filler, forbid_fill
 from sharded_orm.cache.guards import BrokenGuard
-from sharded_orm.cache.process_cache import ProcessCache
-from sharded_orm.cache.repair import Repairer
+from sharded_orm.cache.keys import Scope
+from sharded_orm.cache.process_cache import ListedRows, ProcessCache, kept_for
+from sharded_orm.cache.repair import Repairer, Sessions
 from sharded_orm.cache.requests import (
     HIT,
     MISS,
     CacheRequest,
+    Format,
     GuardState,
     ListRequest,
     ObjectRequest,
@@ -55,15 +58,23 @@ class Reader:
     """Reads from the cache, and stores rows in it. The threads of a process share one instance.
 
     :param now: returns the time in seconds since 1970.
+    :param monotonic: returns the time of a monotonic clock in seconds.
     """
 
-    def __init__(self, cache: CacheServers, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        cache: CacheServers,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.cache = cache
         self.memory = ProcessCache()
         self.repairer = Repairer(cache.options.quarantine)
         self._decoder = EntryDecoder(cache.statistics)
         self._filler = Filler(cache, self.memory, self._decoder)
         self._now = now
+        self._monotonic = monotonic
+        self._kept_for = kept_for(cache.options.ttl)
 
     def read(
         self, requests: Sequence[ObjectRequest | ListRequest], *, to_fill: bool = True
@@ -94,6 +105,42 @@ class Reader:
         steps += [self._objects(server, of_server) for server, of_server in objects.items()]
         drive(steps, exchange)
         self._end(requests, to_fill)
+
+    def read_object(
+        self,
+        scope: Scope,
+        format: Format,
+        sessions: Sessions | None,
+        pk: str,
+        *,
+        to_fill: bool = True,
+    ) -> Row | ObjectRequest:
+        """Look for one object, and return its row, if this process knows that the row is valid.
+
+        Otherwise return a request, as :meth:`read` leaves it. So the most common read, that of a row
+        that the process has read before, needs no request. Does not raise if the cache server is down.
+
+        :param scope, format, sessions, pk: see :class:`ObjectRequest`.
+        :param to_fill: see :meth:`read`.
+        """
+        server, name = self.cache.objects(scope.place), scope.object_name(pk)
+        exchange = read_leased if to_fill else read_unleased
+        try:
+            raws, (entry,), _ = exchange(server, scope.guards, (name,), ())
+        except ServerDown:
+            request = ObjectRequest(scope, format, sessions, pk)
+        else:
+            guards_read = tuple(raws)
+            seen = format.decoded.known.get(name)
+            if seen is not None and seen.value == entry.value and seen.guards == guards_read:
+                # This process has already read the same bytes of the entry and of its guards, and
+                # found the row valid.
+                self.cache.statistics.add(scope.type.name, object_hits=1)
+                return seen.row
+            request = ObjectRequest(scope, format, sessions, pk)
+            self._decide(request, server, guards_read, entry)
+        self.cache.statistics.add(scope.type.name, **{self._finish(request, to_fill): 1})
+        return request
 
     def _end(self, requests: Sequence[CacheRequest], to_fill: bool) -> None:
         """Take leases (permissions to store) for requests that have missed. Count all outcomes."""
@@ -220,7 +267,7 @@ class Reader:
             self._repair(request, server, state)
             if state.is_open or (state.covers is not None and state.covers(request.pk)):
                 return
-        row = self._decoder.row(request, entry, state.stamp, () if state.open else raws)
+        row = self._decoder.row(request, entry, state.stamp, () if state.open else state.raws)
         if row is not None:
             request.rows = [row]
             request.outcome = HIT
@@ -235,16 +282,18 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards, the entries that say whether others are valid. If the process
-        # remembers the ids of the list, this packet also reads the objects, provided that they are
-        # on the same server. If the process remembers only the revision (a part of the list's
-        # name), this packet also reads the list.
+        # First packet: the guards, the entries that say whether others are valid; nothing else if the
+        # process remembers the rows. If it remembers the ids of the list, this packet also reads the
+        # objects, provided that they are on the same server. If it remembers only the revision (a
+        # part of the list's name), this packet also reads the list.
+        began = self._monotonic()
+        known = memory.rows(own_guard, query, request.format.decoded, began)
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
-        if remembered is not None:
+        if known is None and remembered is not None:
             object_names = remembered.names if shares_store else ()
-        elif (revision := memory.revision(own_guard)) is not None:
+        elif known is None and (revision := memory.revision(own_guard)) is not None:
             name = scope.list_name(query, revision)
         values, objects, guards_after = yield (
             server,
@@ -254,6 +303,12 @@ class Reader:
         )
         entry = values.pop() if name is not None else None
         raws = tuple(values)
+        if known is not None:
+            if known.guards == raws:
+                request.object_names, request.rows = known.names, [*known.rows]
+                request.outcome = HIT
+                return
+            memory.forget_rows(own_guard, query, known)
         if object_names:
             request.looks = ((object_names, objects),)
         state = self._guard_state(server, guard_names, scope.home, raws)
@@ -267,13 +322,19 @@ class Reader:
         if object_names and tuple(guards_after) != raws:
             return
 
-        # Second packet: the list of ids. The packet is skipped if valid ids are known, or if the
-        # first packet has read the list.
+        # Second packet: the list of ids, and the objects that the first packet has left out. The
+        # packet is skipped if valid ids are known, or if the first packet has read the list.
         listed = remembered
         if listed is None or listed.revision != state.revision:
             current_name = scope.list_name(query, state.revision)
             if name != current_name:
-                (entry,), _, guards_after = yield server, (current_name,), (), guard_names
+                left_out = () if known is None else known.names
+                (entry,), found, guards_after = yield (
+                    server, (current_name,), left_out, guard_names
+                )  # fmt: skip
+                if left_out:
+                    object_names, objects = left_out, found
+                    request.looks = ((object_names, objects),)
                 if tuple(guards_after) != raws:
                     return
             listed = self._decoder.listed(request, current_name, entry, state.revision)
@@ -329,6 +390,12 @@ class Reader:
             request.object_names = listed.names
             request.rows = rows
             request.outcome = HIT
+            if shares_store and not state.open and self._kept_for:
+                # The guards were equal before and after the objects, which did not expire before `began`.
+                size = sum([len(raw or b"") for raw in (*raws, *[value for value, _ in objects])])
+                until, decoded = began + self._kept_for, request.format.decoded
+                kept = ListedRows(state.raws, decoded, listed.names, tuple(rows), size, until)
+                memory.note_rows(own_guard, query, kept, is_divided=scope.isolate is not None)
             return
         if rows is not None:
             request.fillable = dict.fromkeys(object_names)

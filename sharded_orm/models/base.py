@@ -13,7 +13,7 @@ from sharded_orm.cache import request_cache
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.model_cache import CacheAttribute
-from sharded_orm.models.cached.saves import save_cached_row
+from sharded_orm.models.cached.saves import save_cached_row, save_loaded_cached_row
 from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.generated_id import (
     forget_shard_choice,
@@ -113,11 +113,15 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         give_bound_key(self)
 
         def write() -> None:
-            is_updated = None if args else save_stored_row(self, _save_methods, kwargs)
+            is_updated = (
+                None
+                if args
+                else save_stored_row(self, _save_methods, kwargs, save_loaded_cached_row)
+            )
             if is_updated:
                 return
             with keep_shard(self) as kept:
-                kept.is_row_missing = is_updated is False
+                kept.has_found_none = is_updated is False
                 super(ShardedModel, self).save(*args, **kwargs)
 
         repeated(self._shard_options().group, write)
@@ -305,8 +309,7 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
         is_updated = None
-        kept: KeptShard | None = self._state.__dict__.get("kept_shard")
-        if kept is not None and kept.is_row_missing:
+        if self._has_found_none() and cached_model(cls) is None:
             is_updated = False
         elif not (raw or force_insert or self._state.adding):
             is_updated = self._update_by_plan(cls, str(using), update_fields)
@@ -316,6 +319,11 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
         return bool(
             super()._save_table(raw, table, force_insert, force_update, using, update_fields)  # type: ignore[misc]  # not in the stubs
         )
+
+    def _has_found_none(self) -> bool:
+        """Whether save() has sent the UPDATE already, and it has found no row."""
+        kept: KeptShard | None = self._state.__dict__.get("kept_shard")
+        return kept is not None and kept.has_found_none
 
     def _update_by_plan(self, cls: Any, using: str, update_fields: Any) -> bool | None:
         """Update the row without Django's ``_save_table()``, and return whether a row matched.
@@ -402,11 +410,10 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             ):
                 parts = (options, base_qs, key_value, pk_val, others, update_fields)
                 cached = cached_model(base_qs.model)
-                row_exists = (
-                    save_row(*parts)
-                    if cached is None
-                    else save_cached_row(cached, *parts, self.__dict__)
-                )
+                if cached is None:
+                    row_exists = save_row(*parts)
+                elif not self._has_found_none():
+                    row_exists = save_cached_row(cached, *parts, self.__dict__)
         if row_exists is not None:
             updated = compat.update_result(row_exists)
         else:

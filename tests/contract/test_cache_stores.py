@@ -335,6 +335,24 @@ def test_values_with_line_ends_beside_missing_ones(server: CacheServer, name: An
         assert [found.value for found in server.read(lists[:1], order)[1]] == expected
 
 
+@pytest.mark.parametrize("number", [1, 4, 5, 40])
+@pytest.mark.parametrize("value", [None, b"a", b"a\r\nb", b"\r\nVA 1 c1", b"\r\nVA 1\r\nx"])
+@pytest.mark.parametrize("place", ["guard", "object"])
+def test_one_value_among_many(
+    server: CacheServer, name: Any, number: int, value: bytes | None, place: str
+) -> None:
+    guards = {name(f"guard-{i}"): b"=%d\n" % i for i in range(number)}
+    objects = {name(f"object-{i}"): b"v" * i + b"-" for i in range(number)}
+    stored: dict[str, bytes | None] = {**guards, **objects}
+    stored[name(f"{place}-{number // 2}")] = value
+    for key, this in stored.items():
+        if this is not None:
+            put(server, key, this)
+    values, found, again = server.read([*guards], [*objects], [*guards])
+    assert values == again == [stored[key] for key in guards]
+    assert [entry.value for entry in found] == [stored[key] for key in objects]
+
+
 def test_a_name_may_have_its_full_length(server: CacheServer, name: Any) -> None:
     long = name().ljust(MAX_LENGTH, "x")
     other = long[:-1] + "y"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db.models import signals
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -125,6 +127,40 @@ def test_a_row_that_is_not_as_the_instance_says(
         with pytest.raises(DatabaseError):
             photo.save(force_update=True)
     assert not harness.open_markers(ALBUM, OTHER)
+
+
+@pytest.mark.parametrize("change", ["nothing", "isolate key", "deleted"])
+def test_the_same_statements_as_if_signals_were_received(
+    harness: InterleavingHarness, change: str
+) -> None:
+    """Without receivers, most of Django's steps are left out, but no statement is, and none is added."""
+
+    def statements() -> list[str]:
+        photo = loaded(harness.photo("old", ALBUM))
+        photo.title = "new"
+        if change == "isolate key":
+            photo.album_id = OTHER
+        elif change == "deleted":
+            CachedPhoto.objects.filter(user_id=USER, photo_id=photo.pk).delete()
+        with CaptureQueriesContext(connections[ALIAS]) as queries:
+            photo.save()
+        assert (loaded(photo.pk).title, photo._state.db) == ("new", ALIAS)
+        return [
+            re.sub(rf"\b{photo.pk}\b", "pk", query["sql"]) for query in queries.captured_queries
+        ]
+
+    def receive(**kwargs: Any) -> None:
+        received.append(kwargs["instance"])
+
+    received: list[Any] = []
+    expected = statements()
+    signals.post_save.connect(receive, sender=CachedPhoto)
+    try:
+        assert statements() == expected
+    finally:
+        signals.post_save.disconnect(receive, sender=CachedPhoto)
+    assert len(received) == 2  # creating the row, and saving it
+    assert expected[0].startswith("UPDATE" if is_alone() else "BEGIN")
 
 
 def test_a_statement_that_is_refused(harness: InterleavingHarness) -> None:

@@ -122,8 +122,11 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        self._send(memoryview(packet), deadline)
-        self.limit()
+        # As in ask(), the timeout that the socket has already is mostly enough.
+        sent = self._socket.send(packet)
+        if sent < len(packet):
+            self._send(memoryview(packet)[sent:], deadline)
+            self.limit()
         self._owed = owed
 
     def _settle(self, deadline: float) -> None:

@@ -74,21 +74,23 @@ class TokenField:
         Return None if ``value`` has no token: it is NULL, an expression, or not accepted by the
         field. Always return None if ``exact`` is False.
         """
-        if type(value) is not int or not self._takes_int:
-            if not self.exact or value is None or hasattr(value, "resolve_expression"):
+        if type(value) is int and self._takes_int:
+            # The same as token(), which most keys need not call.
+            return str(value) if value >= 0 else token(value)
+        if not self.exact or value is None or hasattr(value, "resolve_expression"):
+            return None
+        if isinstance(value, models.Model):
+            value = self._of_instance(value)
+            if value is None:
                 return None
-            if isinstance(value, models.Model):
-                value = self._of_instance(value)
-                if value is None:
-                    return None
-            try:
-                value = self.field.get_prep_value(value)
-            except (TypeError, ValueError, OverflowError, ValidationError):
-                return None
-            if self.pad and isinstance(value, str):
-                value = value.rstrip(" ")
-            if not isinstance(value, int | str | UUID | date) or isinstance(value, datetime):
-                return None
+        try:
+            value = self.field.get_prep_value(value)
+        except (TypeError, ValueError, OverflowError, ValidationError):
+            return None
+        if self.pad and isinstance(value, str):
+            value = value.rstrip(" ")
+        if not isinstance(value, int | str | UUID | date) or isinstance(value, datetime):
+            return None
         return token(value)
 
     def keeps(self, value: Any) -> bool:

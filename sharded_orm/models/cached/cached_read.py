@@ -21,6 +21,7 @@ from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ListRequest, ObjectRequest
 from sharded_orm.cache.values import Row
+from sharded_orm.models.cached.cached_instances import InstanceFactory
 from sharded_orm.models.cached.connection_state import ConnectionUse, connection_use
 from sharded_orm.models.cached.lookup_plan import LookupPlan
 from sharded_orm.models.cached.query_fingerprint import compiled_text, fingerprint_of
@@ -101,11 +102,7 @@ class CachedRead:
         return self._instances(rows)
 
     def _instances(self, rows: list[Row]) -> list[Any]:
-        instances = self.factory.instances(rows, self.queryset)
-        known = self.queryset._known_related_objects
-        if known:
-            _set_known(self.queryset.model, known, instances)
-        return instances
+        return instances_of(self.factory, rows, self.queryset)
 
     def keep_value(self, value: Any) -> Any:
         """Store a number, or a tuple of numbers, in the first-level (per-request) cache; return it."""
@@ -113,6 +110,15 @@ class CachedRead:
             self.entries[self.key] = value
             self.level.count(1)
         return value
+
+
+def instances_of(factory: InstanceFactory, rows: Sequence[Row], queryset: Any) -> list[Any]:
+    """Return the model instances of ``rows``, which ``factory.values()`` has decoded."""
+    instances = factory.instances(rows, queryset)
+    known = queryset._known_related_objects
+    if known:
+        _set_known(queryset.model, known, instances)
+    return instances
 
 
 def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:

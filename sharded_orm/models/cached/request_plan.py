@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.guards import digest
+from sharded_orm.cache.keys import Scope
+from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import ListRequest, ObjectRequest
 from sharded_orm.models.cached.cached_read import (
     COUNT,
     EXISTS,
     ROWS,
     CachedRead,
+    answer,
+    instances_of,
     rows_through_cache,
     value_through_cache,
 )
-from sharded_orm.models.cached.connection_state import connection_use
+from sharded_orm.models.cached.connection_state import ConnectionUse, connection_use
 from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import (
     IMMUTABLE,
@@ -104,6 +108,8 @@ class RequestPlan:
         reader = current_reader()
         if reader is None:
             return kinds.UNREAD
+        if self._pk_at is not None and not (limits and limits[0]):
+            return self._read_object(queryset, values, connection, query_database, reader)
         read = self.prepare(queryset, values, limits, connection, query_database)
         if read is None:
             return kinds.UNREAD
@@ -112,15 +118,38 @@ class RequestPlan:
         read.query_database = lambda: int(query_database() or 0)
         return value_through_cache(read, reader)
 
-    def prepare(
+    def _read_object(
         self,
         queryset: Any,
         values: Sequence[Any],
-        limits: tuple[int, int | None] | None,
         connection: Any,
         query_database: Callable[[], Any],
-    ) -> CachedRead | None:
-        """See :meth:`ReadCache.prepare`."""
+        reader: Reader,
+    ) -> Any:
+        """Do :meth:`read` for at most one row, with few steps if this process knows the row."""
+        scope_and_use = self._scope_of(queryset, values, connection)
+        pk = None if scope_and_use is None else self._pk_of(values)
+        if scope_and_use is None or pk is None:
+            return kinds.UNREAD
+        scope, use = scope_and_use
+        level = request_cache.current()
+        if level is None:
+            found = reader.read_object(scope, use.factory, use.state, pk, to_fill=use.fill)
+            if not isinstance(found, ObjectRequest):
+                return instances_of(use.factory, [found], queryset)
+            request = found
+        else:
+            request = ObjectRequest(scope, use.factory, use.state, pk)
+        read = CachedRead(queryset, self._plan, use, self._kind, request, level, query_database)
+        return answer(read, reader) if level is None else rows_through_cache(read, reader)
+
+    def _scope_of(
+        self, queryset: Any, values: Sequence[Any], connection: Any
+    ) -> tuple[Scope, ConnectionUse] | None:
+        """Return the scope (set of rows) of the shard key or the table, and how to use the cache.
+
+        Return None if the cache must not be used.
+        """
         plan = self._plan
         cached = plan.cached
         if queryset._uncached or request_cache.is_uncached():
@@ -133,24 +162,44 @@ class RequestPlan:
         elif not cached.caches_alias(connection.alias):
             return None
         use = connection_use(plan, connection)
-        if use is None:
+        return None if use is None else (cached.scope(cached.place(use.alias), key), use)
+
+    def _pk_of(self, values: Sequence[Any]) -> str | None:
+        """Return the token (the form in names of entries) of the primary key in ``values``."""
+        positions = self._pk_at
+        assert positions is not None
+        if len(positions) == 1:
+            return self._plan.cached.pk_token(values[positions[0]])
+        return self._plan.cached.pk_token(tuple([values[position] for position in positions]))
+
+    def prepare(
+        self,
+        queryset: Any,
+        values: Sequence[Any],
+        limits: tuple[int, int | None] | None,
+        connection: Any,
+        query_database: Callable[[], Any],
+    ) -> CachedRead | None:
+        """See :meth:`ReadCache.prepare`."""
+        plan = self._plan
+        scope_and_use = self._scope_of(queryset, values, connection)
+        if scope_and_use is None:
             return None
-        place = cached.place(use.alias)
+        scope, use = scope_and_use
         request: ObjectRequest | ListRequest
-        if self._pk_at is not None and (limits is None or not limits[0]):
-            pks = [values[position] for position in self._pk_at]
-            pk = cached.pk_token(pks[0] if len(pks) == 1 else tuple(pks))
+        if self._pk_at is not None and not (limits and limits[0]):
+            pk = self._pk_of(values)
             if pk is None:
                 return None
-            request = ObjectRequest(cached.scope(place, key), use.factory, use.state, pk)
+            request = ObjectRequest(scope, use.factory, use.state, pk)
         else:
             if not _SHOWN.issuperset(map(type, values)):
                 return None
-            isolate = None
             if self._isolate_at is not None:
-                isolate = cached.isolate_token(values[self._isolate_at])
+                isolate = plan.cached.isolate_token(values[self._isolate_at])
+                scope = plan.cached.scope(scope.place, scope.key, isolate)
             request = ListRequest(
-                cached.scope(place, key, isolate),
+                scope,
                 use.factory,
                 use.state,
                 digest(
@@ -161,9 +210,8 @@ class RequestPlan:
                 ),
                 scalar=self._kind is not ROWS,
             )
-        read = CachedRead(queryset, plan, use, self._kind, request, request_cache.current())
-        read.query_database = query_database
-        return read
+        level = request_cache.current()
+        return CachedRead(queryset, plan, use, self._kind, request, level, query_database)
 
     def _text_of(
         self, values: Sequence[Any], limits: tuple[int, int | None] | None, alias: str

@@ -21,7 +21,14 @@ from sharded_orm.cache.keys import Scope
 from sharded_orm.cache.markers import TransactionMarkers
 from sharded_orm.models.cached.cached_model import CachedModel
 from sharded_orm.models.cached.write_observer import transaction_markers
-from sharded_orm.models.plans.saves import SavedRows, plan_of_save
+from sharded_orm.models.plans.saves import (
+    SavedRows,
+    known_plan,
+    loaded_values,
+    plan_of_save,
+    saved_fields,
+)
+from sharded_orm.models.plans.updates import UpdatePlan
 from sharded_orm.models.sharding.options import ShardOptions
 
 _ABSENT: Any = object()
@@ -69,25 +76,86 @@ def save_cached_row(
         Nothing was written.
     """
     assert options.key is not None
+    saved = {field.attname: value for field, _, value in new_values}
+    conditions = _conditions(cached, options, key, pk, saved, attributes)
+    if conditions is None:
+        return None
+    plan = plan_of_save(options, rows, conditions, new_values, names)
+    if plan is None:
+        return None
+    saved_fields(options, rows.model, names)  # for save_loaded_cached_row()
+    return _save(cached, plan, rows.model, rows.alias, conditions, list(saved.values())) or None
+
+
+def save_loaded_cached_row(
+    cached: CachedModel, options: ShardOptions, row: Any, alias: str, names: frozenset[str] | None
+) -> bool | None:
+    """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
+
+    As :func:`save_cached_row`, but this function also does what ``Model._save_table()`` and
+    ``_do_update()`` do before the UPDATE. Return None, without having changed anything, if Django must
+    do that.
+
+    :param alias: the shard of the row.
+    """
+    model = type(row)
+    loaded = loaded_values(options, model, row, names)
+    if loaded is None:
+        return None
+    key, pk, written = loaded
+    saved = {field.attname: value for field, value in written}
+    conditions = _conditions(cached, options, key, pk, saved, row.__dict__)
+    if conditions is None:
+        return None
+    new_values = list(saved.values())
+    shape = (len(conditions), names, *map(type, conditions.values()), *map(type, new_values))
+    plan = known_plan(options.model, shape, connections[alias])
+    return None if plan is None else _save(cached, plan, model, alias, conditions, new_values)
+
+
+def _conditions(
+    cached: CachedModel,
+    options: ShardOptions,
+    key: Any,
+    pk: Any,
+    saved: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+) -> dict[str, Any] | None:
+    """Return what the row must have, by name: the keys of the instance. None if one is not known.
+
+    :param saved: the new values, by the attnames of their fields.
+    """
+    assert options.key is not None
     conditions = {options.key.attname: key, "pk": pk}
     isolate = cached.isolate
     if isolate is not None:
         # The stored row probably has the isolate key that it is saved with. If it has another one, the
         # UPDATE finds no row.
-        saved = [value for field, _, value in new_values if field.attname == isolate.attname]
-        value = saved[0] if saved else attributes.get(isolate.attname, _ABSENT)
+        value = saved.get(isolate.attname, attributes.get(isolate.attname, _ABSENT))
         if value is _ABSENT or isolate.attname in conditions:
             return None
         conditions[isolate.attname] = value
-    plan = plan_of_save(options, rows, conditions, new_values, names)
-    row = None if plan is None else _row_of(cached, rows.alias, *conditions.values())
-    if plan is None or row is None or is_followed(rows.model, on_shard=True):
+    return conditions
+
+
+def _save(
+    cached: CachedModel,
+    plan: UpdatePlan,
+    model: Any,
+    alias: str,
+    conditions: Mapping[str, Any],
+    new_values: Sequence[Any],
+) -> bool | None:
+    """Send the UPDATE of ``plan``, and return whether a row matched; None if it cannot be sent."""
+    values = list(conditions.values())
+    row = _row_of(cached, alias, *values)
+    if row is None or is_followed(model, on_shard=True):
         return None
-    prepared = [key]
-    for part, value in zip(plan.conditions[1:], list(conditions.values())[1:], strict=True):
+    prepared = values[:1]
+    for part, value in zip(plan.conditions[1:], values[1:], strict=True):
         prepared.append(None if value is None else part.target.get_prep_value(value))
-    connection: Any = connections[rows.alias]
-    bound = plan.bind([value for _, _, value in new_values], prepared, connection)
+    connection: Any = connections[alias]
+    bound = plan.bind(new_values, prepared, connection)
     if bound is None:
         return None
     sql, parameters = bound
@@ -99,7 +167,7 @@ def save_cached_row(
         return _update_in_transaction(row, connection, send)
     changed = _update_alone(row, connection, send)
     if changed is not None:
-        return changed or None
+        return changed
     with connection.write_transaction():
         return _update_in_transaction(row, connection, send)
 
@@ -114,7 +182,7 @@ def _row_of(cached: CachedModel, alias: str, key: Any, pk: Any, *isolate: Any) -
     return SavedRow(cached.scope(place, key_token), pk_token, scopes)
 
 
-def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], int]) -> bool | None:
+def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], int]) -> bool:
     markers = transaction_markers(connection)
     try:
         changed = send()
@@ -123,10 +191,9 @@ def _update_in_transaction(row: SavedRow, connection: Any, send: Callable[[], in
         # Unix signal can raise anywhere.
         row.touch(markers)
         raise
-    if not changed:
-        return None
-    row.touch(markers)
-    return True
+    if changed:
+        row.touch(markers)
+    return bool(changed)
 
 
 def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bool | None:

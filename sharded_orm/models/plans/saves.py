@@ -156,10 +156,41 @@ def save_loaded_row(
     :param alias: the shard of the row.
     :param names: the names of the fields to be saved; None for all fields.
     """
-    plans, key = _saves.get(options.model), options.key
-    if not plans or key is None or not (names is None or type(names) is frozenset):
+    loaded = loaded_values(options, model, row, names)
+    if loaded is None:
         return None
-    saved = _saved_fields(options, model, names)
+    key, pk, written = loaded
+    new_values = [value for _, value in written]
+    connection: Any = connections[alias]
+    plan = known_plan(
+        options.model, (2, names, type(key), type(pk), *map(type, new_values)), connection
+    )
+    if plan is None:
+        return None
+    if is_followed(model, on_shard=getattr(connection, "shard", None) is not None):
+        return None
+    values = [key, plan.conditions[1].target.get_prep_value(pk)]
+    bound = plan.bind(new_values, values, connection)
+    return None if bound is None else compiled_update.send(connection, *bound) > 0
+
+
+def loaded_values(
+    options: ShardOptions, model: Any, row: Any, names: frozenset[str] | None
+) -> tuple[Any, Any, list[tuple[Any, Any]]] | None:
+    """Return the values of a save: the prepared shard key, the primary key, and the written fields.
+
+    The fields come with their new values, as ``Model._save_table()`` finds them. Return None if Django
+    must find the values; it then calls ``pre_save()`` of the fields once more.
+
+    :param model: the model whose table is written.
+    :param names: the names of the fields to be saved; None for all fields.
+    """
+    key = options.key
+    if not _saves.get(options.model) or key is None:
+        return None
+    if not (names is None or type(names) is frozenset):
+        return None
+    saved = saved_fields(options, model, names)
     attributes = row.__dict__
     if (
         saved is None
@@ -168,22 +199,20 @@ def save_loaded_row(
         or key.attname not in attributes
     ):
         return None
-    new_values = [field.pre_save(row, False) for field in saved.written]
+    written = [(field, field.pre_save(row, False)) for field in saved.written]
     key_value, pk = attributes.get(key.attname), attributes.get(saved.pk)
     if key_value is None or pk is None:
         return None
-    key_value = key.get_prep_value(key_value)
-    plan = plans.get((2, names, type(key_value), type(pk), *map(type, new_values)))
-    if plan is None or plan is _SEEN:
+    return key.get_prep_value(key_value), pk, written
+
+
+def known_plan(model: Any, shape: tuple[Any, ...], connection: Any) -> UpdatePlan | None:
+    """Return the plan that earlier saves of a shape have made; None if there is none for ``connection``."""
+    plan = _saves.get(model, {}).get(shape)
+    if plan is None or plan is _SEEN or not plan.fits(connection):
         return None
-    connection: Any = connections[alias]
-    if not plan.fits(connection):
-        return None
-    if is_followed(model, on_shard=getattr(connection, "shard", None) is not None):
-        return None
-    values = [key_value, plan.conditions[1].target.get_prep_value(pk)]
-    bound = plan.bind(new_values, values, connection)
-    return None if bound is None else compiled_update.send(connection, *bound) > 0
+    known: UpdatePlan = plan
+    return known
 
 
 def known_fields(model: Any, names: frozenset[str] | None) -> SavedFields | None:
@@ -195,9 +224,10 @@ def known_fields(model: Any, names: frozenset[str] | None) -> SavedFields | None
     return saved if saved is not None and saved.declared is model._meta.concrete_fields else None
 
 
-def _saved_fields(
+def saved_fields(
     options: ShardOptions, model: Any, names: frozenset[str] | None
 ) -> SavedFields | None:
+    """Return the fields of a save, and remember them for :func:`known_fields`. The arguments are as there."""
     by_names = _fields.setdefault(model, {})
     try:
         saved = by_names[names]

@@ -7,7 +7,7 @@ may change it in between. For most rows nobody listens, and none of these steps 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import FunctionType
 from typing import Any
@@ -21,7 +21,7 @@ from sharded_orm.backends.write_hooks import observer
 from sharded_orm.models.plans.saves import known_fields, save_loaded_row
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.sharding.kept_shard import UNCHANGEABLE
-from sharded_orm.models.sharding.options import required_options
+from sharded_orm.models.sharding.options import ShardOptions, required_options
 
 # The methods that a save calls, in each class and in the part of Django that ours call.
 _CALLED = (
@@ -66,7 +66,12 @@ class SaveMethods:
         )
 
 
-def save_stored_row(row: Any, methods: SaveMethods, arguments: Mapping[str, Any]) -> bool | None:
+def save_stored_row(
+    row: Any,
+    methods: SaveMethods,
+    arguments: Mapping[str, Any],
+    save_cached: Callable[[Any, ShardOptions, Any, str, frozenset[str] | None], bool | None],
+) -> bool | None:
     """Update ``row`` as ``save()`` does, and return whether a row matched.
 
     Return None, without sending anything, if Django must save the row. If no row matched, Django must go on
@@ -78,6 +83,9 @@ def save_stored_row(row: Any, methods: SaveMethods, arguments: Mapping[str, Any]
 
     :param methods: the methods that save a row of which no step may be left out.
     :param arguments: the arguments of ``save()``.
+    :param save_cached: does what :func:`save_loaded_row` does, for a row of a cached model. Its arguments
+        are what the cache knows of the model, the model's options, the row, its shard, and the names of
+        the fields to be saved.
     """
     model, state = type(row), row._state
     names = arguments.get("update_fields")
@@ -97,7 +105,6 @@ def save_stored_row(row: Any, methods: SaveMethods, arguments: Mapping[str, Any]
         or not are_write_plans_on()
         or not methods.are_used_by(row)
         or _is_heard(model)
-        or observer.cached_model_of(model) is not None
     ):
         return None
     # From here on, do the remaining steps in the order of Model.save() and Model.save_base(). Those of
@@ -115,7 +122,11 @@ def save_stored_row(row: Any, methods: SaveMethods, arguments: Mapping[str, Any]
     if has_related_rows:
         row._refuse_relations_to_other_shards(options, using, names)
     try:
-        is_updated = save_loaded_row(options, model, row, using, names)
+        cached = observer.cached_model_of(model)
+        if cached is None:
+            is_updated = save_loaded_row(options, model, row, using, names)
+        else:
+            is_updated = save_cached(cached, options, row, using, names)
     except Exception:
         # Enter Django's context manager only now, because it does nothing if there is no error.
         with transaction.mark_for_rollback_on_error(using=using):

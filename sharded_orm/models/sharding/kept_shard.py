@@ -23,8 +23,9 @@ class KeptShard:
         self._question: tuple[Any, ...] | None = None
         self._shard: Shard | None = None
         self._accepted: tuple[Any, ...] | None = None
-        #: Whether the UPDATE of the row was sent already, and found no row.
-        self.is_row_missing = False
+        #: Whether the UPDATE of the row was sent already, and found no row. That of a cached model may
+        #: have found none because its conditions contain the isolate key, too.
+        self.has_found_none = False
 
     def close(self) -> None:
         """Forget the shard, and remember no shard from now on.

@@ -264,6 +264,14 @@ def _columns(bench: Bench, work: str, limits: dict[str, float]) -> list[Column]:
     return columns
 
 
+def _least(bench: Bench, work: str, what: str = "the least") -> list[Column]:
+    return [
+        Column(f"{name}, {what}", bench.running[name], f"least-{work}")
+        for name in (MEMCACHED, REDIS)
+        if name in bench.running
+    ]
+
+
 _FAR = ", servers apart"
 
 
@@ -278,13 +286,10 @@ def _reads(bench: Bench, rounds: Rounds, *, apart: bool = False) -> Iterator[Lin
             for name in (MEMCACHED, REDIS)
             if name in bench.running and not apart
         ]
+        columns += _least(bench, work)
         if work == "object":
             # What is left if all our code took no time.
-            columns += [
-                Column(f"{name}, the packet alone", bench.running[name], "packet")
-                for name in (MEMCACHED, REDIS)
-                if name in bench.running
-            ]
+            columns += _least(bench, "packet", "the packet alone")
         yield from _lines(what + _FAR * apart, columns, rounds)
 
 
@@ -296,7 +301,8 @@ def _writes(bench: Bench, rounds: Rounds, durable: bool, *, apart: bool = False)
     of_blocks = {MEMCACHED: 1.3, REDIS: 1.4} if is_goal else {}
     rounds = Rounds(max(4, rounds.count // 2), rounds.scale / 2)
     bench.cursor.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {durable:d}")
-    yield from _lines(what, _columns(bench, "save", limits), rounds)
+    columns = _columns(bench, "save", limits) + _least(bench, "save")
+    yield from _lines(what, columns, rounds)
     yield from _lines(f"atomic() + {what}", _columns(bench, "transact", of_blocks), rounds)
     bench.cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 

@@ -101,6 +101,7 @@ def forget_memory() -> None:
     assert cached_queryset._reader is not None
     cached_queryset._reader.memory._lists.clear()
     cached_queryset._reader.memory._revisions.clear()
+    cached_queryset._reader.memory._rows.clear()
 
 
 def rows() -> list[CachedPhoto]:
@@ -135,6 +136,97 @@ class TestRoundTrips:
         forget_memory()
         CachedPhoto.objects.filter(user_id=ONE).count()
         assert round_trips(rows) == 2
+
+    def test_rows_of_a_list(self, store, photos, monkeypatch):
+        """A process that knows the rows of a list reads only the guards, for some seconds."""
+        warm(rows)
+        reader, now = cached_queryset._reader, 0.0
+        assert reader is not None
+        reader.memory._rows.clear()
+        monkeypatch.setattr(reader, "_monotonic", lambda: now)
+        packets: list[tuple[int, int, int]] = []
+        read = objects().read
+
+        def count(names: Any, objects: Any = (), again: Any = ()) -> Any:
+            packets.append((len(names), len(objects), len(again)))
+            return read(names, objects, again)
+
+        monkeypatch.setattr(objects(), "read", count)
+        expected = rows()
+        assert packets == [(2, 4, 2)]
+        assert rows() == expected
+        now = 9.0
+        assert rows() == expected
+        assert packets[1:] == [(2, 0, 0), (2, 0, 0)]
+        now = 10.0
+        assert rows() == expected
+        assert rows() == expected
+        assert packets[3:] == [(2, 4, 2), (2, 0, 0)]
+        # After a write, the second packet reads the list and the rows that were left out.
+        photos[0].title = "another"
+        photos[0].save()
+        packets.clear()
+        assert rows()[0].title == "another"
+        assert packets[:2] == [(2, 0, 0), (1, 4, 2)]
+
+    def test_a_list_after_a_write(self, store, photos):
+        """The read that fills the list again costs more; those after it cost one round trip."""
+        warm(rows)
+        photos[0].title = "another"
+        photos[0].save()
+        assert round_trips(rows) > 1
+        assert [round_trips(rows) for _ in range(4)] == [1, 1, 1, 1]
+
+    def test_rows_are_used_no_longer_than_the_ttl(self, store, photos, monkeypatch):
+        """What a process knows of rows ends when TTL has passed since they were stored."""
+        lives: list[float] = []
+        fill = objects().fill
+
+        def note(entries: Any, ttl: float, guards: Any) -> Any:
+            lives.append(ttl)
+            return fill(entries, ttl, guards)
+
+        monkeypatch.setattr(objects(), "fill", note)
+        reader, now = cached_queryset._reader, 100.0
+        assert reader is not None
+        read = objects().read
+
+        def take_long(*args: Any) -> Any:
+            nonlocal now
+            now += 2.0
+            return read(*args)
+
+        warm(rows)
+        reader.memory._rows.clear()
+        monkeypatch.setattr(reader, "_monotonic", lambda: now)
+        monkeypatch.setattr(objects(), "read", take_long)
+        rows()
+        (kept,) = reader.memory._rows.values()
+        # The entries may have expired while the answer was under way.
+        assert {life + kept.until - 100.0 for life in lives} == {cache().options.ttl}
+
+    def test_rows_of_a_list_of_an_isolate_key(self, store, photos, monkeypatch):
+        """They are known when the guards, which change with writes of others, were the same twice."""
+
+        def album() -> list[CachedPhoto]:
+            return list(CachedPhoto.objects.filter(user_id=ONE, album_id=photos[0].album_id))
+
+        warm(album)
+        assert cached_queryset._reader is not None
+        cached_queryset._reader.memory._rows.clear()
+        packets: list[int] = []
+        read = objects().read
+
+        def count(names: Any, objects: Any = (), again: Any = ()) -> Any:
+            packets.append(len(objects))
+            return read(names, objects, again)
+
+        monkeypatch.setattr(objects(), "read", count)
+        expected = album()
+        number = len(expected)
+        assert album() == expected
+        assert album() == expected
+        assert packets == [number, number, 0]
 
     def test_missing_list(self, store, photos):
         CachedPhoto.objects.get(user_id=ONE, pk=photos[4].pk)  # loads the scripts into Redis

@@ -148,11 +148,27 @@ def one_look() -> None:
     _methods("read", read)
 
 
+def kept_for_ever() -> None:
+    """A process that keeps the rows of a list takes them for valid, whatever the guards say."""
+    from sharded_orm.cache.process_cache import ProcessCache
+
+    class Anything(tuple[Any, ...]):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = tuple.__hash__
+
+    def note_rows(method: Any, memory: Any, guard: str, query: str, kept: Any, **more: Any) -> None:
+        method(memory, guard, query, kept._replace(guards=Anything(kept.guards)), **more)
+
+    failpoints.wrap(ProcessCache, "note_rows", note_rows)
+
+
 ABLATIONS: dict[str, Callable[[], None]] = {
     made.__name__: made
     for made in (
         bump_after_commit, no_markers, heedless, one_slot, no_lease, same_generation, counter, no_quarantine, no_salt,
-        repair_without_asking, one_look,
+        repair_without_asking, one_look, kept_for_ever,
     )
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ CATCHERS: dict[str, Trouble] = {
     "no_salt": troubles.plain_write,
     "repair_without_asking": troubles.slow_commit,
     "one_look": troubles.torn_list,
+    "kept_for_ever": troubles.plain_write,
 }
 _ROUNDS = 30
 
