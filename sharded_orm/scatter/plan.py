@@ -17,6 +17,7 @@ from django.db import DatabaseError, connections
 
 from sharded_orm.backends import key_guard
 from sharded_orm.backends.features import features_of
+from sharded_orm.scatter.branch_text import branch_sql, pieces_of, quoted_schema
 from sharded_orm.scatter.comparison import (
     Comparison,
     MySQLComparison,
@@ -24,7 +25,7 @@ from sharded_orm.scatter.comparison import (
     SQLiteComparison,
 )
 from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
-from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
+from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
 from sharded_orm.scatter.ranked_comparison import RankedComparison
 from sharded_orm.scatter.refusals import refuse
@@ -128,7 +129,7 @@ class ShardStatement:
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
             return None
-        pieces = _pieces(template.sql)
+        pieces = pieces_of(template.sql)
         if pieces is None:
             return None
         start, middle, end = pieces
@@ -140,7 +141,7 @@ class ShardStatement:
                 or not _INTEGERS.issuperset(map(type, keys))
             ):
                 return None
-            schema = _quoted(shard.schema, mark)
+            schema = quoted_schema(shard.schema, mark)
             selects.append(
                 f"({schema.join(start)}{position}{schema.join(middle)}"
                 f"{', '.join(map(str, keys))}{schema.join(end)})"
@@ -217,7 +218,7 @@ def union_sql(branches: Sequence[Branch]) -> tuple[str, list[Any]]:
     parts = []
     mark = _mark(branches[0].template)
     for branch in branches:
-        parts.append(_branch_sql(_fill_keys(branch), mark, branch.shard.schema, branch.position))
+        parts.append(branch_sql(_fill_keys(branch), mark, branch.shard.schema, branch.position))
         params += branch.params
     return _UNION.join(parts), params
 
@@ -233,39 +234,12 @@ def _statement_text(outer: Outer, sql: str, mark: str, places: tuple[tuple[str, 
     :param mark: the database's quotation mark for names.
     :param places: the schema and the index of each shard.
     """
-    return outer.sql(_UNION.join([_branch_sql(sql, mark, *place) for place in places]))
-
-
-@lru_cache(maxsize=_TEXTS)
-def _pieces(sql: str) -> tuple[list[str], list[str], list[str]] | None:
-    """Return the text before, between and after the index and the keys, each split at the schema's name.
-
-    Return None if the text has other placeholders.
-
-    :param sql: the SQL of a template without parameters.
-    """
-    start, rest = sql.split(SHARD_MARK)
-    middle, end = rest.split(PK_MARK)
-    try:
-        # The driver turns "%%" into "%" if a statement has parameters. This one has none any more.
-        start, middle, end = (part % () for part in (start, middle, end))
-    except (TypeError, ValueError):
-        return None
-    return start.split(SCHEMA_MARK), middle.split(SCHEMA_MARK), end.split(SCHEMA_MARK)
+    return outer.sql(_UNION.join([branch_sql(sql, mark, *place) for place in places]))
 
 
 def _mark(template: Template) -> str:
     mark: str = template.compiler.connection.ops.quote_name("x")[0]
     return mark
-
-
-def _quoted(schema: str, mark: str) -> str:
-    return f"{mark}{schema.replace(mark, mark * 2)}{mark}"
-
-
-def _branch_sql(sql: str, mark: str, schema: str, index: int) -> str:
-    quoted = _quoted(schema, mark).replace("%", "%%")
-    return f"({sql.replace(SCHEMA_MARK, quoted).replace(SHARD_MARK, str(index))})"
 
 
 def _fill_keys(branch: Branch) -> str:

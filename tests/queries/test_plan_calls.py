@@ -10,7 +10,7 @@ from django.db.models import Manager, QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
 
-from sharded_orm.backends.group.cursor_methods import are_djangos
+from sharded_orm.backends.group.cursor_methods import opens_as_django
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
@@ -207,4 +207,4 @@ def test_the_tests_with_a_database_open_cursors_in_the_short_way() -> None:
     """As programs do. See tests/conftest.py."""
     shard = connections[SHARD[ONE]]
     with shard.cursor():
-        assert are_djangos(shard, super(ShardConnectionMixin, shard)._cursor)
+        assert opens_as_django(shard, super(ShardConnectionMixin, shard)._cursor)

@@ -1,12 +1,13 @@
-"""Whether Django's own methods would prepare a cursor of a shard's connection object.
+"""Opens a cursor of a shard's connection object in a shorter way than Django's methods.
 
-If so, the connection object opens the cursor in a shorter way. Other packages replace these methods to
+They are left out only if they are Django's own. Other packages replace these methods to
 observe or to forbid statements, on Django's class or on a class or an object of their own. Then the
 methods must be called.
 """
 
 from __future__ import annotations
 
+from threading import get_ident
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -22,11 +23,38 @@ _examined: dict[Any, tuple[Any, Any, Any, Any, Any, bool]] = {}
 _NOTHING = (None, None, None, None, None, False)
 
 
-def are_djangos(wrapper: Any, cursor_method: Any) -> bool:
-    """Whether ``cursor_method`` and all methods that it calls are Django's.
+def open_cursor(wrapper: Any, name: str | None) -> Any:
+    """Return a new cursor, as ``wrapper._cursor(name)`` does if :func:`opens_as_django` is true.
+
+    This does the same as BaseDatabaseWrapper._cursor and BaseDatabaseWrapper._prepare_cursor.
+    """
+    try:
+        cursor = wrapper.create_cursor(name)
+        make = wrapper.make_debug_cursor if wrapper.queries_logged else wrapper.make_cursor
+        return make(cursor)
+    except BaseException as exc:
+        wrapper.wrap_database_errors.__exit__(type(exc), exc, exc.__traceback__)
+        raise
+
+
+def opens_as_django(wrapper: Any, cursor_method: Any) -> bool:
+    """Whether Django's methods would only open a cursor: there is a connection, which answers, and this
+    is its thread.
+
+    False if ``cursor_method``, or a method that it calls, is not Django's.
 
     :param cursor_method: the method ``_cursor``, bound to ``wrapper``, that would be called.
     """
+    return (
+        wrapper.connection is not None
+        and (not wrapper.health_check_enabled or wrapper.health_check_done)
+        and wrapper._thread_ident == get_ident()
+        and _are_djangos(wrapper, cursor_method)
+    )
+
+
+def _are_djangos(wrapper: Any, cursor_method: Any) -> bool:
+    """Whether ``cursor_method`` and all methods that it calls are Django's."""
     # Compare by ``type`` and ``is`` only: the methods of some packages claim to be the original.
     if type(cursor_method) is not MethodType:
         return False

@@ -11,7 +11,6 @@ wrapper keeps and closes it. Any other alias behaves as with Django's backend.
 from __future__ import annotations
 
 from copy import deepcopy
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -21,7 +20,7 @@ from django.utils.functional import cached_property
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.contract import GroupAlias
-from sharded_orm.backends.group.cursor_methods import are_djangos
+from sharded_orm.backends.group.cursor_methods import open_cursor, opens_as_django
 from sharded_orm.backends.group.moved_shards import (
     ShardCursor,
     ShardDebugCursor,
@@ -149,27 +148,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
                 # must not be older than the knowledge about moving keys.
                 self.awaits_snapshot = False
                 self.known_at_snapshot = knowledge_of(self.shard)
-            if (
-                self.connection is not None
-                and (not self.health_check_enabled or self.health_check_done)
-                and self._thread_ident == get_ident()
-                and are_djangos(self, super()._cursor)
-            ):
-                # Do the same as BaseDatabaseWrapper._cursor and BaseDatabaseWrapper._prepare_cursor.
-                # What else they do was checked above: there is a connection that answers, and this is
-                # its thread.
-                return self._open_cursor(name)
+            if opens_as_django(self, super()._cursor):
+                return open_cursor(self, name)
         return super()._cursor(name)
-
-    def _open_cursor(self, name: str | None) -> Any:
-        try:
-            cursor = self.create_cursor(name)
-            return (
-                self.make_debug_cursor(cursor) if self.queries_logged else self.make_cursor(cursor)
-            )
-        except BaseException as exc:
-            self.wrap_database_errors.__exit__(type(exc), exc, exc.__traceback__)
-            raise
 
     def prepare_database(self) -> None:
         # Overrides the method that "migrate" calls before it looks for tables. While the shard moves,

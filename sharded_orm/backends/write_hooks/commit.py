@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     class _Wrapper(BaseDatabaseWrapper):
         """``BaseDatabaseWrapper`` with the private attributes that Django's type stubs leave out."""
 
-        health_check_enabled: bool
-        health_check_done: bool
         _thread_ident: int
         _thread_sharing_count: int
 

@@ -19,6 +19,7 @@ from django.db import Error, connections
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import LeaseLost, MoveFailed, MoveRefused, OperationHeld
+from sharded_orm.operations.error_notes import with_notes
 from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.moves import preflight, record
 from sharded_orm.operations.moves.group_keys import GroupKeys
@@ -337,7 +338,7 @@ class _Run:
     def _not_recovered(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
         self._fail(
             move.text,
-            f"its move was broken off, and could not be ended ({journal.with_notes(cause)})."
+            f"its move was broken off, and could not be ended ({with_notes(cause)})."
             f" Nothing is lost: {self._repair}",
         )
 
@@ -410,7 +411,7 @@ class _Run:
 
     def _end(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
         """Undo a move that has failed, or complete it if the target owns the key already."""
-        why = journal.with_notes(cause)
+        why = with_notes(cause)
         try:
             if mover.undo(move, why):
                 if not isinstance(cause, OperationStopped):
@@ -420,7 +421,7 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            again = journal.with_notes(exc)
+            again = with_notes(exc)
             if move.phase in (record.SWITCHED, record.SETTLED):
                 self._moved(mover, move)
                 with self._lock:

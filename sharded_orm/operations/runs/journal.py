@@ -494,14 +494,6 @@ def one_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
-def with_notes(exc: BaseException) -> str:
-    """Return what :func:`one_line` returns, and the notes of the exception, without a full stop at the end.
-
-    The notes of a database error name the session that it was in, such as that on the target of a move.
-    """
-    return " ".join([f"{one_line(exc).rstrip('.')}.", *getattr(exc, "__notes__", [])]).rstrip(".")
-
-
 def count_by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
     """Return the number of steps in each state that has any, keyed by the state."""
     counts = rows.values_list("state").annotate(number=Count("pk")).order_by("state")

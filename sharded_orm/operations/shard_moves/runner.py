@@ -17,6 +17,7 @@ from django.db import Error
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import LeaseLost, MoveFailed
+from sharded_orm.operations.error_notes import with_notes
 from sharded_orm.operations.exceptions import OperationStopped
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
@@ -226,7 +227,7 @@ class _Work:
         it.
         """
         move = record.change
-        why = str(cause) if isinstance(cause, MoveFailed) else f"{journal.with_notes(cause)}."
+        why = str(cause) if isinstance(cause, MoveFailed) else f"{with_notes(cause)}."
         if not isinstance(cause, OperationStopped):
             self.report.failures[move.number] = why
         try:
@@ -235,7 +236,7 @@ class _Work:
             raise
         except Exception as exc:
             self.report.failures[move.number] = (
-                f"{why} The move was not ended either ({journal.with_notes(exc)}), and the shard may be"
+                f"{why} The move was not ended either ({with_notes(exc)}), and the shard may be"
                 f" out of use until it is: run 'manage.py shards move {move.group} --repair' when the"
                 " cause is mended. Nothing is lost."
             )

@@ -16,7 +16,7 @@ from django.db.backends.utils import CursorWrapper
 from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm.backends.group.cursor_methods import are_djangos
+from sharded_orm.backends.group.cursor_methods import opens_as_django
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.shard_database import ShardDatabaseMixin
 from tests.transparent_methods import TransparentMethod
@@ -313,7 +313,7 @@ def test_a_method_that_was_replaced_on_one_connection_is_called(
 def test_cursors_are_opened_in_the_short_way(shards: Shards) -> None:
     """As long as all methods are Django's."""
     use(shards, 0)
-    assert are_djangos(shards[0], super(ShardConnectionMixin, shards[0])._cursor)
+    assert opens_as_django(shards[0], super(ShardConnectionMixin, shards[0])._cursor)
 
 
 @pytest.mark.parametrize("name", ["fetchone", "fetchall", "close"])

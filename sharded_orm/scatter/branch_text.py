@@ -1,0 +1,44 @@
+"""The text of the SELECT for one shard, made from the text of a template with marks in it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
+
+# The number of templates of which a process keeps the pieces: the last ones.
+_TEMPLATES = 8
+
+
+@lru_cache(maxsize=_TEMPLATES)
+def pieces_of(sql: str) -> tuple[list[str], list[str], list[str]] | None:
+    """Return the text before, between and after the index and the keys, each split at the schema's name.
+
+    Return None if the text has other placeholders.
+
+    :param sql: the SQL of a template without parameters.
+    """
+    start, rest = sql.split(SHARD_MARK)
+    middle, end = rest.split(PK_MARK)
+    try:
+        # The driver turns "%%" into "%" if a statement has parameters. This one has none any more.
+        start, middle, end = (part % () for part in (start, middle, end))
+    except (TypeError, ValueError):
+        return None
+    return start.split(SCHEMA_MARK), middle.split(SCHEMA_MARK), end.split(SCHEMA_MARK)
+
+
+def quoted_schema(schema: str, mark: str) -> str:
+    """Return the name of a schema in quotation marks."""
+    return f"{mark}{schema.replace(mark, mark * 2)}{mark}"
+
+
+def branch_sql(sql: str, mark: str, schema: str, index: int) -> str:
+    """Return the SELECT for one shard, in parentheses.
+
+    :param sql: the SQL of a template.
+    :param mark: the database's quotation mark for names.
+    :param index: the shard's index in the plan.
+    """
+    quoted = quoted_schema(schema, mark).replace("%", "%%")
+    return f"({sql.replace(SCHEMA_MARK, quoted).replace(SHARD_MARK, str(index))})"
