@@ -22,7 +22,11 @@ from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.twins import World, outcome
 from tests.relatives.sharded.models import Item
 
-pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 
 class Rows:

@@ -36,7 +36,11 @@ from tests.photos.models import Album, Photo, Tag
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.twins.models import Tree
 
-pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 Rows = Any
 Condition = Callable[[], Q]

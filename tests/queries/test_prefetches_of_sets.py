@@ -38,7 +38,11 @@ from sharded_orm.models.sharding.options import group_of
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
 from tests.queries.twins import World, all_rows
 
-pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 KEYS = (ONE, TWO, NEAR)
 

@@ -21,7 +21,11 @@ from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
 from tests.queries.twins import World
 from tests.relatives.sharded.models import Note, Passport
 
-pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 KEYS = (ONE, TWO)
 
