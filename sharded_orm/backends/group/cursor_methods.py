@@ -8,10 +8,12 @@ methods must be called.
 from __future__ import annotations
 
 from threading import get_ident
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+from sharded_orm.method_origin import module_of
 
 _CONNECTIONS = BaseDatabaseWrapper.__module__
 # Django guards ensure_connection() by a decorator of this module.
@@ -87,12 +89,7 @@ def _are_djangos(wrapper: Any, cursor_method: Any) -> bool:
 
 
 def _is_djangos(method: Any) -> bool:
-    module = _module_of(method)
+    module = module_of(method)
     if module == _GUARDS:
-        module = _module_of(getattr(method, "__wrapped__", None))
+        module = module_of(getattr(method, "__wrapped__", None))
     return module == _CONNECTIONS
-
-
-def _module_of(method: Any) -> object:
-    # Do not ask for __module__: functools.wraps() copies it to a function of another module.
-    return method.__globals__.get("__name__") if type(method) is FunctionType else None

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import FunctionType
 from typing import Any, Final
 
 from django.apps import apps
@@ -30,6 +29,7 @@ from sharded_orm.backends.group import relocation
 from sharded_orm.backends.schema_move import NAMES
 from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
 from sharded_orm.exceptions import ShardMoved, SideFenced, TopologyError
+from sharded_orm.method_origin import module_of
 
 # ER_BAD_DB_ERROR and ER_NO_SUCH_TABLE
 _MISSING: Final = frozenset({1049, 1146})
@@ -419,11 +419,9 @@ _EXECUTE, _WRAP, _SEND, _LOOK_UP = (
     CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute,  # type: ignore[attr-defined]  # missing in Django's type stubs
     CursorWrapper.__getattr__,
 )  # fmt: skip
-# Another package may have replaced the methods before this module was imported. isinstance() would believe
-# methods that claim to be functions.
+# Another package may have replaced the methods before this module was imported.
 _ARE_KNOWN = all(
-    type(method) is FunctionType and method.__code__.co_filename == utils.__file__
-    for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP)
+    module_of(method) == utils.__name__ for method in (_EXECUTE, _WRAP, _SEND, _LOOK_UP)
 )
 
 

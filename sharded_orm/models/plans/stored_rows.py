@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from types import FunctionType
 from typing import Any
 
 from django.db import models, router, transaction
@@ -18,6 +17,7 @@ from django.dispatch import Signal, dispatcher
 
 from sharded_orm import runtime
 from sharded_orm.backends.write_hooks import observer
+from sharded_orm.method_origin import module_of
 from sharded_orm.models.plans.saves import known_fields, save_loaded_row
 from sharded_orm.models.plans.switch import are_write_plans_on
 from sharded_orm.models.sharding.kept_shard import UNCHANGEABLE
@@ -48,11 +48,8 @@ class SaveMethods:
         self._expected = _of_model(base)
         self._of_django = _of_django(super(base, base))
         # Another package may have replaced the methods before this one was imported.
-        sources = {_base.__file__, dispatcher.__file__}
-        self._are_known = all(
-            isinstance(method, FunctionType) and method.__code__.co_filename in sources
-            for method in (*_of_django(Model), _send)
-        )
+        modules = {_base.__name__, dispatcher.__name__}
+        self._are_known = modules.issuperset(map(module_of, (*_of_django(Model), _send)))
 
     def are_used_by(self, row: Any) -> bool:
         """Whether ``save()`` of ``row`` calls these methods and no others. Takes about a microsecond."""

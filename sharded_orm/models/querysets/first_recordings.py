@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from inspect import getattr_static, isdatadescriptor
-from types import FunctionType
 from typing import Any, Generic
 
 from django.apps import apps
 from django.db.models.query import QuerySet
 
 from sharded_orm import runtime
+from sharded_orm.method_origin import module_of
 from sharded_orm.models.plans.shapes import Recording
 from sharded_orm.models.plans.shapes import forget as forget_shapes
 
@@ -110,11 +110,6 @@ def _skips_nothing(queryset_class: Any, recorder: Any) -> bool:
 
 
 def _module_of(member: Any) -> str:
-    function = member
     if type(member) is property:
-        function = member.fget
-    elif type(member) is staticmethod:
-        function = member.__func__
-    # Do not ask for __module__: functools.wraps() copies it to a function of another module. Objects of
-    # other types may claim to be the original in every way.
-    return str(function.__globals__.get("__name__")) if type(function) is FunctionType else ""
+        return module_of(member.fget)
+    return module_of(member.__func__ if type(member) is staticmethod else member)
