@@ -176,6 +176,18 @@ def test_first_prefetches(items: World) -> None:
         assert not sent
 
 
+def test_rows_of_a_plan_are_prefetched(items: World) -> None:
+    def children() -> tuple[dict[int, set[int]], int]:
+        rows = list(Item.objects.filter(owner_id=ONE).prefetch_related("shelf", "children"))
+        with CaptureQueriesContext(connections["photos"]) as sent:
+            return {row.pk: {child.pk for child in row.children.all()} for row in rows}, len(sent)
+
+    for _ in range(4):
+        with CaptureQueriesContext(connections["photos"]) as sent:
+            assert children() == ({101: {104, 105}, 104: set(), 105: set(), 107: set()}, 0)
+        assert len(sent) == 3
+
+
 def test_related_instances_are_read_with_their_rows(items: World) -> None:
     for _ in range(4):
         rows = list(Item.objects.filter(owner_id=ONE).select_related("shelf", "parent"))

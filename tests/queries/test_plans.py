@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connections, models
-from django.db.models import Exists, F, Manager, Q, QuerySet
+from django.db.models import Exists, F, Manager, Prefetch, Q, QuerySet
 from django.db.models.query import ModelIterable
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject, lazystr
@@ -101,6 +101,10 @@ SELECTIONS: list[Callable[[Any, tuple[Any, ...]], Any]] = [
     lambda rows, names: rows.select_related("shelf", "parent"),
     lambda rows, names: rows.select_related(*names),
 ]
+PREFETCHES: list[tuple[Any, ...]] = [
+    ("children",), ("shelf",), ("shelf", "children__labels"), (Prefetch("children", Item.objects.order_by("-pk")[:1]),),
+    (Prefetch("children", to_attr="kids"),), (None,), (), ("nothing",), (1,), (F("stars"),), ("owner",), ("buyer", "labels"),
+]  # fmt: skip
 ORDERS = [
     ("pk",), ("-stars", "id"), (), ("name",), ("owner_id",), ("shelf__name",), ("nothing",),
     (F("stars").desc(),), ("-posted_at", "pk"), (1,),
@@ -111,6 +115,7 @@ SLICES: list[Any] = [
 ]  # fmt: skip
 ENDS: list[Callable[[Any], Any]] = [
     list, list, list, lambda rows: rows.exists(), lambda rows: rows.count(), len, bool, repr,
+    lambda rows: [(row, row._prefetched_objects_cache, row._state.fields_cache) for row in rows],
     lambda rows: rows.first(), lambda rows: rows.last(), lambda rows: rows.get(),
     lambda rows: list(rows.values("pk")), lambda rows: list(rows.reverse()),
     lambda rows: [rows.exists(), list(rows), rows.count(), rows.first()],
@@ -196,8 +201,10 @@ class Program:
                 rows = (rows.filter if choice < 0.47 else rows.exclude)(**conditions)
             elif choice < 0.7:
                 rows = pick.choice(SELECTIONS)(rows, pick.choice(FIELDS))
-            elif choice < 0.8:
+            elif choice < 0.76:
                 rows = rows.order_by(*pick.choice(ORDERS))
+            elif choice < 0.82:
+                rows = rows.prefetch_related(*pick.choice(PREFETCHES))
             elif not isinstance(rows, Manager):
                 rows = rows[pick.choice(SLICES)]
                 if not isinstance(rows, QuerySet):
@@ -284,6 +291,10 @@ READS: dict[str, Callable[[], Any]] = {
     ),
     "get by a tree": lambda: Item.objects.filter(owner_id=ONE).get(Q(pk=101) | Q(pk=999)),
     "before a time": lambda: list(Item.objects.filter(owner_id=ONE, posted_at__lte=START)),
+    # Without rows, nothing is prefetched, which Django would compile.
+    "prefetches": lambda: list(
+        Item.objects.filter(owner_id=ONE, pk__lt=0).prefetch_related("shelf", "children")[:3]
+    ),
     "select_related": lambda: [
         (row.pk, row.shelf, row.parent)
         for row in Item.objects.filter(owner_id=ONE).select_related("shelf", "parent")

@@ -174,8 +174,11 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         :raises BoundKeyMismatch: a queryset in the prefetches was built while a key was bound, so
             it has rows of one key only.
         """
+        # Read ``query`` last, because this builds it, and a read by a plan has built none.
+        if not self._prefetch_related_lookups or not is_any_bound():
+            return False
         query: Any = self.query
-        if query.bound_key != EXEMPT or not self._prefetch_related_lookups or not is_any_bound():
+        if query.bound_key != EXEMPT:
             return False
         _refuse_prefetches_of_one_key(self)
         return True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from django.db.models.query import (
     MAX_GET_RESULTS,
     ModelIterable,
+    Prefetch,
     QuerySet,
     ValuesIterable,
 )
@@ -362,6 +363,16 @@ class CallRecorder(QuerySetMixin[M]):
         recording.learn_selection(selection)
         selected._recording = recording.selected(selection)
         return selected
+
+    def prefetch_related(self, *lookups: Any) -> Self:
+        recording = self._recorded()
+        if recording is None or not all(isinstance(lookup, str | Prefetch) for lookup in lookups):
+            return super().prefetch_related(*lookups)
+        # Do the same as QuerySet.prefetch_related(), but without ``query``, which would end the
+        # recording. A recorded query is neither combined with another, nor has it a FilteredRelation.
+        prefetching = self._with_recording(recording)
+        prefetching._prefetch_related_lookups += lookups
+        return prefetching
 
     @overload
     def __getitem__(self, k: int) -> M: ...
