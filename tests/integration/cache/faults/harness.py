@@ -139,10 +139,14 @@ class FaultHarness(contextlib.ExitStack):
             item or self.dice.choice(ITEMS[owner, lane]),
         )
 
-    def evict(self, names: list[str]) -> None:
-        """Delete these names from all cache servers; at least one must exist."""
+    def evict(self, names: list[str], *, must_exist: bool = True) -> None:
+        """Delete these names from all cache servers.
+
+        :param must_exist: whether at least one of them must be there.
+        """
         prefix = f"{self.setup.cache['PREFIX']}:faults."
-        assert sum([cache.evict(names, prefix) for cache in self.caches]), names
+        deleted = sum([cache.evict(names, prefix) for cache in self.caches])
+        assert deleted or not must_exist, names
 
     def kill_session(self, number: int) -> None:
         """Have the database close a connection."""
