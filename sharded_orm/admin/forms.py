@@ -256,10 +256,10 @@ class ChildFormSet(OnShardFormSet, _ChildFormSet):
 class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     """A formset of children that have a foreign key to their parent.
 
-    A parent in the global database cannot share a transaction with its children, so the children
-    are saved in one transaction of their shard. For a stored parent, this transaction commits
-    before the parent's transaction. For a new parent, it begins after the parent's commit:
-    otherwise a failed commit would leave children whose parent does not exist.
+    If the parent is in the global database, it cannot share a transaction with its children. The
+    children are then saved in one transaction of their shard. For a stored parent, the children's
+    transaction commits before the parent's. For a new parent, it begins after the parent's commit:
+    a failed commit must not leave children without a parent.
     """
 
     #: The shard of the children, if the parent is in the global database and the children have a

@@ -46,16 +46,14 @@ class KeyLink:
 class CapturedTable:
     """A table whose changes are recorded.
 
-    :param pks: the columns whose values identify a row in the journal: those of the primary key, and
-        perhaps others.
+    :param pks: the columns that identify a row in the journal: the primary key, and perhaps others.
     :param key: the column with the shard key, in this table or in the last table of ``links``.
-    :param links: the foreign keys that lead from this table to the table with the shard key; empty if
-        this table has the shard key itself.
-    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other row
-        refers to such a row.
-    :param fence: the name of the one fence (a row of the table of fences) that refuses changes of
-        all rows of this table. It must be an identifier. None if each shard key has a fence of its
-        own.
+    :param links: the foreign keys that lead from this table to the table with the shard key; empty
+        if this table has the shard key itself.
+    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other
+        row refers to such a row.
+    :param fence: the name of the one fence for all rows of this table, an identifier. None if each
+        shard key has a fence of its own.
     """
 
     name: str
@@ -112,7 +110,7 @@ class ChangeCapture(OwnSession, ABC):
         """End the sessions of another process that moves rows and holds locks on this shard.
 
         The server rolls back their transactions. Call this method only if the other process must
-        not go on, for example because it was paused and this process has taken over its move.
+        not go on: for example, it was paused, and this process has taken over its move.
 
         :param number: the number of the move, if it is known.
         :return: how many sessions were ended; always 0 on SQLite, which has no sessions.
@@ -258,14 +256,14 @@ class ChangeCapture(OwnSession, ABC):
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return, for each marker in ``markers``, how many of its sessions may still send an old
-        statement.
+        """Return for each marker how many of its sessions may still send an old statement.
 
         A marker lists the sessions that were open at one moment. A statement is old if a process
-        may have built it before that moment. A session no longer counts if it has since begun and
-        ended a statement, and if its transactions from before have ended. In doubt, a session
-        counts. If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all
-        markers together.
+        may have built it before that moment. A session stops counting when it has run a later
+        statement, and its earlier transactions have ended. In doubt, a session counts.
+
+        If any session of a marker is open, the call takes 0.1 to 0.8 seconds for all markers
+        together.
 
         :param markers: results of :meth:`sessions` on this server, even from another process.
         :raises django.db.OperationalError: the account may not see the sessions of other accounts.

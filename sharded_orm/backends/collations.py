@@ -44,14 +44,11 @@ class Collations:
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
         """Whether the database certainly treats different texts as the same shard key, because of
-        this collation.
+        this collation. False in doubt.
 
-        False if the comparison is exact, or if that is uncertain.
-
-        :param is_colocated_with_target: whether the column of the key is on the same shards as the
-            field that declares the collation. This field is the key itself, or the field to which
-            the key refers as a foreign key. In the second case, its table may be on other
-            databases.
+        :param is_colocated_with_target: whether the key's column is on the same shards as the field
+            that declares the collation. For a key that is a foreign key, this is the field to which
+            the key refers, whose table may be on other databases.
         """
         return False
 

@@ -315,16 +315,15 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # The permits in use. Invariant: each leased session refers to one permit, unless the
-        # session is retired (will be closed at its release). So there are never more open sessions
-        # than permits, because a new session is opened only if no session is idle. A permit leaves
-        # this set by itself when nothing refers to it any more. So no permit is lost if a signal
-        # handler raises an error in a thread that has just leased a session.
+        # The permits in use. Invariant: each leased session refers to one permit, unless it will be
+        # closed at its release. A new session is opened only if none is idle, so there are never
+        # more open sessions than permits. A permit leaves this set when nothing refers to it any
+        # more: so none is lost if a signal handler raises an error in a thread that has just leased
+        # a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
-        # Guards _permits, the set of permits in use, against additions by several threads. Threads
-        # that wait for a permit are notified when a session is released. They are not notified if a
-        # permit leaves the set by itself, because nothing refers to it any more. They then notice
-        # it at their timeout.
+        # Guards _permits against additions by several threads. The release of a session notifies
+        # the threads that wait for a permit. If a permit leaves the set by itself, they notice it
+        # at their timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:

@@ -143,7 +143,7 @@ class ShardDatabaseMixin:
         """Return the error of this process's last attempt to open a session of this alias's node.
 
         Return None if the attempt succeeded, if there was none, or if there is no server (SQLite).
-        After an error, older sessions may still work. This method does not connect the alias. But
+        Older sessions may still work after an error. This method does not connect the alias. But
         while the node counts as failed, one caller every few seconds opens a session as a test, and
         waits for the result.
         """
@@ -173,11 +173,10 @@ class ShardDatabaseMixin:
     def statements_sent(self) -> int | None:
         """Return how many statements the connection has sent while it held a session.
 
-        A caller compares two of these numbers to find out whether statements were sent that no
-        ``execute_wrapper()`` sees: those of ``callproc()``, and of cursors of the driver. If there
-        were any, it reads the schema again. A backend may leave out statements that cannot change the
-        schema. None means that the number is unknown, or that the schema is cheap to read: the caller
-        must always read the schema again.
+        A difference between two calls shows statements that no ``execute_wrapper()`` sees: those of
+        ``callproc()`` and of the driver's cursors. The caller then reads the schema again. A
+        backend may leave out statements that cannot change the schema. None means that the caller
+        must always read the schema again: the number is unknown, or the schema is cheap to read.
         """
         return 0
 
@@ -211,12 +210,11 @@ class ShardDatabaseMixin:
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """Return a context manager that builds a temporary schema without rows, and connects to
-        that schema.
+        """Return a context manager that builds a temporary schema without rows, and connects to it.
 
-        The schema has the given definitions. It is on the same server as this alias's schema
-        (SQLite: in memory), and is dropped at the end of the ``with`` block. The context manager
-        yields a connection object that has this alias, but belongs to no shard group.
+        The schema has the given definitions, and is on the server of this alias's schema (SQLite:
+        in memory). It is dropped at the end of the ``with`` block. The context manager yields a
+        connection object that has this alias, but belongs to no shard group.
 
         :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
             schema of that name exists, it is dropped first.

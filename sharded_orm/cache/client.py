@@ -84,9 +84,9 @@ class CacheClient:
     def guard_ttl(self) -> float:
         """Seconds that a guard lives in the cache unless its life is prolonged.
 
-        A *guard* is the entry that says whether objects and lists are still valid, so it must live
-        longer than the objects and lists. Its life is prolonged by each write to the guard's rows.
-        It is also prolonged when an object or list is stored that depends on the guard.
+        A *guard* is the entry that says whether objects and lists are still valid, so it must
+        outlive them. Each write to its rows prolongs its life, and so does each object or list that
+        is stored and depends on it.
         """
         return self.options.ttl * 2
 

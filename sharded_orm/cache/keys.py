@@ -140,18 +140,17 @@ class CachedType:
 
 @dataclass(frozen=True)
 class Scope:
-    """A scope: a set of rows of one cached model.
+    """A scope: a set of rows of one cached model that have one guard.
 
     The set is a whole table on a shard, a whole global table, the rows of one shard key, or those
-    of one isolate key (a value of the field that divides the rows of a shard key). Each scope has
-    one guard: a cache entry that changes with each write to these rows.
+    of one isolate key (a value of the field that divides the rows of a shard key).
 
-    :param place: the alias of the shard. For a global model, it is the name of ``type``. The place
-        decides which cache server has the entries.
-    :param key: the token of the shard key (its form in names of entries). It is None (the default)
-        if the scope is a whole table, or if the model is global.
-    :param isolate: the token of the isolate key. It is None (the default) if the scope is not
-        limited to one isolate key.
+    :param place: the alias of the shard; for a global model, the name of ``type``. It decides which
+        cache server has the entries.
+    :param key: the token of the shard key (its form in names of entries). None (the default) for a
+        whole table, and for a global model.
+    :param isolate: the token of the isolate key. None (the default) if the scope is not limited to
+        one.
     """
 
     type: CachedType

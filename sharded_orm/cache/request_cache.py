@@ -24,9 +24,8 @@ class RequestCache:
     """A first level: what one request, or one ``cache_scope()`` block, has read.
 
     The threads and tasks of the request share the first level. It has one dict of entries for each
-    shard key or global table. Each dict is stored under the name of the *home guard* of that shard
-    key or table: the cache entry that says whether the other entries of that key or table are
-    valid. A write drops each dict whose entries it may affect.
+    shard key or global table, stored under the name of that key's or table's *home guard*, the
+    cache entry that says whether the others are valid. A write drops each dict that it may affect.
 
     A reader gets the dict *before* it queries the database, and later puts the rows into this dict.
     If a write has dropped the dict meanwhile, no later reader finds the rows.

@@ -9,14 +9,13 @@ has primary keys, or one number: the result of ``count()`` or ``exists()``. The 
     l1 {fingerprint} - {name} {fields}{checksum}
 
 - ``fingerprint`` is a digest of the model's fields.
-- ``stamp`` has the generations (random digests) of the object's guards, the entries that say
-  whether other entries are valid. The object is valid while the guards have these generations. A
-  list has a digest of its guards in its name instead.
+- ``stamp`` has the generations (random digests) of the object's guards. The object is valid while
+  the guards have these generations. A list has a digest of its guards in its name instead.
 - ``name`` is the name of the entry, so a copy under another name is not accepted.
 - ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
-  one call of the JSON parser can read many entries, and damage to one entry cannot spread to the
-  next. The last element of the array is a text with one character for each field. A letter says how
-  the field was encoded (:data:`_CARRIED`); ``.`` says that the field is a plain JSON value.
+  one call of the JSON parser can read many entries, and damage to one cannot spread to the next.
+  The last element has one character for each field. A letter says how the field was encoded
+  (:data:`_CARRIED`); ``.`` says that the field is a plain JSON value.
 - ``checksum`` has four bytes. It detects accidents; it is not a signature.
 """
 

@@ -1,9 +1,9 @@
 """Checks that the database compares text shard keys as exactly as the router does.
 
-For the router, ``Ada``, ``ada`` and ``Ada `` are three keys, which may be on three shards. If the
-collation of a key column considers them equal, a query for one key returns rows of the other keys,
-but only those on the same shard. A table with such a column is refused at its first use in a
-process, before any statement on the table is sent.
+For the router, ``Ada``, ``ada`` and ``Ada `` are three keys, perhaps on three shards. If the
+collation of a key column considers them equal, a query for one key also returns those rows of the
+other keys that are on the same shard. So a table with such a column is refused at its first use in
+a process, before any statement on the table is sent.
 """
 
 from __future__ import annotations
@@ -265,11 +265,11 @@ class TextKeyGuard:
     Thread-safe.
 
     A process sends one query for all such tables of a shard, or of several shards on one node. It
-    sends no query for groups without text keys, or on SQLite. A failed check is not remembered: the
-    table is checked again at its next use, so it can be used after its column was changed.
+    sends no query for groups without text keys, or on SQLite. A failed check is repeated at the
+    next use of the table, because its column may have been changed.
 
-    While a schema editor is open on the shard, no table is refused, because the migration that
-    repairs a column may run after a migration that fills the column's table.
+    While a schema editor is open on the shard, no table is refused: the migration that repairs a
+    column may run after one that fills the table.
     """
 
     def __init__(self) -> None:

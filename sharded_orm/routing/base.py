@@ -93,9 +93,8 @@ class Strategy(ABC):
     def locate(self, key: Any) -> int | None:
         """Return the number of the shard of ``key``; None if the key has no shard. Never writes.
 
-        None means either that the key is not placed yet, or that :meth:`place` refuses the key, for
-        example a negative id. In both cases no row has the key, so a query for it finds nothing, as
-        in an unsharded database.
+        None means that no row has the key: it is not placed yet, or :meth:`place` refuses it, such
+        as a negative id. So a query for it finds nothing, as in an unsharded database.
 
         :raises InvalidShardKey: the key is of a type that the strategy does not accept.
         """

@@ -33,14 +33,14 @@ def keys_to_leave_out(
 ) -> dict[int, tuple[KeyInFlight, ...]]:
     """Return the keys whose rows a statement must not see on a shard, keyed by shard number.
 
-    While a key moves, the shard that it leaves (the source) and its new shard (the target) may both
+    While a key moves, both the shard that it leaves (the source) and its new shard (the target) may
     have its rows.
 
     :param used: the moves that the directory reported before the statement was sent.
     :param starts: for each snapshot of an open transaction, the moves that were known when it was
         taken. A snapshot may still contain rows of a move that has ended.
-    :param announced: whether to leave out also the keys of moves that were announced but have not
-        begun to switch. These keys are left out on the targets of their moves.
+    :param announced: whether to leave out keys on the targets of their moves, too, if the moves
+        were announced but have not begun to switch.
     """
     moves = {move.number: move for start in starts for move in start.in_flight}
     moves = {number: move for number, move in moves.items() if move.phase in _KEPT_IN_SNAPSHOTS}
@@ -64,8 +64,8 @@ def is_exact(
 ) -> bool:
     """Whether a statement has seen each row of ``group`` exactly once.
 
-    True if each key was on the same shard from ``start`` to ``end``. While two shards had the rows
-    of a key, the statement must also have left out the rows on one of them.
+    True if each key was on the same shard from ``start`` to ``end``. If two shards had the rows of
+    a key meanwhile, the statement must have left them out on one of the two.
 
     :param start: the moves that were known before the oldest snapshot of the statement was taken.
     :param used: the moves with which :func:`keys_to_leave_out` was called.

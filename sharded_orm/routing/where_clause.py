@@ -117,9 +117,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is sent only to shards on which the condition is true. But there are several
-            # of them, so there is no single shard to compare with ``alias``. (Other shards get
-            # other SQL, in which a condition that matches no row has replaced this condition.)
+            # This SQL is sent to several shards, on all of which the condition is true. So there is
+            # no single shard to compare with ``alias``.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:

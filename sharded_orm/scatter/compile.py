@@ -105,9 +105,8 @@ class CompileOptions:
     existence: bool = False
     # Whether the query selects one row of aggregates, as aggregate() does.
     summary: bool = False
-    # The flag ``elide_empty`` of Django's compilers. If true, a query that certainly has no rows is
-    # not sent. If false, such a query is sent, too, because only the database knows what an
-    # aggregate returns if there are no rows.
+    # A flag of Django's compilers. If true, a query that certainly has no rows is not sent. If
+    # false, it is sent, because only the database knows what an aggregate of no rows is.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -246,11 +245,12 @@ class _Root(SQLCompiler):
             self._set_up_distinct_on([order.expression for order, _ in ordered])
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # Drop the ORDER BY where it is not needed. If SELECTs are joined by UNION ALL, an outer
-        # SELECT sorts all their rows. So each SELECT keeps its own ORDER BY only if it has a LIMIT,
-        # or DISTINCT ON, which keeps the first row in the order. A statement for one shard
-        # (marks_rows is False) has no outer SELECT, so it keeps its ORDER BY, too. No ORDER BY is
-        # kept if the merge combines groups, because the merge then sorts the groups.
+        # Drop the ORDER BY where it is not needed:
+        #
+        # - A statement for one shard (marks_rows is False) keeps it.
+        # - Under UNION ALL, an outer SELECT sorts all rows. So each SELECT keeps its ORDER BY only
+        #   if it has a LIMIT, or DISTINCT ON, which keeps the first row in the order.
+        # - If the merge combines groups, none is kept, because the merge then sorts the groups.
         keep_order = (
             self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups

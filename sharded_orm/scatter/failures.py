@@ -1,13 +1,12 @@
 """Failures of a scatter: which shards did not answer, and which errors count as not answering.
 
-A scatter distinguishes three kinds of database errors:
+A scatter distinguishes three kinds of database errors by their cause:
 
-- The *shard* is the cause: its connection, the state of its server, its schema or its file. The
-  shard counts as not answering; see :func:`is_failure`.
-- The *shard or the query* is the cause: a table, a column or a privilege is missing. The shard
-  counts as not answering in this case, too. If another shard answers, the query is right; see
-  :func:`may_be_the_query`.
-- The *query* is the cause of all other errors. They are raised unchanged.
+- The *shard*: its connection, the state of its server, its schema or its file. The shard counts as
+  not answering; see :func:`is_failure`.
+- The *shard or the query*: a table, a column or a privilege is missing. The shard counts as not
+  answering. If another shard answers, the query is right; see :func:`may_be_the_query`.
+- The *query*: all other errors. They are raised unchanged.
 """
 
 from __future__ import annotations

@@ -121,10 +121,11 @@ class ShardStatement:
         return self.outer.sql(sql), params
 
     def with_keys(self) -> tuple[str, str] | None:
-        """Return the SQL with the keys of all branches written in it, and the SELECT of its template.
+        """Return the SQL with the keys of all branches written in it, and the SELECT of its
+        template.
 
-        Return None if the statement is no plain union of the same SELECT of several shards whose only
-        parameters are keys that are integers.
+        Return None unless the statement is a plain union of the same SELECT of several shards,
+        whose only parameters are keys that are integers.
         """
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
@@ -281,8 +282,8 @@ def make_plan(
 
     Each query is compiled once per node (database server), and once more for each shard on which it
     must not see all rows. A query that can return no rows is not sent. If a node does not answer
-    while a query is compiled for it, all shards of the node are added to ``failures``, and the plan
-    has no statement for the node.
+    while a query is compiled for it, its shards are added to ``failures``, and it gets no
+    statement.
 
     :param pks: the primary keys to read from each target, keyed by the target's index; a target
         without keys is not queried. None means to read all rows of the query.

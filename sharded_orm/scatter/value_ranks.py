@@ -1,8 +1,8 @@
 """Reads from a server how it orders values that Python cannot compare.
 
 The *rank* of a value is the number of different values that are not greater than it. All values of
-a column are sent to one node (a database server), which returns their ranks. So the type and the
-collation on that server determine the order, and which values are equal.
+a column are sent to one node (a database server), which returns their ranks. So that server's type
+and collation decide the order, and which values are equal.
 """
 
 from __future__ import annotations

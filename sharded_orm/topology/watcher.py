@@ -48,14 +48,14 @@ class TopologyStatus:
 
 
 class TopologyWatcher(Generic[T]):
-    """Holds the topology document that a process uses, and checks each document that could replace it.
+    """Holds the topology document that a process uses, and checks each document that could replace
+    it.
 
     Not thread-safe: callers must hold a common lock.
 
     :param check: a function that returns the *value* of a document: what the process derives from
-        it, such as the checked configuration. The arguments are the document and the value in use
-        (None at the start). The function raises :exc:`InvalidTopology` if the document must not be
-        used.
+        it, such as the checked configuration. It gets the document and the value in use (None at
+        the start), and raises :exc:`InvalidTopology` if the document must not be used.
     """
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:

@@ -30,9 +30,8 @@ class TwoPhaseAtomic(transaction.Atomic):
     ) -> None:
         super().__init__(group, savepoint, durable)
         self._group, self._find, self._durable = group, find, durable
-        # One item for each open ``with`` block of this object: whether that block has created the
-        # group's coordinator, the object that runs the commit in two phases. The outermost block
-        # creates it.
+        # For each open ``with`` block of this object: whether it has created the group's
+        # coordinator, which runs the commit in two phases. The outermost block creates it.
         self._makers: list[bool] = []
 
     def _recreate_cm(self) -> TwoPhaseAtomic:

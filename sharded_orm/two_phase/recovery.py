@@ -5,10 +5,9 @@ is committed or rolled back, even if its session or server ends. The *coordinato
 that runs the commit in two phases. It stores the decision to commit on one shard of the
 transaction, the *decider*.
 
-The rule is *presumed abort*: without a stored decision, the transaction is rolled back. So before a
-recovery rolls back a branch, it makes sure at the decider that no decision can be stored later
-(``fate_of``). For this reason, any number of processes may run recoveries at the same time, even
-while coordinators are at work.
+Without a stored decision, the transaction is rolled back (*presumed abort*). So before a recovery
+rolls back a branch, it makes sure at the decider that no decision can be stored later
+(``fate_of``). So any number of recoveries may run at the same time, even while coordinators work.
 """
 
 from __future__ import annotations
@@ -140,12 +139,11 @@ def recover(
 
 
 def left_on(group: ShardGroup, shards: Iterable[Shard]) -> list[str]:
-    """End prepared branches on ``shards``, and return a line of text for each branch that cannot be
-    ended.
+    """End prepared branches on ``shards``. Return a line of text for each that cannot be ended.
 
-    Operations that change tables or move rows call this before they begin, because a prepared
-    branch (the part on one shard of a transaction in two phases) holds locks and may still commit.
-    Does nothing if the group does not commit in two phases.
+    Operations that change tables or move rows call this first: a prepared branch (the part on one
+    shard of a transaction in two phases) holds locks and may still commit. Does nothing if the
+    group does not commit in two phases.
 
     :raises django.db.Error: a node of the shards does not answer.
     """

@@ -56,9 +56,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     _unlogged = False
     # Whether this object was used since the group last closed obsolete connections.
     is_active = False
-    #: What upper layers knew about keys that move between the group's shards, just before the first
-    #: statement of the open transaction. That statement takes the snapshot, the state of the rows that
-    #: the transaction sees. None if they knew nothing.
+    #: The moves of keys of this group that upper layers knew just before the open transaction took
+    #: its snapshot, with its first statement. None if they knew nothing.
     known_at_snapshot: Any = None
     #: Whether a transaction is open, but none of its statements was sent yet.
     awaits_snapshot = False
@@ -352,11 +351,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def join_group_transaction(self) -> None:
         """Open the atomic blocks of the group's transaction that are not open on this shard yet.
 
-        The shard needs one block for each level of the group: for its outermost block and for each
-        savepoint. ``_mirrored`` has the blocks that are open, which are those of the outermost
-        levels. Django's stack ``atomic_blocks`` has them in the same order. A block that the user
-        opened on the shard itself is at the right depth in that stack, because ``with`` blocks
-        nest.
+        The shard needs one block for the group's outermost block, and one for each savepoint.
+        ``_mirrored`` has the blocks that are open already, the outermost first. Django's stack
+        ``atomic_blocks`` has them in the same order. Blocks nest, so a block that the user opened
+        on the shard itself is at the right depth in that stack, too.
         """
         group = self.group_wrapper
         assert group is not None

@@ -1,13 +1,12 @@
 """Repeat statements that were refused because their shard moves to another node or has just moved.
 
-A shard moves while the application works (:mod:`sharded_orm.backends.schema_move`): its old tables are
-renamed, the new topology (the map of shards to nodes) is published, and the new tables get their real
-names. If this process does not know the new topology yet, its statement finds no table. Nothing was
-executed then. So in autocommit, the statement waits and runs again on the new node. In a transaction,
-the whole transaction fails.
+A moving shard's old tables are renamed, then the new topology is published, and then the new tables
+get their real names (:mod:`sharded_orm.backends.schema_move`). A process that does not know the new
+topology yet finds no table, so its statement has done nothing. In autocommit, the statement waits
+and runs again on the new node. In a transaction, the whole transaction fails.
 
-The same applies to a write that the passive side of a pair of servers refuses
-(:mod:`sharded_orm.backends.side_fence`): the other side is active, or becomes active.
+Writes that the passive side of a pair refuses (:mod:`sharded_orm.backends.side_fence`) are repeated
+likewise: the other side is active, or becomes active.
 """
 
 from __future__ import annotations

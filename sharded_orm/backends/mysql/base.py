@@ -107,10 +107,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         for watcher in self.commit_watchers:
             watcher.may_commit()
         if self.transaction_writes is not None:
-            # This method runs before a statement that may commit implicitly. The server does not
-            # report whether it has committed. So write markers, the cache entries that announce
-            # uncommitted writes, are placed now. They stay until this transaction or the next one
-            # ends.
+            # The next statement may commit implicitly, and the server does not report that. So
+            # announce the writes to the cache now. The announcements stay until this transaction or
+            # the next one ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:

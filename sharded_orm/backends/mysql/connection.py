@@ -1,14 +1,14 @@
 """The virtual connection of a Django alias: it leases a physical session of its node while there is
 work.
 
-In autocommit, the virtual connection holds a session for one statement, or until a cursor has read all
-results. In a transaction, it holds a session from the first statement to the end of the transaction.
+In autocommit, the virtual connection holds a session for one statement, or until a cursor has read
+all results. In a transaction, it holds a session from the first statement to the end of the
+transaction.
 
 A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's
-own backend. But ``BEGIN`` starts only one transaction. An implicit commit, or an error such as a
-deadlock, may end that transaction inside an atomic block. Then each later statement of the block
-would commit by itself. So the session is put into ``autocommit=0`` before a statement that commits
-implicitly, and after any error.
+own backend. But an implicit commit or an error such as a deadlock may end that transaction inside
+an atomic block. Later statements of the block would then commit one by one. So the session is put
+into ``autocommit=0`` before a statement that commits implicitly, and after any error.
 """
 
 from __future__ import annotations

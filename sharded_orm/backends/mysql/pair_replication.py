@@ -67,10 +67,10 @@ class MySQLPairReplication(MySQLReplicationServer):
     def take_as_received(self, last: str, schema: str) -> None:
         """Mark the other server's transactions up to ``last`` as received, without executing them.
 
-        Use this for transactions of the other server that this server must never execute. Until the
-        log of this server contains their last GTID, the other server cannot replicate from this
-        server again. So an empty transaction with this GTID is logged. This server must not
-        replicate meanwhile. Can be repeated.
+        Use this for transactions that this server must never execute. The other server can
+        replicate from this server again only if the log of this server contains their last GTID. So
+        an empty transaction with this GTID is logged. This server must not replicate meanwhile. Can
+        be repeated.
 
         :param last: the GTID of the last such transaction.
         :param schema: a schema of the pair, in which the empty transaction is logged.
@@ -99,12 +99,11 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Set the position from which this server receives, so that it gets no change that it has
         now.
 
-        The server refuses a position that lacks its own last change. The application may write a
-        change after the position was read, so retry in that case.
+        The server refuses a position without its own last change. If the application has written a
+        change after the position was read, read it again.
 
-        :param last: a transaction of the other side, after which the changes of the other side are
-            received. By default, they are received after the last one that this server has
-            executed.
+        :param last: a transaction of the other side, after which its changes are received. By
+            default, they are received after the last one that this server has executed.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             position = self.status().current
@@ -146,9 +145,8 @@ class MySQLPairReplication(MySQLReplicationServer):
             )
         link = source.link_from(self)
         if link is not None and link.executes:
-            # If the source replicates from this server, wait until it has executed this server's
-            # last event. The application may be writing to this server, and the source refuses this
-            # server for good if its log lacks an event that this server has written.
+            # If the source replicates from this server, let it catch up first. It would refuse this
+            # server for good if its log lacked an event that this server has written.
             source.wait_for(self.written(), _CONNECTING)
         self._rows("START SLAVE")
 

@@ -35,9 +35,9 @@ SCHEMA_PRIVILEGES: Final = (
     "TRIGGER", "EVENT",
 )  # fmt: skip
 
-# Session settings for a change on one server of a pair that must not be replicated to the other
-# server. The auto_increment settings matter if the same row is inserted on both servers, for
-# example into django_migrations: with them, it gets the same id on both.
+# Session settings for a change on one server of a pair that must not be replicated to the other.
+# With the auto_increment settings, a row that is inserted on both servers, such as one of
+# django_migrations, gets the same id on both.
 _QUIET: Final = (
     f"sql_log_bin = 0, auto_increment_increment = 1, auto_increment_offset = 1, {PASSES} = 1"
 )

@@ -1,8 +1,8 @@
 """Find the session for a statement that reads what an earlier statement has left in a session.
 
-Such statements contain ``LAST_INSERT_ID()``, ``ROW_COUNT()`` or ``SHOW WARNINGS``. Each must run on the
-session on which the same alias ran the earlier statement. If another alias has used that session since,
-the statement is refused, because it would read what that other alias has left.
+Such statements contain ``LAST_INSERT_ID()``, ``ROW_COUNT()`` or ``SHOW WARNINGS``. Each must run on
+the session of the same alias's earlier statement. If another alias has used that session since, the
+statement is refused.
 """
 
 from __future__ import annotations

@@ -204,9 +204,8 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
     The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
-    not exist. One query reads 500 schemas. It fails if one of them does not exist or lacks the
-    table. In that case, one more query lists the schemas of the node, and another one those with
-    the table. Then all schemas with the table are read again.
+    not exist. One query reads 500 schemas. If it fails because a schema or a table is missing, two
+    more queries list the schemas and those with the table, and the latter are read again.
     """
     try:
         # Do not check first which schemas exist. That would list all schemas of the node, and

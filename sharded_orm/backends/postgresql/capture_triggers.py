@@ -85,9 +85,9 @@ def trigger_statements(
         " has_snapshot CONSTANT boolean := current_setting('transaction_isolation')"
         " IN ('repeatable read', 'serializable');"
         " BEGIN"
-        # A REPEATABLE READ or stricter transaction has one snapshot for all its statements. It cannot
-        # see a row that was committed later, such as a new fence, which makes triggers refuse writes.
-        # So it must fail if its snapshot is older than the last transaction that added a fence.
+        # A REPEATABLE READ or stricter transaction has one snapshot for all its statements. It
+        # cannot see a fence that was committed after this snapshot. So it must fail if a fence was
+        # added since.
         f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
         "::text::xid8, pg_current_snapshot()) THEN"
         f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
@@ -129,9 +129,9 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
     """Return SQL that handles changed rows whose shard key cannot be found.
 
-    Such a row gets its key from another row, to which its foreign key refers. The other row is
-    missing if the same transaction has deleted it or will insert it later. So the SQL does not know
-    which moving key the changed row belongs to, and records the row for each moving key.
+    The key of such a row is in another row, to which its foreign key refers. The same transaction
+    has deleted the other row, or will insert it later. So the changed row is recorded for each key
+    that moves.
     """
     if not table.links:
         return ""

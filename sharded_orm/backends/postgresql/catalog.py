@@ -38,11 +38,10 @@ class CatalogRow(NamedTuple):
     detail: str | None
 
 
-# The query for the objects that depend on the schema. It leaves out objects of extensions (dependency
-# type "e") and parts of other objects (type "i"), such as the sequences of identity columns and the
-# constructors of range types. For a table, view or sequence, the third column has letters: its kind in
-# pg_class, and the properties that need another query. The cast to regnamespace raises error 3F000 if
-# the schema does not exist.
+# The query for the objects of the schema. It leaves out objects of extensions (dependency type "e")
+# and parts of other objects (type "i"), such as the sequences of identity columns. For a table,
+# view or sequence, the third column has letters: its kind in pg_class, and the properties that need
+# another query. The cast to regnamespace raises error 3F000 if the schema does not exist.
 _LIST = """\
 SELECT d.classid::regclass::text, d.objid::int8, concat(
   c.relkind,

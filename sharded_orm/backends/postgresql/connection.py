@@ -1,17 +1,18 @@
 """The virtual connection of a Django alias: it leases a physical session of its node while there is
 work.
 
-In autocommit, the virtual connection holds a session for one statement. In a transaction, it holds a
-session from the first statement to the end of the transaction.
+In autocommit, the virtual connection holds a session for one statement. In a transaction, it holds
+a session from the first statement to the end of the transaction.
 
-A session finds the tables of a shard by its search path. The path is set for one transaction at a
-time, in the same packet as the first statement. So setting the path costs no round trip, and the
-server restores the old path at the end of the transaction. This works even behind a connection
-pooler that gives each transaction another session. In autocommit, the packet ``SELECT
-set_config('search_path', …, true), …; statement`` is one transaction by itself. A transaction
-begins with ``BEGIN; SELECT set_config(…), …; statement``. The ``SELECT`` fails if the schema does
-not exist or may not be used. If it did not fail, the statement could find or create a table in
-another schema of the path.
+A session finds the tables of a shard by its search path. The path is set for one transaction, in
+the packet of the first statement, so it costs no round trip. The server restores the old path at
+the end of the transaction. This works even behind a pooler that gives each transaction another
+session.
+
+In autocommit, the packet ``SELECT set_config('search_path', …, true), …; statement`` is one
+transaction by itself. A transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The
+``SELECT`` fails if the schema does not exist or may not be used. Otherwise the statement could find
+or create a table in another schema of the path.
 """
 
 from __future__ import annotations
@@ -398,10 +399,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
     def fail_transaction(self, prefix: list[bytes]) -> None:
         """Begin the transaction on the server, and make it fail.
 
-        Called if the server has refused a packet while parsing it, before it executed any
-        statement, so the server has no transaction yet that could fail. With Django's own backend,
-        such an error makes the transaction fail, and the server refuses later statements until the
-        rollback. This method has the same effect.
+        Called if the server has refused a packet while parsing it, so that no transaction was
+        begun. With Django's own backend, such an error makes the transaction fail, and the server
+        refuses later statements until the rollback. This method has the same effect.
 
         :param prefix: the statements that were sent in the packet before the failed statement.
         """

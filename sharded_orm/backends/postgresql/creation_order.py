@@ -101,9 +101,8 @@ def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
 def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
     """Return ``names`` in an order in which each object comes after the objects that it needs.
 
-    An object counts as needing another object if its definition contains the name of the other
-    object. The name may in fact be that of a column or an argument. If two objects seem to need
-    each other, they keep their order.
+    An object counts as needing another object if its definition contains the other's name, even if
+    the name is in fact that of a column. Objects that seem to need each other keep their order.
     """
     by_identifier: dict[str, list[str]] = {}
     for name in names:

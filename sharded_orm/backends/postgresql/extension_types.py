@@ -44,7 +44,7 @@ def share_types() -> None:
     Further calls do nothing.
     """
     # django.contrib.postgres has no hook for this, so replace get_type_oids(), which its functions
-    # for hstore and citext call. It is not enough to replace its receiver of connection_created,
-    # because the app's ready() calls it, too: for each alias in use, even for groups, whenever
+    # for hstore and citext call. Replacing its receiver of connection_created is not enough: the
+    # app's ready() calls these functions for each alias in use, even for groups, whenever
     # INSTALLED_APPS is overridden.
     signals.get_type_oids = _type_oids

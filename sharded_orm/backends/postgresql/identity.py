@@ -1,9 +1,9 @@
 """Find out which session of which server made a write, and whether that session still exists.
 
-A session is identified by its process id and the start time of its process, because a server reuses
-process ids. Both mean nothing without the identity of the server. After a promotion (a replica takes
-over), another server may have the same address and the same system identifier. But a promotion begins
-a new timeline, so the timeline is a part of the server's identity.
+A session is identified by its process id and the start time of its process (a server reuses process
+ids), together with the identity of its server. After a promotion, another server may have the same
+address and the same system identifier, but it has a new timeline. So the timeline is a part of the
+server's identity.
 """
 
 from __future__ import annotations

@@ -138,9 +138,9 @@ class PostgreSQLSchemaMove(SchemaMove):
     def _lock(self, names: Sequence[str], patience: float) -> float:
         """Lock tables in this transaction so that no other session can use them.
 
-        Other sessions never have to wait for this method. If a table is in use, an attempt to lock
-        the tables fails at once, and is repeated later. An automatic vacuum does not stop for such
-        attempts. So this method first waits for a weaker lock, which makes the vacuum end.
+        Other sessions never wait for this method. If a table is in use, the attempt fails at once,
+        and is repeated later. An automatic vacuum does not stop for such attempts. So this method
+        first waits for a weaker lock, which makes the vacuum end.
 
         :param patience: seconds for which attempts are repeated.
         :return: when the successful attempt began, as ``time.monotonic()``.

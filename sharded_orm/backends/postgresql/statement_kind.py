@@ -1,12 +1,11 @@
 """Classify SQL statements by what they do to the session that runs them. Pure functions.
 
-All schemas of a node share its sessions. A session finds the tables of a schema by its search path,
-which is set for one transaction only. The functions here find the statements that cannot share a packet
-with the statement that sets the search path, and those that leave state in the session.
+All schemas of a node share its sessions, and the search path of a schema is set for one transaction
+only. These functions find the statements that cannot share a packet with the statement that sets
+the search path, and those that leave state in the session.
 
-The text of a statement does not show what stored functions and triggers do, so their effects are not
-considered. But the text of a ``DO`` statement contains its body, so the effects of the body are
-considered.
+Stored functions and triggers are not considered: the text of a statement does not show what they
+do. But the text of a ``DO`` statement contains its body, which is considered.
 """
 
 from __future__ import annotations
@@ -365,8 +364,8 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
-        # One of the statements must be sent alone, so the text fails in any case: the server runs it
-        # as one transaction block, and raises an error at that statement. So send it like any write.
+        # One statement of the text must be sent alone. The server would run the text as one
+        # transaction block, and raise an error at that statement. So send the text like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE

@@ -64,10 +64,9 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare this shard's part of a two-phase commit, so that it survives the end of its session
-        and a restart of its server.
-
-        Afterwards, only the commit or the rollback of the transaction may follow.
+        """Prepare this shard's part of a two-phase commit, so that it survives the end of its
+        session and a restart of its server. Only the commit or the rollback of the transaction may
+        follow.
 
         :raises django.db.Error: the branch is not prepared, or it is unknown whether it is.
         """
@@ -103,8 +102,8 @@ class TwoPhaseMixin(CommitHookMixin):
         decision to commit.
 
         Tries to insert the decision in a new session, and rolls that back. The insertion fails if
-        the decision is already stored. If an open transaction has inserted the same decision, the
-        insertion waits until that transaction ends.
+        the decision is stored. It waits for an open transaction that has inserted the same
+        decision.
 
         :param seconds: how long to wait, approximately.
         :raises django.db.Error: the shard does not answer, or has no table of decisions.

@@ -92,11 +92,11 @@ class CommitHookMixin(_Wrapper):
         return SessionID()
 
     def known_session(self) -> AbstractContextManager[None] | None:
-        """Return a context manager that keeps one session in autocommit. So within its block,
+        """Return a context manager that keeps one session in autocommit. Within its block,
         :meth:`session_id` is known before a statement is sent.
 
-        Return None if the backend has no such context manager, if the session has no identity, or if
-        the session may have an open transaction.
+        Return None if the backend cannot do so, if the session has no identity, or if it may have
+        an open transaction.
         """
         return None
 
@@ -107,9 +107,9 @@ class CommitHookMixin(_Wrapper):
 
         If True is yielded, :meth:`session_id` is known before a statement is sent, and the server
         breaks off each UPDATE, INSERT and DELETE that takes longer than ``seconds``. Waits for
-        locks count, but the commit after the statement does not. A shorter limit of the server or
-        the session stays in force. If the shard moves to another node meanwhile, a statement is
-        refused, as in a transaction.
+        locks count; the commit does not. A shorter limit of the server or the session stays in
+        force. If the shard moves to another node meanwhile, a statement is refused, as in a
+        transaction.
 
         If False is yielded, nothing was changed: the backend cannot do this, the session has no
         identity, or it may have an open transaction.

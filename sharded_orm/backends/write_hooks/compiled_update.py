@@ -1,8 +1,7 @@
 """Send UPDATEs whose SQL was compiled earlier.
 
-Only a compiler reports writes to the cache and to the other parts of the library that follow a model
-(:mod:`sharded_orm.backends.write_hooks.compilers`). So these functions are only for rows that are not
-cached and not followed. They make the same checks as a compiler.
+These functions make the same checks as a compiler, but report no writes to the cache or to
+followers of a model. So they are only for rows that are not cached and not followed.
 """
 
 from __future__ import annotations

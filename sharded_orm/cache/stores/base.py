@@ -107,13 +107,14 @@ class CacheServer(ABC):
 
     @abstractmethod
     def release(self, objects: Mapping[str, FoundEntry]) -> None:
-        """Give leases back that were not used to store an object, so that other readers can take them.
+        """Give leases back that were not used to store an object, so that other readers can take
+        them.
 
-        A lease that is void by now is left alone. If that fails, the lease ends after
+        A lease that is void by now is left alone. If the call fails, the lease ends after
         :data:`LEASE_SECONDS`. This method may return before the server has answered.
 
-        :param objects: what :meth:`read` returned for an object, with the lease of :meth:`lease`, by
-            the object's name.
+        :param objects: what :meth:`read` returned for an object, with the lease of :meth:`lease`,
+            by the object's name.
         """
 
     @abstractmethod

@@ -56,12 +56,13 @@ def clean_marked(
     min_age: float = FOLLOW_TIME,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all stores.
+    """Repair the index rows of marked entities (whose rows may be wrong), on all shards of all
+    stores.
 
     Leaves out shards that do not answer, and shards on which another cleaner repairs many entities.
 
-    Cost for each store: one query per node (a database server), one query per shard with marked
-    entities, and a few statements per index shard on which rows are repaired.
+    Cost for each store: one query per node (a database server), one per shard with marked entities,
+    and a few statements per index shard with repaired rows.
 
     :param only: the only store to clean; None for all stores.
     :param min_age: entities that were marked less than this number of seconds ago are skipped:

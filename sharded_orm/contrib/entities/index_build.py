@@ -98,7 +98,7 @@ def build(
     """Write the rows that ``index`` lacks for existing entities, then let reads use the index.
 
     Each process that stores entities must know the index before the call, so that it writes the
-    rows of new entities. The build writes the rows of old entities. Then it compares all entities
+    rows of new entities. The build writes those of old entities, and then compares all entities
     once more. If no row was missing, reads may use the index. The build can be run again after an
     interruption. Yields after each batch.
 

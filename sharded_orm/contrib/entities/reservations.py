@@ -1,11 +1,11 @@
 """Unique indexes, in which at most one entity has certain values.
 
 Invariant: as long as a committed entity has the values of a unique index, the index has its row. So
-the row is written before the entity, as a reservation. The transaction that writes the entity then
-verifies that the row still exists.
+the row is written before the entity, as a reservation. The entity's transaction then verifies that
+the row still exists.
 
-A row is removed only under the lock of its entity. The lock shows that the entity does not have the
-values, and that no transaction is about to assign them to it.
+A row is removed only under the lock of its entity. Under this lock, the entity does not have the
+values, and no transaction is about to give it them.
 """
 
 from __future__ import annotations

@@ -232,20 +232,19 @@ class DataStore:
     def put(self, entity: Entity) -> Entity:
         """Store ``entity``, and return it (FriendFeed, FF4).
 
-        The entity is written first, in one local transaction on its shard. New index rows are
-        written after it on their own shards: at once, or after the commit if the caller is in a
-        transaction. If a shard of an index does not answer, the entity is stored nevertheless, and
-        the cleaner writes the row later. Only the row of a unique index is written before the
-        entity. If that row cannot be written, the entity is not stored. Index rows of earlier
-        properties are skipped by reads, until the cleaner removes them.
+        The entity is written first, in one local transaction on its shard. New index rows follow on
+        their own shards: at once, or after the commit if the caller is in a transaction. If an
+        index shard does not answer, the cleaner writes the row later. Only the row of a unique
+        index is written before the entity. If that row cannot be written, the entity is not stored.
+        Reads skip the index rows of earlier properties, until the cleaner removes them.
 
         :raises EntityExists: the entity is new, and the store has one with its id. A transaction of
             the caller on the shard can only be rolled back then.
         :raises EntityChanged: others have changed or deleted the entity since it was read.
         :raises InvalidProperty: a property cannot be stored.
         :raises EntityTooLarge: the body is larger than ``max_body``.
-        :raises FormerRowsFull: the entity was changed so often since the cleaner came that no more of
-            its former index rows can be noted.
+        :raises FormerRowsFull: the entity was changed so often since the cleaner came that no more
+            of its former index rows can be noted.
         :raises ShardKeyChanged: the property ``shard_on`` of a stored entity has another value.
         :raises UniqueValueTaken: another entity has the values of a unique index, or loses them in
             a transaction that is not committed yet.

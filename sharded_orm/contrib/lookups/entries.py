@@ -162,11 +162,11 @@ def refuse_own_lock(table: EntryTable) -> None:
 def blocking_transaction(alias: str) -> Any:
     """Return this thread's connection object if its open transaction could block other connections.
 
-    A transaction blocks other connections on databases with one writer at a time, such as SQLite.
-    Returns None for other databases.
+    That is so on databases with one writer at a time, such as SQLite. Returns None for other
+    databases.
 
-    A transaction that has not written yet has no lock, but its connection is returned, too.
-    Otherwise an error would depend on whether the program has written something before.
+    The connection is returned even if its transaction has not written yet and holds no lock.
+    Otherwise an error would depend on what the program has written before.
     """
     if not _has_one_writer(alias) or is_in_test_case(alias):
         return None

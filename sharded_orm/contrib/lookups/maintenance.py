@@ -100,9 +100,9 @@ def statuses() -> list[LookupStatus]:
 def build(lookup: ModelLookup) -> LookupDifferences:
     """Write the entries of all rows, then let queries rely on the lookup.
 
-    Call this after each process that writes the model has declared the lookup: other processes
-    write rows without entries. Reads each row once. If a row is left without its entry, queries
-    still do not rely on the lookup.
+    Call this after every process that writes the model has declared the lookup, because other
+    processes write rows without entries. Reads each row once. If a row is left without its entry,
+    queries still do not rely on the lookup.
 
     :raises LookupRefused: a column treats different texts as equal, or queries rely on entries of
         this lookup in a table that is not the declared table.

@@ -76,10 +76,10 @@ class RowFollower:
         return any(field.name in names for field, _, _ in values)
 
     def needs_transaction(self, compiler: Any) -> bool:
-        """Whether the statement needs a transaction, in which it is sent before its entries are written.
+        """Whether the statement must be sent before its entries are written, in a transaction.
 
-        False for an INSERT of rows with known primary keys, if all its entries are of unique lookups.
-        That INSERT is sent after its entries, and outside of a transaction, which saves a round trip.
+        False for an INSERT of rows with known primary keys, if all its entries are of unique
+        lookups. It is sent after its entries, outside of a transaction, which saves a round trip.
         """
         query = compiler.query
         is_insert = isinstance(query, InsertQuery)

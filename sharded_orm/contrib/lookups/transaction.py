@@ -1,9 +1,8 @@
 """Keeps track of the entries of lookups that one transaction on a shard has written.
 
 Each statement that writes rows is one :class:`EntryChange`. It has three tokens (random names), one
-for each kind of entries that it has written: new entries, existing entries that it has taken over,
-and entries of values that no row will have any more. If the transaction is rolled back, the new
-entries are removed. If it is committed, the entries of the values that rows have lost are removed.
+each for its new entries, for existing entries that it took over, and for entries of values that its
+rows lose. A rollback removes the new entries. A commit removes the entries of the lost values.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ class ChangesToClose:
 class EndedChanges:
     """Statements whose transactions have ended, but whose lookup entries are not closed yet.
 
-    Thread-safe. Closing entries records in them that their transaction has ended. One SQL statement
-    closes the entries of many statements. If the process dies before that, other processes see that
-    its database sessions have ended, so the transactions have ended, too.
+    Thread-safe. To close an entry is to record in it that its transaction has ended. One SQL
+    statement closes the entries of many statements. If the process dies first, other processes see
+    that its database sessions, and so its transactions, have ended.
     """
 
     def __init__(self) -> None:
@@ -407,10 +406,9 @@ def _needless(
 ) -> Mapping[tuple[EntryTable, str], list[Place]]:
     """Return the entries that no row needs, and that must be removed by their identities.
 
-    Most superfluous entries are removed by the token of the change that wrote them last. This does
-    not work for an entry that the transaction has written several times, because entries that rows
-    need may have that token, too. For example, the transaction inserts a row, deletes the row
-    again, and is rolled back.
+    Most such entries are removed by the token of the change that wrote them last. An entry that the
+    transaction has written several times is different: entries that rows need may have the same
+    token. For example, the transaction inserts a row, deletes it again, and is rolled back.
 
     :param ends: all changes of the transaction in their order, and whether each is committed.
     :returns: the identities of these entries, by their table and by the token that they have.

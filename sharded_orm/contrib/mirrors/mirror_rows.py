@@ -82,8 +82,8 @@ def write_rows(
     them.
 
     All rows are written in one transaction. May be called again with the same rows. Costs two
-    statements if all rows are new. Otherwise it costs a few more, and one for each row. The
-    statements for a single new row are sent with the COMMIT, if the backend can do so.
+    statements if all rows are new; otherwise a few more, and one for each row. The statements for a
+    single new row are sent with the COMMIT, if the backend can do so.
 
     :param rows: at most one for each primary key.
     :param unchanged: for repairs: the versions that the shard had before the source was read, by

@@ -14,11 +14,11 @@ class OutboxRow(models.Model):
     """A record that a row of a source was written, and that its mirrors may not have the change
     yet.
 
-    It is written in the transaction of the write, on the shard of the source. It names the row and
-    not the new values: a delivery reads the row.
+    The transaction of the write inserts the record, on the shard of the source. The record names
+    the row and not the new values: a delivery reads the row.
 
-    Among the records of the same row, ``id`` grows in the order of the commits: a write holds the
-    lock of the row when the database assigns the id.
+    Among the records of one row, ``id`` grows in the order of the commits: the write holds the lock
+    of the row when the database assigns the id.
     """
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)

@@ -1,7 +1,7 @@
 """Versions of the rows of reference tables, and the lock under which copies are written.
 
 Each transaction that writes reference tables takes the lock before its commit, and raises the
-version. So a higher version is always committed later. Whoever holds the lock reads exactly the
+version. So a higher version is always committed later, and whoever holds the lock reads exactly the
 rows of the current version. Copies are written only under the lock. So a copy is never older than
 the version that its shard has stored, and no row is deleted while its copy is being written.
 """

@@ -80,15 +80,16 @@ class _State:
 class TicketServer:
     """A client that takes ids from one ticket server. Thread-safe and fork-safe.
 
-    The high-water mark of a server is the highest id that it is known to have handed out, per
-    sequence. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server
-    stores the mark of its :attr:`predecessor`, the server before it. A server whose position in a
-    sequence is below its mark has forgotten ids, for instance after a restore, and is refused
+    The high-water mark of a server is the highest id of a sequence that it is known to have handed
+    out. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server itself
+    stores the mark of its :attr:`predecessor`. A server whose position in a sequence is below its
+    mark has forgotten ids, for instance after a restore, and is refused
     (:exc:`TicketServerBehind`).
 
     :param slot: the numbers that this server may hand out.
     :param patience: the longest time, in seconds, to wait for an answer of the server.
-    :param backoff: seconds for which the server, or one of its sequences, is not asked after a failure.
+    :param backoff: seconds for which the server, or one of its sequences, is not asked after a
+        failure.
     :param needs_partner: True if ``PARTNER_DOWN`` is ``"refuse"``: a new session then hands out no
         id until this server's high-water mark was read from the partner. If False (the default),
         ids are handed out even if the partner does not answer.

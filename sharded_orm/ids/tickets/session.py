@@ -166,9 +166,8 @@ class TicketSession(ABC):
     ) -> Sequence[int]:
         """Take and return ``count`` new ids of a sequence, ascending. Costs one round trip.
 
-        Return no id and change nothing in two cases. Either the sequence has fewer than ``count``
-        numbers left, or it does not match ``row`` any more: it was dropped, or its slot (set of
-        numbers) or form (way to make the next number) was changed.
+        Return no id and change nothing if the sequence has fewer than ``count`` numbers left, or if
+        it does not match ``row`` any more: it was dropped, or its slot or form was changed.
 
         :param row: the sequence's row in the catalog table, as returned by :meth:`read`.
         :param predecessor_mark: the highest id that the predecessor (the server before this one in

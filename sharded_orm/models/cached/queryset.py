@@ -286,9 +286,8 @@ def fetch_together(*querysets: Any) -> None:
         fetch_together(photos, tags)
 
     After the call, the rows of each queryset are loaded, as after ``list()``. Querysets of cached
-    models are looked up together: all commands for one cache server are sent in one round trip.
-    Then the other querysets, and those whose rows the cache lacks, query the database one after the
-    other.
+    models are looked up together, in one round trip to each cache server. Then the other querysets,
+    and those whose rows the cache lacks, query the database one after the other.
     """
     with recorded_uses(PlacementUses()) as uses:
         looked_up = _look_up_together(querysets)

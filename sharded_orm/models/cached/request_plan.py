@@ -1,9 +1,9 @@
 """The request to the cache of queries that have a plan: SQL that was compiled once for their shape.
 
-All queries of a shape make the same request to the cache, except for the values of their
-conditions. So the request is prepared once, from one query of the shape, and a read builds no
-query. The entries have the names that :func:`sharded_orm.models.cached.cached_read.prepare` finds
-for a query. So processes that have a plan share them with those that have none yet.
+The queries of a shape make the same request, except for the values of their conditions. So it is
+prepared once, from one query of the shape, and a read builds no query. The names of the entries are
+those that :func:`sharded_orm.models.cached.cached_read.prepare` finds, so processes that have no
+plan yet use the same entries.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """save() of a loaded row of a cached model, by the plan of its UPDATE.
 
-In autocommit, the cache is told of the write *before* the statement is sent, so the statement needs no
-transaction of its own. That is possible because the instance tells its keys: they are conditions of the
-UPDATE, which changes no row if a key is wrong. The server limits the time of the statement, so the
-commit begins while the announcement (the marker) is young. Everything else goes the long way: the
-statement in a transaction, the marker before COMMIT.
+In autocommit, the write is announced to the cache *before* the statement is sent, so the statement
+needs no transaction. The instance tells the keys of the row: they are conditions of the UPDATE,
+which changes no row if a key is wrong. The server limits the time of the statement, so that the
+commit begins while the announcement counts. All other saves run the statement in a transaction, and
+make the announcement before COMMIT.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
 The cache needs the shard key, the isolate key (which divides the cached lists of a shard key) and
 the primary key of each written row. For an INSERT, the keys come from the new instances; for an
 UPDATE or DELETE, from the conditions of the statement. If the conditions do not determine a key,
-the rows are first read from the database, under a lock and in the same transaction. The statement
-is then limited to these rows, so that it cannot change a row that another transaction adds after
-the read.
+the rows are first read and locked in the same transaction. The statement is then limited to these
+rows: it must not change a row that another transaction adds after the read.
 
-If a single instance is saved or deleted, this read is usually avoided: the keys of the instance are
-added to the conditions of the statement. If no row matches these conditions, the keys are read
-after all.
+If a single instance is saved or deleted, its keys are added to the conditions of the statement
+instead. If no row matches them, the keys are read after all.
 """
 
 from __future__ import annotations
@@ -236,8 +234,7 @@ class TrackedWrite:
         :param keys: the shard keys that the database generated, one for each instance; None if the
             INSERT returned no generated shard keys.
         :param upsert: whether the INSERT may also have updated stored rows of the same shard keys.
-            If so, all rows with these shard keys count as affected, because it is unknown which
-            were updated.
+            It is unknown which, so all rows with these shard keys count as affected.
         """
         cached = self._cached
         touched: dict[str | None, set[str] | None] = {}
@@ -313,12 +310,11 @@ class TrackedWrite:
     def _guess(
         self, rows: AffectedRows, new_isolate: Any
     ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
-        """Guess the keys of the written row, for a statement whose conditions contain one primary key.
+        """Guess the keys of the written row that the conditions of the statement do not determine.
 
-        Only keys that the conditions do not determine are guessed. The guessed shard key is that of
+        The statement must have one primary key in its conditions. The guessed shard key is that of
         the instance that is being saved or deleted. The guessed isolate key is the value that the
-        statement sets, because the row probably has this value already. If the statement sets no
-        isolate key, the instance's isolate key is used.
+        statement sets, which the row probably has already; otherwise that of the instance.
 
         :param rows: the keys that the conditions of the statement determine.
         :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.

@@ -61,8 +61,8 @@ def confirmed_stream(
 
     When the first row arrives, the database has taken its snapshot, the state from which it reads
     all rows. If a key has moved by then, ``open_rows`` is called again. Several shards take their
-    snapshots at different moments. So if the rows come from several shards, the keys are checked
-    once more after the last row.
+    snapshots at different moments. So if there are several, the keys are checked once more after
+    the last row.
 
     :param open_rows: finds the shards, and returns an iterator over the rows. The iterator sends
         the query when its first row is fetched.

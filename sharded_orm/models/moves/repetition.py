@@ -71,16 +71,13 @@ def repeated(
     The call is repeated in three cases, in which nothing was written:
 
     - The shard refuses the write.
-    - The write finds no row, because the rows have left the shard.
+    - The write finds no row, because the rows have left the shard. There is no error then, so the
+      caller must report it by ``nothing_written`` or by an error.
     - The write fails because of a deadlock with the process that moves the key.
 
     Outside of transactions, ``write`` is then called every few milliseconds, until it succeeds or
     ``MOVE_WAIT`` seconds are over. The same happens if the shard itself moves to another node
     (:func:`follow_shard`).
-
-    In the second case no error shows the move: during a move, triggers refuse writes to the rows of
-    the key, but no trigger runs if the write finds no row. So the caller must say by
-    ``nothing_written`` or by an error that no row was found.
 
     :param group: the shard group of the rows.
     :param write: finds the shard each time it is called. It changes all its rows on one shard, or
@@ -163,12 +160,13 @@ def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
 
 
 def follow_shard(group: str, write: Callable[[], R]) -> R:
-    """Return the result of ``write``. Call ``write`` again if its shard moves to another node meanwhile.
+    """Return the result of ``write``. Call ``write`` again if its shard moves to another node
+    meanwhile.
 
-    Use this function for writes that open a transaction of their own. (A single statement needs no
-    help: it is repeated on the new node anyway.) A write that fails because its shard moves has
-    written nothing. While shards or keys of the group move, ``write`` is also called again after a
-    deadlock, because the deadlock may be with the process that moves them.
+    Use this function for writes that open a transaction of their own. (A single statement is
+    repeated on the new node anyway.) A write that fails because its shard moves has written
+    nothing. While shards or keys of the group move, ``write`` is also called again after a
+    deadlock, which may be with the process that moves them.
 
     :param write: changes all its rows on one shard, or none. It is called again for at most
         ``MOVE_WAIT`` seconds.

@@ -72,13 +72,13 @@ class Condition(NamedTuple):
     :param names_shard: whether the condition determines the shard: it is an equality with the shard
         key, or with an id that contains the number of its shard.
     :param form: how the value becomes parameters.
-    :param is_excluded: whether a matching row need not meet the condition: it is one of ``exclude()``, or
-        below NOT, or an OR of several parts, in a ``Q``.
+    :param is_excluded: whether a matching row need not meet the condition. True in ``exclude()``,
+        and in a ``Q`` below NOT or in an OR of several parts.
     :param takes_instance: whether the value is an instance to which the foreign key refers.
     :param names_instance: whether the rows are on the shard of that instance, although its key does
         not determine the shard.
-    :param repeats: the position of an earlier condition that determines the shard by the same column,
-        and has the same value. None if there is no such condition.
+    :param repeats: the position of an earlier condition that determines the shard by the same
+        column and value; None without one.
     """
 
     field: Any

@@ -79,7 +79,7 @@ class ReadCache(Protocol):
 class Plan:
     """The SQL of one kind of read, for queries that differ only in their values.
 
-    Thread-safe. Immutable, but for the SQL of some pages, which it keeps.
+    Thread-safe. Immutable, except that it keeps the SQL of some pages.
 
     :param sql: the SQL without a LIMIT. If a condition compares with a list, this is the SQL for a
         list of one value.

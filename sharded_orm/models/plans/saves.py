@@ -285,8 +285,8 @@ def plan_of_save(
 
     The arguments are those of :func:`save_row`, except:
 
-    :param conditions: what the row must have, by name. The first condition is that on the shard key,
-        whose value is prepared by its field; the second one is that on the primary key.
+    :param conditions: what the row must have, by name: first the shard key, whose value its field
+        has prepared, then the primary key.
     """
     if names is not None and type(names) is not frozenset:
         return None

@@ -7,11 +7,10 @@ Django compiles all queries of a shape to the same SQL, so the SQL is kept with 
 The shape of a queryset is recorded only if all of these rules hold. Other querysets are left to
 Django:
 
-- Each condition is one that :mod:`sharded_orm.models.plans.conditions` knows. At most one compares with a
-  list.
-- At most one condition is an equality that determines the shard. It may be repeated with the same value.
-  It is joined to the others by AND. No condition below OR or NOT, and none of ``exclude()``, is about the
-  shard key.
+- :mod:`sharded_orm.models.plans.conditions` knows each condition. At most one compares with a list.
+- At most one condition is an equality that determines the shard. It may be repeated with the same
+  value. AND joins it to the others. ``exclude()``, OR and NOT contain no condition on the shard
+  key.
 - The query selects and is ordered by columns of the model's own table.
 """
 
@@ -356,10 +355,9 @@ class Recording(NamedTuple):
     def example(self, length: int = 1) -> Recording | None:
         """Return a copy of this recording without its slice, with made-up values that all differ.
 
-        As no two values are equal, each parameter of the compiled SQL shows to which condition it
-        belongs. Only a condition that repeats another one has the same value. Return None if a
-        prepared value has a type that is not among the known ones, because the SQL may depend on such
-        a value.
+        So each parameter of the compiled SQL shows to which condition it belongs. Only a condition
+        that repeats another one has the same value. Return None if a prepared value has an unknown
+        type, because the SQL may depend on it.
 
         :param length: the number of values in a list.
         """

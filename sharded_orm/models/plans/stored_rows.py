@@ -71,18 +71,18 @@ def save_stored_row(
 ) -> bool | None:
     """Update ``row`` as ``save()`` does, and return whether a row matched.
 
-    Return None, without sending anything, if Django must save the row. If no row matched, Django must go on
-    after the UPDATE. Sends at most one query.
+    Return None, without sending anything, if Django must save the row. If no row matched, Django
+    must go on after the UPDATE. Sends at most one query.
 
-    This does what ``Model.save()`` and ``Model.save_base()`` do for a row that is stored and complete, if the
-    model has no parents, no method of the project's own, and no receivers of ``pre_save`` and
-    ``post_save``. All errors are those of Django, or Django raises them, because it saves the row.
+    This does what ``Model.save()`` and ``Model.save_base()`` do for a row that is stored and
+    complete. The model must have no parents, no methods of the project in their place, and no
+    receivers of ``pre_save`` and ``post_save``. Errors are those of Django.
 
     :param methods: the methods that save a row of which no step may be left out.
     :param arguments: the arguments of ``save()``.
-    :param save_cached: does what :func:`save_loaded_row` does, for a row of a cached model. Its arguments
-        are what the cache knows of the model, the model's options, the row, its shard, and the names of
-        the fields to be saved.
+    :param save_cached: does what :func:`save_loaded_row` does, for a row of a cached model. Its
+        arguments are what the cache knows of the model, the model's options, the row, its shard,
+        and the names of the fields to be saved.
     """
     model, state = type(row), row._state
     names = arguments.get("update_fields")

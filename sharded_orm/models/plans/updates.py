@@ -1,8 +1,7 @@
 """The plan of an UPDATE: SQL that Django has compiled once, to be used again with other values.
 
-Two UPDATEs have one plan if they have the same conditions, write the same fields, and if the types of
-the new values are the same. So an UPDATE by a plan is the same statement with the same parameters as
-Django's.
+Two UPDATEs share a plan if they have the same conditions, write the same fields, and have new
+values of the same types. Django would compile both to the same statement.
 """
 
 from __future__ import annotations

@@ -142,9 +142,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # This queryset keeps the rows that are read now. So store the bound key (set by
-            # bound()) in it, and not only in its copy. Then it raises an error if it is used while
-            # a different key is bound.
+            # This queryset keeps the rows that are read now. So store the bound key in the queryset
+            # itself, and not only in its copy: it then refuses to be used under another key.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # ShardedQuery has this method
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done

@@ -1,10 +1,10 @@
 """Querysets that record the calls that build them, so that plans can read their rows.
 
 A plan is SQL that was compiled once for all queries that differ only in their values. A new
-queryset has no query; it records the calls that build it (see
-:mod:`sharded_orm.models.plans.shapes`). If its rows are then read, a plan may send the SQL. Any
-other use of the queryset needs the query. Then :attr:`CallRecorder.query` builds it from the
-recorded calls, and the queryset behaves like any other from then on.
+queryset has no query: it records the calls that build it (see
+:mod:`sharded_orm.models.plans.shapes`). If its rows are then read, a plan may send the SQL. For any
+other use, :attr:`CallRecorder.query` builds the query from the recorded calls, and the queryset
+behaves like any other from then on.
 """
 
 from __future__ import annotations
@@ -344,13 +344,12 @@ class CallRecorder(QuerySetMixin[M]):
     def _selected(
         self, selection: Selection | None, method: str, *fields: Any, **options: Any
     ) -> Self | None:
-        """Record a call that selects fields, and return the queryset after this call.
-
-        Return None if the call cannot be recorded, so that Django must execute it.
+        """Record a call that selects fields, and return the queryset after this call; None if the
+        call cannot be recorded, so that Django must execute it.
 
         :param selection: a description of the fields; None if the call cannot be recorded.
-        :param method: the name of the called method, such as ``only``; ``fields`` and ``options`` are
-            its arguments.
+        :param method: the name of the called method, such as ``only``; ``fields`` and ``options``
+            are its arguments.
         """
         recording = None if selection is None else self._recorded()
         if selection is None or recording is None or recording.shape.selection is not EVERYTHING:

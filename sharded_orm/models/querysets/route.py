@@ -127,8 +127,7 @@ def find_route(
 
     Cost: no query if the group's strategy computes shards. With the directory strategy, at most one
     query to the directory for each condition on the key. If no condition contains a key, the
-    sources of keys are also queried: objects that look up a row's shard key by another column
-    (:mod:`sharded_orm.models.sharding.key_sources`).
+    sources of keys (:mod:`sharded_orm.models.sharding.key_sources`) are also queried.
 
     :param options: the group and shard key of the query's model.
     :param scatter: whether the query may go to all shards.
@@ -221,11 +220,12 @@ def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> 
 
 
 def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> Any:
-    """Return the one value that determines the shard of a simple query; None if the query is not simple.
+    """Return the one value that determines the shard of a simple query; None if the query is not
+    simple.
 
     A simple query reads one table, and its conditions compare columns with plain values, joined by
     AND. One condition is an equality with the shard key, or with an id that contains its shard
-    number. If there are several such equalities, they have the same value. Sends nothing.
+    number. Several such equalities must have the same value. Sends nothing.
     """
     if not has_one_table(query, ordered=ordered):
         return None

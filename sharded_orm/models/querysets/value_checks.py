@@ -42,8 +42,8 @@ def check_new_values(model: Any, rows_by_alias: Mapping[str, Sequence[Any]]) -> 
 
     Does nothing for rows of one shard, because Django converts their values before it sends them.
 
-    Cost: that of Django's conversion, but only for values that are not sent unchanged. A field whose
-    ``pre_save()`` computes the value is not checked, because ``pre_save()`` may be called only once.
+    Cost: that of Django's conversion, for values that are not sent unchanged. Values that
+    ``pre_save()`` computes are not checked, because it may be called only once.
 
     :param rows_by_alias: new rows of ``model``, keyed by the alias of their shard.
     """

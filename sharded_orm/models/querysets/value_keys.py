@@ -49,10 +49,9 @@ class ValueKeys:
     def shards(self) -> list[Shard] | None:
         """Return the shards that can have rows of the query; None if they are unknown.
 
-        The shards are those of the keys that a source of keys returns for the value of a condition.
-        (A source of keys finds the shard keys of rows by another column.) If the result is a single
-        shard that may also have rows of a moving key, return None, because these rows may match,
-        too. Each call queries the sources.
+        A source of keys finds the shard keys of rows by the value of another column. The shards are
+        those of the keys that it returns. Return None for a single shard that may also have rows of
+        a moving key, because these rows may match, too. Each call queries the sources.
         """
         self._answers.clear()
         for field, value in self._equalities:

@@ -52,8 +52,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
     is the global database, or the shard that the id of the referenced row determines.
     """
 
-    #: ``Colocation`` refuses queries that reach rows on other shards. This attribute tells it that a
-    #: subquery that follows this field does not: two related rows of one group are on one shard.
+    #: ``Colocation`` refuses queries that reach rows on other shards. A subquery that follows this
+    #: field does not, because two related rows of one group are on one shard.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:

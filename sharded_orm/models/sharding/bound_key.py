@@ -214,12 +214,12 @@ class bound(_Block):  # used like a function
             Case.objects.create(title="…")  # a case of the tenant
 
     In the block, each query of a model with this shard key is filtered by the key, as by
-    ``filter(tenant=…)``, and the key is set on each new row. A query or row that has a different
-    key is refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
+    ``filter(tenant=…)``, and the key is set on each new row. A query or row with a different key is
+    refused. :class:`unbound` turns this off for a block, and ``scatter()`` for a query.
 
     As a decorator, ``@bound("tenant_id")`` takes the value from the function's argument of that
-    name. Functions, coroutine functions and generator functions can be decorated. While a decorated
-    generator is suspended, its caller runs without the binding.
+    name. It decorates functions, coroutine functions and generator functions. While a generator is
+    suspended, its caller runs without the binding.
 
     The binding holds in the current context (:mod:`contextvars`): for the thread or task, and for
     what ``sync_to_async()``, ``asyncio.to_thread()`` and new tasks run. A new thread begins without

@@ -1,8 +1,8 @@
 """Refuses statements that read rows of another database than the one that executes them.
 
 One database executes a statement with its joins, ``select_related`` and subqueries. So every table
-in the statement must belong to the group of the query's model, and every row that a subquery or
-join needs must be on the shard that executes it. This is checked before the statement is sent.
+in the statement must belong to the group of the query's model, and every row that it reads must be
+on the shard that executes it. This is checked before the statement is sent.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class Colocation:
 
         On each shard, the subquery returns only rows of that shard. This is enough if equal values
         of both sides are always on one shard. False for a subquery with a slice or an aggregate,
-        because its result on one shard differs from that on all shards.
+        which would need the rows of all shards.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -406,10 +406,10 @@ def _joined_model(join_field: Any) -> Any:
 
 
 def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return tokens for ``field``. Fields that share a token can be compared on each shard alone.
+    """Return tokens for ``field``. Fields that share a token can be compared on each shard alone:
+    two rows with equal values in them are always on the same shard of ``group``.
 
-    That is, two rows with equal values in these fields are always on the same shard of ``group``. A
-    field gets these tokens:
+    A field gets these tokens:
 
     - one if its values determine the shard,
     - one for each primary key that it is or refers to.
@@ -430,8 +430,8 @@ def colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            # The foreign key refers to a field that is not a primary key, so add no token: such a
-            # field is unique only within each shard, and several shards may have the same value.
+            # The foreign key refers to a field that is not a primary key. Such a field is unique
+            # only within each shard, so add no token.
             return frozenset(keys)
 
 

@@ -40,9 +40,8 @@ class KeySource(Protocol):
     ) -> Sequence[Any] | None:
         """Return the shard keys of all stored rows whose ``field`` has one of ``values``.
 
-        The result must be complete: if another process changes a row's value from one of ``values``
-        to another one of ``values`` during the call, the row's key must not be missing. The result
-        may contain more keys than necessary.
+        The result must be complete, even if another process changes a row from one of ``values`` to
+        another one during the call. It may contain more keys than necessary.
 
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.

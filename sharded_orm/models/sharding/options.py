@@ -181,9 +181,8 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # False for two kinds of keys that are checked elsewhere: for a generated key, which the
-        # insert checks, and for a key whose pre_save() the project has defined, because key_of()
-        # calls it before the shard is chosen.
+        # False for keys that are checked elsewhere: a generated key by the insert, and a key with a
+        # pre_save() of the project by key_of(), which calls it before the shard is chosen.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save

@@ -19,9 +19,8 @@ class OperationRun(models.Model):
 
     The process that executes the run has a lease on it, a right that expires unless it is renewed.
 
-    ``unfinished`` is either true or NULL. The unique constraint on kind, subject and ``unfinished``
-    ignores rows with NULL. So there is at most one unfinished run for each kind and subject, but
-    any number of finished runs.
+    ``unfinished`` is true or NULL. The unique constraint on kind, subject and ``unfinished``
+    ignores NULL, so there is at most one unfinished run for each kind and subject.
     """
 
     kind: models.CharField[str, str] = ExactCharField(max_length=32)

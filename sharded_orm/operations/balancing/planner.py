@@ -42,16 +42,14 @@ _ATTEMPTS: Final = 50
 
 
 def plan_balance(problem: BalanceProblem) -> BalancePlan:
-    """Return the moves that balance ``problem``.
+    """Return the moves that balance ``problem``. A pure function; the same problem gives the same
+    plan.
 
-    A pure function; the same problem gives the same plan.
-
-    If a bin (a node or shard) exceeds its share by more than the threshold, items (shards or keys)
-    move out of it until it is at the goal (see :class:`BalanceProblem`). No items move out of other
-    bins. Each single move is an improvement: afterwards, the fuller of its two bins is less full
-    than the source was before. So it is safe to stop after any move. If a bin stays too full, the
-    plan says which item prevents further moves. If the planner is called again after all moves were
-    made, the new plan has none.
+    Items (shards or keys) move out of a bin (a node or shard) only if it exceeds its share by more
+    than the threshold, until it is at the goal (see :class:`BalanceProblem`). It is safe to stop
+    after any move: the fuller of its two bins is then less full than the source was before. If a
+    bin stays too full, the plan says which item prevents further moves. If the planner is called
+    again after all moves, the new plan has none.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -127,8 +125,7 @@ class _BinState:
     :param load: the size of everything in the bin.
     :param part: the size that this bin gets if the items are divided evenly, in proportion to the
         capacities of the bins.
-    :param share: the size that the bin is to have. This is ``part``, or the size that the bin must
-        keep if that is larger.
+    :param share: the size that the bin is to have: ``part``, or what it must keep if that is more.
     :param is_aside: whether the bin must keep more than ``part``. Such a bin gets no other items.
     :param is_emptied: whether all items are to leave the bin, even an item that is too large for
         every other bin.
@@ -244,13 +241,11 @@ class _Pool:
     # ##### Shares #####
 
     def _set_shares(self) -> None:
-        """Compute the share of each bin (a node or shard), which is the load that the bin is to
-        have.
+        """Compute the share of each bin (a node or shard): the load that the bin is to have.
 
         An even division gives each bin a part of all items, in proportion to its capacity. But a
-        bin may have to keep more than this part, because of items that must stay, or of one item
-        that is too large for every bin. The share of such a bin is the load that it must keep. The
-        rest is divided among the other bins.
+        bin may have to keep more: items that must stay, or one item that is too large for every
+        bin. Its share is then the load that it must keep. The rest is divided among the other bins.
         """
         kept: dict[str, float] = {}
         while True:

@@ -48,7 +48,7 @@ class ChangeApplication:
         """Store the changed rows of the import's source on the shards, as they are on the source
         now.
 
-        If the shard key of a row changed, the rows that get their key from this row move, too.
+        If the shard key of a row changed, the rows that get their key from it move, too.
 
         Costs two queries for each shard, table and 500 rows, in addition to the statements that
         write.

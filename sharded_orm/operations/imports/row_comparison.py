@@ -40,10 +40,10 @@ def compare_rows(
 ) -> ImportReport:
     """Compare all rows of the request's tables with those on the shards, and return the report.
 
-    Changes nothing. The report's problems name the differences: rows that are missing on their
-    shard, rows with different values, rows of a shard that the source does not have, and rows on a
-    shard to which their key does not belong. If the source or the shards are written meanwhile,
-    rows that have just changed may be reported, too.
+    Changes nothing. The report's problems name the differences: missing rows, different values,
+    rows that the source does not have, and rows on a shard to which their key does not belong. If
+    the source or the shards are written meanwhile, rows that have just changed may be reported,
+    too.
 
     Several processes may make the same call at once; they share the work.
 

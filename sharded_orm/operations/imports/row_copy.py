@@ -93,8 +93,8 @@ class _CopyJob(Job):
         conflicts: list[str] = []
         written: list[str] = []
         # Invalidate the cache even if this call writes nothing: a killed worker may have inserted
-        # rows of this unit without invalidating the cache. (A unit is a range of rows.) This is
-        # impossible after the first round of this run, if no other worker has begun this unit.
+        # rows of this unit (a range of rows) without doing so. From the second round on, skip this
+        # if no other worker has begun the unit.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):

@@ -168,9 +168,7 @@ class ShardTable:
 
     def remove(self, anchors: Mapping[Any, set[Any]], dependents: Sequence[SourceTable]) -> int:
         """Delete rows of this shard, and the rows of ``dependents`` that get their shard key from
-        them.
-
-        All deletes are in one transaction.
+        them, in one transaction.
 
         :param anchors: the anchors that each row had, keyed by primary key. An anchor
             (:attr:`SourceTable.anchor_field`) is the shard key of a row, or its foreign key to the

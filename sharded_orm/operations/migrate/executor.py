@@ -151,9 +151,9 @@ class ScriptExecutor:
 
         Do nothing while the transaction of a migration is open.
 
-        :param unit: the migration that is continued or recorded after the check, if there is one.
+        :param unit: the migration that is continued or recorded after the check, if any.
         :param before: the schema when ``script`` began; None if it was not read.
-        :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
+        :raises SchemaDiffers: the shard has another schema.
         """
         if self._editor is not None and self._editor.atomic_migration:
             return

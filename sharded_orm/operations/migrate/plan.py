@@ -65,8 +65,8 @@ class Piece:
 class Unit:
     """One migration in one direction, forwards or backwards.
 
-    :param alias: the alias that is passed to database routers. It may be that of any shard of the
-        group, because routers give the same answer for all shards of a group.
+    :param alias: the alias that is passed to database routers: that of any shard of the group,
+        because routers give the same answer for all of them.
     :param records: the rows of ``django_migrations`` that the unit adds (forwards) or deletes
         (backwards).
     """

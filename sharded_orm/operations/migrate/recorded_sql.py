@@ -43,8 +43,8 @@ _TYPES: Final[dict[str, tuple[type, Any]]] = {
 class RecordedStatement:
     """A recorded statement of one operation, or the step that records the migration.
 
-    The last statement of each migration adds or deletes the migration's rows in
-    ``django_migrations``; it is called the recording statement.
+    The last statement of each migration, the *recording statement*, adds or deletes the migration's
+    rows in ``django_migrations``.
 
     :param operation: the index of the operation in its unit (a migration in one direction).
     :param label: a description of the operation for people.
@@ -53,8 +53,8 @@ class RecordedStatement:
     :param after: the fingerprint (a hash) of the schema after the statement. None if the statement
         does not change the schema, or if the whole migration runs in one transaction.
     :param records: for the recording statement, the rows that it adds or deletes; otherwise empty.
-    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration: a short
-        text that identifies its operations; otherwise "".
+    :param outline: for the recording statement, :meth:`Unit.outline` of the whole migration: a
+        short text that identifies its operations; otherwise "".
     """
 
     migration: Key

@@ -270,19 +270,19 @@ class KeyMover:
                 copy.columns(table)
 
     def _publish_early(self, move: MoveRecord, cascading: Collection[str]) -> list[CapturedTable]:
-        """Publish the tables that can be published before writes begin to wait. Return these
-        tables.
+        """Publish the tables that can be published before writes begin to wait, and return them.
 
         To publish is to move copied rows from side tables of the target into its real tables.
-        Nobody sees these rows yet: the source owns the key, and queries of several shards leave out
-        rows whose key is on its way to the shard.
+        Nobody sees these rows yet: the source owns the key, and queries of several shards leave
+        them out.
 
-        Three kinds of tables are published later. First, tables without the shard key, because
-        queries cannot leave out their rows. Second, tables that cascades of the database change,
-        because no trigger records such changes. Third, tables with a unique index that does not
-        contain the shard key. A row on the source may give up its unique value after it was
-        published. Until the published copy is brought up to date, rows of other keys on the target
-        could not use the value.
+        Three kinds of tables are published later:
+
+        - tables without the shard key, because queries cannot leave out their rows;
+        - tables that cascades of the database change, because no trigger records such changes;
+        - tables with a unique index that does not contain the shard key. A row on the source may
+          give up its unique value after it was published. Until the copy follows, rows of other
+          keys on the target could not use the value.
         """
         target = self._sessions.copy(move.target)
         tables = [
@@ -307,11 +307,10 @@ class KeyMover:
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
         """Reopen the fence on the source, so that the source accepts writes of the key again.
 
-        Called after this process has lost the lease, which is the right to move keys of the group.
-        The move is aborted first, so that no process can switch the key to the target any more.
-        Only the fence with this move's number is reopened. If another process has removed that
-        fence, or a later move has taken it over, then no fence has the number, and nothing is
-        reopened.
+        Called after this process has lost the lease, the right to move keys of the group. First
+        abort the move, so that no process can switch the key to the target any more. Then reopen
+        the fence with this move's number. If another process has removed this fence, or a later
+        move has taken it over, nothing is reopened.
         """
         try:
             if move.abort(one_line(cause)):

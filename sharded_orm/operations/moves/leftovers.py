@@ -1,9 +1,8 @@
 """Removes from shards what moves of keys have left there.
 
 A *fence*, the triggers that refuse writes of a moved key, stays on the old shard as long as a
-session from before the move may write there. Old rows are kept for a while. A process may also
-leave copies, fences and triggers behind if it is killed or paused, or if another session holds a
-lock.
+session from before the move may write there. Old rows are kept for a while. A process that is
+killed or paused, or is blocked by a lock, may also leave copies, fences and triggers behind.
 """
 
 from __future__ import annotations
@@ -52,11 +51,10 @@ class CleanupReport:
 def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -> CleanupReport:
     """Remove fences that are not needed any more, and old rows that were kept for long enough.
 
-    A fence refuses writes to a moved key on its old shard. It is needed as long as a session from
-    before the move may write there. On ``shards``, copies and fences of moves that have ended are
-    removed, too, and the triggers if no fence is left. Can be repeated. If something cannot be
-    removed, the report has a note and no error is raised, because such leftovers do not disturb the
-    application.
+    A fence refuses writes to a moved key on its old shard, as long as a session from before the
+    move may write there. On ``shards``, copies and fences of moves that have ended are removed,
+    too, and the triggers if no fence is left. Can be repeated. If something cannot be removed, the
+    report has a note, and no error is raised: such leftovers do not disturb the application.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.
@@ -111,9 +109,7 @@ def _clean_node(
     unreachable: dict[str, str],
 ) -> int:
     """Remove from one node what moves of keys have left there: old rows that were kept for long
-    enough, and fences (triggers that refuse writes of a moved key) that are not needed any more.
-
-    Return how many fences have to stay.
+    enough, and fences that are not needed any more. Return how many fences have to stay.
 
     :param rows: the records of the moves from shards of the node.
     """
@@ -183,9 +179,9 @@ def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
     it is still needed.
     """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
-    # Read the shard first, and the records of moves afterwards. So each move that has left
-    # something on the shard has a record by then. If a move has just begun, its record says that it
-    # is unfinished, and what it has on the shard is not removed.
+    # Read the shard before the records of moves. Then each move that has left something on the
+    # shard has a record. The record of a move that has just begun says that it is unfinished, so
+    # nothing of it is removed.
     copies = copy.copies()
     is_prepared = capture.is_prepared()
     fences = set(capture.fences()) if is_prepared else set()

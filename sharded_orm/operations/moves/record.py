@@ -84,8 +84,8 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
     try:
         _create_queue_row()
         with transaction.atomic(using=alias):
-            # This write locks the queue row, so that announcements of all groups come one after the
-            # other. Then moves become visible in the order of their numbers. On SQLite, a
+            # This write locks the queue row. So announcements of all groups come one after the
+            # other, and moves become visible in the order of their numbers. On SQLite, a
             # transaction waits for others only if it begins with a write.
             _queue_row().update(phase=QUEUE)
             rows().bulk_create(moves)

@@ -49,10 +49,11 @@ def check_forced(
 
     Return what may be lost; None if the plan has no shards.
 
-    :param upgraded: the side that is given up, and the other side, if a rolling upgrade of the pair ends so.
-        Then the plan need not have shards, and the other side may keep what it has received for later.
+    :param upgraded: the side that is given up, and the other side, if a rolling upgrade of the pair
+        ends so. Then the plan need not have shards, and the other side may keep what it has
+        received for later.
 
-    :raises SwitchRefused: it cannot be given up, or need not. Every reason is listed.
+    :raises SwitchRefused: the side cannot be given up, or need not be. Every reason is listed.
     :raises TopologyReadOnly: commands cannot change the topology.
     """
     require_publication(
@@ -170,7 +171,7 @@ def _loss(node: str, survivor: MySQLPairSide) -> UnsentWrites:
 class GivenUpSide:
     """The side that is given up: its shards are closed if it can be reached. Used by one thread.
 
-    If it does not answer, it is not asked again for some time, so that not each shard waits for it.
+    If it does not answer, it is left alone for some time, so that not each shard waits for it.
 
     :param confirm: called before each change. Raises an error if this process must not make it.
     :param note: called with a sentence for the operator.

@@ -1,9 +1,9 @@
-"""Abort a rolling upgrade: give the shards of its round their old schema back, as long as that is possible.
+"""Abort a rolling upgrade: give the shards of its round their old schema back.
 
-That is so until the side with the old schema begins to get the new one. If the shards are active on the
-side with the new schema already, they become active on the other side again. For this their writes stop,
-because values of new columns, and rows of new tables, have no place on the side with the old schema: it
-executes nothing until it is proven that there are none.
+An abort is possible until the side with the old schema begins to get the new one. If the shards are
+active on the side with the new schema, they become active on the other side again. For this, their
+writes stop: the side with the old schema has no place for values of new columns and rows of new
+tables. It executes nothing until it is proven that there are none.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Which operations of migrations may run on the passive side of a pair first.
 
-While the passive side has the new schema, it executes row events of the old schema. These name no
-columns: the server matches columns by position, and a column that an event lacks gets its default, or 0
-or an empty text without any error if it has none. So an operation is allowed only if rows of the old
-schema fit into the new one. Each unknown operation is refused.
+While the passive side has the new schema, it executes row events of the old schema. Row events name
+no columns: the server matches columns by position. A column that an event lacks gets its default; a
+column without a default gets 0 or an empty text, without any error. So an operation is allowed only
+if rows of the old schema fit into the new one. Each unknown operation is refused.
 
-Events of the new schema never reach a side with the old one, because replication in that direction
-stands still until both sides have the new schema.
+Replication from the new schema to the old one stands still until both sides have the new schema.
 
 This module sends no query.
 """

@@ -1,7 +1,7 @@
-"""Give one side of a pair the schema that the other side has: undo migrations, however far they came.
+"""Undo migrations on one side of a pair: give it the schema that the other side has.
 
-No migration runs backwards, because an upgrade that is aborted may stand in the middle of one, and not
-each can be undone. Instead, each table gets the definition that it has on the other side.
+No migration runs backwards. An aborted upgrade may stand in the middle of one, and some migrations
+cannot be undone. Instead, each table gets the definition that it has on the other side.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class SideBalance:
     """The plan for one pair.
 
     :param nodes: the two nodes.
-    :param before: the number of shards that are active on each of them, now; ``after`` is that after
-        all steps.
+    :param before: how many shards are active on each node now.
+    :param after: how many shards are active on each node after all steps.
     :param pinned: the number of shards that stay where they are, because their range is pinned.
     """
 
@@ -56,8 +56,8 @@ class SideBalance:
 
 
 def plan_sides(group: str | None = None) -> list[SideBalance]:
-    """Return which shards must change their side, so that half of the shards of each pair are active on
-    each side: half of each group, and half of all. Sends no query.
+    """Return which shards must change their side, so that each side of a pair is active for half of
+    its shards: for half of each group, and for half of all. Sends no query.
 
     As few shards as possible change. Those of pinned ranges stay.
 

@@ -5,13 +5,11 @@ databases on PostgreSQL. The *map* is the topology document, which says which no
 each range of shards. The *source* is the place where the document is stored.
 
 The journal records each phase before it begins. All phases can be repeated, so a resumed promotion
-begins with the fence again, no matter which phase it had reached. There is one exception: if the
-map may have been published already, the source is queried first. Until the map is published,
-everything can be undone (``undo``).
+begins with the fence again. Only if the map may have been published already, the source is queried
+first. Until the map is published, everything can be undone (``undo``).
 
-If the source does not answer, the old primary must not stay fenced for long. So the source is
-queried before the fence, and again before the phase ``switching``, which begins only after an
-answer.
+The source is also queried before the fence, and before the phase ``switching``, which begins only
+after an answer. So a source that does not answer cannot keep the old primary fenced for long.
 
 ============ ==================================================================================
 fencing      The old primary is fenced, after its open statements and transactions have ended.
@@ -94,9 +92,9 @@ class ForwardPhases:
     def _come_near(self, old: ReplicationServer) -> None:
         """Wait until the replica has almost caught up, before the old primary is fenced.
 
-        This means that the replica has executed everything that the old primary had logged when
-        this method was called. Writes are accepted during the wait. Afterwards the replica is only
-        a little behind, so the fence refuses writes only for a moment.
+        The replica must execute everything that the old primary had logged at the time of this
+        call. The old primary accepts writes during the wait. Afterwards the fence refuses them only
+        for a moment.
 
         :raises PromotionRefused: the replica did not get so far in time.
         """
@@ -277,12 +275,11 @@ class ForwardPhases:
         """Record the phase ``switching``. Call this after the topology is read and before it is
         published.
 
-        This write to the journal fails if another process has taken over the run. Checking the
-        lease alone would not be enough, because this process's clock may be wrong.
+        This write fails if another process has taken over the run. Checking the lease alone would
+        not be enough, because this process's clock may be wrong.
 
-        The topology may have been read before such a takeover. This does no harm, because the other
-        process prevents any publication that is based on the older topology
-        (:meth:`PromotionRecord.rule_out`).
+        The topology may have been read before such a takeover. The other process prevents any
+        publication that is based on it (:meth:`PromotionRecord.rule_out`).
 
         :raises LeaseLost: another process has taken over the run.
         """

@@ -32,9 +32,9 @@ def was_switched(
 ) -> bool:
     """Find out from the source of the topology whether the new map of ``plan`` is published.
 
-    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. Each
-    query is expected to take as long as the query before it, and is not sent if it would end too
-    late. Before the second query, the operator is told what the delay means for writes.
+    If the source does not answer, the query is repeated, for :data:`LOOK_UP` seconds at most. A
+    query is not sent if it would end too late; it is expected to take as long as the one before.
+    Before the second query, the operator is told what the delay means for writes.
 
     :param forced: whether the promotion does without the old primary; used in messages.
     :param check: called before each query; raises an error if this process must not continue.

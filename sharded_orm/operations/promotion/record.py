@@ -100,9 +100,8 @@ class PromotionRecord:
     def note_published(self) -> None:
         """Record that an earlier process published the promotion's change of the topology.
 
-        That process did not record the time of the publication. So the journal stores two times
-        between which it happened: the time at which that process was about to publish, and the
-        present time.
+        That process did not record when. So the journal stores two times between which it happened:
+        when that process was about to publish, and now.
         """
         if self.plan.server_class.is_promoted_for_good:
             self.note_promoting()

@@ -88,8 +88,8 @@ class ShardMoveRecord(ShardChangeRecord[ShardToMove]):
     def end(self, *, look_after: timedelta | None = None) -> None:
         """Record that the move was undone, so the shard is on its source as before.
 
-        :param look_after: the time after which a later run looks for a copy on the target, and
-            removes it; None if there can be no copy.
+        :param look_after: the time after which a later run removes a copy that may be on the
+            target; None if there can be no copy.
         """
         if look_after is None:
             self._run.note(current=None)

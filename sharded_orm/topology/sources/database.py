@@ -313,8 +313,8 @@ class DatabaseSource(TopologySource):
             self._wake.wait(pause)
         if self._connection is not None:
             with suppress(Exception):
-                # Delete this process's row, so that other processes see at once that it has ended.
-                # If the statement fails, they see this when its last sign of life is old.
+                # Delete this process's row, so that others see at once that it has ended. If that
+                # fails, they see it when its last sign of life is old.
                 execute(self._connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [self._name])
             self._drop_connection()
 
