@@ -7,7 +7,7 @@ The SQL comes from subclasses of Django's compilers, with three changes:
 - A query is refused if any part of it has a feature whose results cannot be merged exactly.
 
 A *branch* is the SELECT for one shard. The branches for a node are joined by UNION ALL. A query for
-few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads primary
+few rows may be sent in two phases (:mod:`sharded_orm.scatter.first_rows`): the first reads primary
 keys, the second reads the chosen rows.
 """
 
