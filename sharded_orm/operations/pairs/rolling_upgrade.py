@@ -31,7 +31,7 @@ from sharded_orm.operations.pairs.pair_servers import open_pair, shards_of
 from sharded_orm.operations.pairs.report import SwitchOptions
 from sharded_orm.operations.pairs.rolling_plan import RollingPlan, UpgradeRound, find_plan
 from sharded_orm.operations.pairs.round_steps import RoundSteps, undoing
-from sharded_orm.operations.pairs.state import pair_states
+from sharded_orm.operations.pairs.status import pair_states
 from sharded_orm.operations.pairs.upgrade_state import KIND, steps_of, unfinished
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import EVERYTHING, refuse_conflicts

@@ -30,7 +30,7 @@ from sharded_orm.operations.pairs.side_switch import (
     wait_for,
 )
 from sharded_orm.operations.pairs.sides import open_fence
-from sharded_orm.operations.pairs.state import pair_states
+from sharded_orm.operations.pairs.status import pair_states
 from sharded_orm.operations.pairs.upgrade_end import hold_upgrade, problems_of_end, upgraded_sides
 from sharded_orm.operations.pairs.upgrade_state import stopped_writes
 from sharded_orm.operations.promotion import cached_rows
