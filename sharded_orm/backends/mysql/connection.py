@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from MySQLdb import InterfaceError, MySQLError, OperationalError
 
-from sharded_orm.backends.mysql.branch_lease import BranchLease
 from sharded_orm.backends.mysql.commit_packet import CommitPacket
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
 from sharded_orm.backends.mysql.transaction import COMMIT, ServerTransaction
+from sharded_orm.backends.mysql.two_phase import BranchLease
 from sharded_orm.backends.session_hold import SessionHold
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.session_id import SessionID

@@ -26,11 +26,11 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq.abc import PGconn
 
 from sharded_orm.backends import savepoints
-from sharded_orm.backends.postgresql.branch_preparation import BranchPreparation
 from sharded_orm.backends.postgresql.search_path import guard_of, packet_of, search_path_of
 from sharded_orm.backends.postgresql.session_lease import SessionLease
 from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
+from sharded_orm.backends.postgresql.two_phase import BranchPreparation
 from sharded_orm.backends.savepoints import SavepointStatement, savepoint_statement
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.exceptions import SessionStateRefused
