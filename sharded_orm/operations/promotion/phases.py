@@ -37,7 +37,7 @@ from django.db import DatabaseError, Error
 from sharded_orm.backends.replication import ReplicationServer, ReplicationStatus
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.exceptions import PromotionFailed, PromotionRefused
-from sharded_orm.operations.promotion import preflight, recovery, switchover
+from sharded_orm.operations.promotion import preflight, recovery, topology_change
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.record import PromotionRecord
 
@@ -117,7 +117,7 @@ class ForwardPhases:
         record = self._record
         # Query the source of the topology now, while writes are still accepted. If the source is
         # down, the error comes before writes are refused in vain.
-        switchover.require_same_ranges(self._plan)
+        topology_change.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
             received = str(self._run.arguments["loss"][0])
@@ -259,7 +259,7 @@ class ForwardPhases:
         """
         record = self._record
         try:
-            switchover.switch(
+            topology_change.switch(
                 self._plan, forced=record.options.force, confirm=self._before_publication
             )
         except (TopologyError, Error, OSError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.exceptions import PromotionFailed
-from sharded_orm.operations.promotion import recovery, switchover
+from sharded_orm.operations.promotion import recovery, topology_change
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
 #: If the source of the topology does not answer whether the new map (topology document) is
@@ -47,7 +47,7 @@ def was_switched(
         check()
         asked_at = clock()
         try:
-            return switchover.was_switched(plan)
+            return topology_change.was_switched(plan)
         except (TopologyError, OSError) as exc:
             now = clock()
             if now + _INTERVAL + (now - asked_at) > first_try + LOOK_UP:

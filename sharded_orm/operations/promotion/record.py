@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharded_orm.exceptions import TopologyError
-from sharded_orm.operations.promotion import publication, switchover
+from sharded_orm.operations.promotion import publication, topology_change
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.plan import PUBLISHED, PromotionPlan
 from sharded_orm.operations.promotion.preflight import Loss
@@ -93,7 +93,7 @@ class PromotionRecord:
         if self.is_published():
             return False
         try:
-            return switchover.rule_out(self.plan)
+            return topology_change.rule_out(self.plan)
         except (TopologyError, OSError) as exc:
             raise publication.unsettled_error(self.plan, exc, forced=self.options.force) from exc
 

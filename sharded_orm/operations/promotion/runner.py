@@ -8,7 +8,7 @@ from typing import Final
 from sharded_orm import runtime
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.exceptions import PromotionRefused
-from sharded_orm.operations.promotion import preflight, recovery, switchover
+from sharded_orm.operations.promotion import preflight, recovery, topology_change
 from sharded_orm.operations.promotion.execution import Promotion
 from sharded_orm.operations.promotion.plan import PromotionPlan, find_plan
 from sharded_orm.operations.promotion.preflight import Findings, Loss
@@ -49,7 +49,7 @@ def check(
         node_now = last.arguments["node"]
         raise PromotionRefused([f"one that replaces {node_now!r} is under way, by {last.holder}"])
     plan = _find_plan(node, to)
-    switchover.require_writable(plan, forced=options.force)
+    topology_change.require_writable(plan, forced=options.force)
     findings = _require_checks(plan, options)
     return PromotionReport(
         plan, "checked", options.force, loss=findings.loss, warnings=findings.warnings
@@ -157,7 +157,7 @@ def _begin(
     tell: Tell,
 ) -> Promotion:
     plan = _find_plan(node, to)
-    switchover.require_writable(plan, forced=options.force)
+    topology_change.require_writable(plan, forced=options.force)
     findings = _require_checks(plan, options)
     if findings.loss is not None and confirm is not None and not confirm(plan, findings.loss):
         raise PromotionRefused(["it was not confirmed"])
