@@ -25,9 +25,9 @@ from sharded_orm import runtime, unbound
 from sharded_orm.contrib.entities import index_states, late_rows
 from sharded_orm.contrib.entities.clean_report import CleanReport
 from sharded_orm.contrib.entities.index import Index, follows
+from sharded_orm.contrib.entities.index_repair import compare, settle
 from sharded_orm.contrib.entities.index_rows import FOLLOW_TIME, IndexRow
 from sharded_orm.contrib.entities.pending_rows import ends_with
-from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
 from sharded_orm.contrib.entities.stored_entity import (

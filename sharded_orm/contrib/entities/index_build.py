@@ -14,8 +14,8 @@ from sharded_orm.contrib.entities.clean_report import CleanReport
 from sharded_orm.contrib.entities.cleaner import clean_marked
 from sharded_orm.contrib.entities.exceptions import StoreNotFound
 from sharded_orm.contrib.entities.index import Index
+from sharded_orm.contrib.entities.index_repair import compare, settle
 from sharded_orm.contrib.entities.index_states import DROPPED, REMEMBERED, SERVED, WRITTEN
-from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.store import stores
 from sharded_orm.contrib.entities.stored_entity import entity_batches, rows_of
 from sharded_orm.contrib.entities.whole_pass import index_row_batches, mark_lacking, remove_stale

@@ -18,8 +18,8 @@ from sharded_orm.contrib.entities import index_rows, index_states, reservations
 from sharded_orm.contrib.entities.clean_report import CleanReport
 from sharded_orm.contrib.entities.entity import Entity
 from sharded_orm.contrib.entities.index import Index, follows
+from sharded_orm.contrib.entities.index_repair import compare, is_outage
 from sharded_orm.contrib.entities.index_rows import IndexRow
-from sharded_orm.contrib.entities.settlement import compare, is_outage
 from sharded_orm.contrib.entities.shard_lease import leased
 from sharded_orm.contrib.entities.store import DataStore, stores
 from sharded_orm.contrib.entities.stored_entity import BATCH, entity_batches, rows_of
