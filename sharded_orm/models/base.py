@@ -41,11 +41,11 @@ from sharded_orm.models.sharding import row_placement
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, refuse_other_key
 from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
+from sharded_orm.models.sharding.generic_keys import check_references
 from sharded_orm.models.sharding.kept_shard import KeptShard, keep_shard
 from sharded_orm.models.sharding.key_errors import describe, shard_key_required
 from sharded_orm.models.sharding.key_validation import install_key_validation
 from sharded_orm.models.sharding.options import ShardOptions, options_of, shard_options
-from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.row_placement import colocated_alias
 from sharded_orm.models.sharding.same_key import (
     refuse_related_of_other_key,
