@@ -21,9 +21,8 @@ from sharded_orm.exceptions import PoolTimeout
 
 logger = logging.getLogger("sharded_orm.backends")
 
-# Seconds for which close_expired() spares an idle session that is too old, if another thread than
-# the caller used it last. That thread may be in the middle of a request, and need the session
-# again.
+# Seconds for which close_expired() spares an idle session that is too old, if another thread used
+# it last: that thread may need it again for its present request.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 # Seconds from a failed attempt to open a session until SessionPool.failure() makes another attempt.
@@ -103,9 +102,9 @@ class SessionPool(Generic[S]):
         # no lock, because append(), pop() and remove() of a list are atomic.
         self._idle: list[S] = []
         # Weak references to every session that may be open, keyed by id(). A forked child abandons
-        # all of these sessions. No lock guards the dict, because garbage collection may remove a
-        # session at any moment. If it did so in the thread that holds the lock, that thread would
-        # wait for itself. So only atomic operations of dict are used.
+        # them. No lock guards the dict, because garbage collection may remove a session at any
+        # moment, even in the thread that holds the lock. So only atomic operations of dict are
+        # used.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -174,8 +173,8 @@ class SessionPool(Generic[S]):
     def prepare(self) -> None:
         """Check that a session can be leased, to notice early that the node is down.
 
-        Idle sessions are tested. If they are all dead, or if the pool has no sessions, a session is
-        opened. If all sessions are leased, nothing is checked, so this method never waits.
+        Tests idle sessions. Opens a session if all are dead, or if the pool has none. Never waits:
+        if all sessions are leased, nothing is checked.
 
         :raises: the driver's error if the driver cannot connect.
         """
@@ -287,9 +286,8 @@ class SessionPool(Generic[S]):
 
 
 class _Permit:
-    """The right to lease one session of a :class:`BoundedPool`.
-
-    It is an object, so that the right becomes free as soon as nothing refers to the object.
+    """The right to lease one session of a :class:`BoundedPool`. It is free again as soon as nothing
+    refers to the object.
     """
 
     __slots__ = ("__weakref__",)

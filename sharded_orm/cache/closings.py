@@ -22,8 +22,7 @@ Records = list[tuple[str, bytes]]
 class Closing:
     """What one cache server must do after a transaction: delete objects, then append to guards.
 
-    Guards are the entries that say whether others are valid. The appended lines close the
-    transaction's markers, the announcements of its writes.
+    The appended lines close the transaction's markers, the announcements of its writes.
 
     :ivar objects: the names of the objects to delete.
     :ivar records: a tuple for each marker: the name of its guard, and the line that closes the

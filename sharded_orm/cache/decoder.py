@@ -25,8 +25,7 @@ class Counters(Protocol):
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
     """Return a list of rows as a :class:`Listed`, which the process remembers for later reads.
 
-    :param revision: the digest that the list's guards had when the list was stored. Guards are the
-        entries that say whether other entries are valid.
+    :param revision: the digest that the list's guards had when the list was stored.
     :param pks: tokens of the rows' primary keys (their form in names of entries), in the order of
         the list.
     """

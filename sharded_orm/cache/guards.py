@@ -51,8 +51,8 @@ MAX_LISTED = 100
 #: of writes that are over.
 COMPACT_FROM = 2048
 #: The line that closes a marker (the announcement of a write) may arrive before the line that opens
-#: it. Compacting a guard keeps such a closing line: otherwise, the opening line would later open
-#: the marker. At most this many such closing lines are kept, the latest ones.
+#: it, which would otherwise open the marker later. So compacting keeps such closing lines, the
+#: latest ones, at most this many.
 _MAX_EARLY = 16
 #: :func:`parse` keeps the parsed form of a guard for the next call, unless the guard is larger than
 #: this number of bytes.
@@ -200,8 +200,8 @@ def opening(marker: Marker) -> bytes:
 def closing(token: str, *, void: bool) -> bytes:
     """Return the line that closes the marker with ``token``, after the write that it announced.
 
-    :param void: if True, the line also gives the guard a new generation (a random digest), and all
-        entries with an earlier generation become void. If False, the line only closes the marker.
+    :param void: if True, the line also gives the guard a new generation (a random digest), so that
+        all earlier entries become void.
     """
     if void:
         return f"!{token},{new_token()}\n".encode()

@@ -46,8 +46,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The name of the guard that says whether the objects are valid: the guard of the shard key,
-        # or of the table if the model is global or the shard key is unknown.
+        # The name of the guard that says whether the objects are valid: that of the shard key. It
+        # is that of the table if the model is global or the shard key is unknown.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

@@ -69,12 +69,11 @@ class TouchedRows:
         #: they cannot be cached yet.
         self.pks: set[str] | None = set()
         #: The scopes of all values of the isolate key (the field that divides the rows of a shard
-        #: key) that the rows had before or after the writes. Each scope is keyed by the token of
-        #: the value: the value as it is written in names of entries.
+        #: key) that the rows had before or after the writes, by the value's token (its form in
+        #: names of entries).
         self.isolates: dict[str, Scope] = {}
-        #: Whether the write may concern every value of the isolate key (the field that divides the
-        #: rows of a shard key). This is so if ``isolates`` may be incomplete, or if it has more
-        #: than MAX_LISTED items.
+        #: Whether the write may concern every value of the isolate key: ``isolates`` may be
+        #: incomplete, or has more than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -124,8 +123,7 @@ class GuardUpdate(NamedTuple):
 class PlacedMarker(NamedTuple):
     """A marker (announcement of a write) that was sent to a cache server, and may have arrived.
 
-    :param update: the guard (the entry that says whether others are valid) that gets the marker,
-        and what the marker says.
+    :param update: the guard that gets the marker, and what the marker says.
     :param server: the cache server that has the guard.
     :param holds_objects: whether the server may also have the objects of the written rows.
     """
@@ -157,8 +155,8 @@ class TransactionMarkers:
         # The sizes in bytes of the guards in which writes were announced, keyed by server, then by
         # guard name.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
-        # The monotonic time at which this transaction last began to send its markers (announcements
-        # of writes). None if markers were not sent yet, or if rows were written since.
+        # The monotonic time at which this transaction last began to send its markers. None if it
+        # has sent none, or if rows were written since.
         self._marked_at: float | None = None
 
     def touch(
@@ -222,13 +220,13 @@ class TransactionMarkers:
         """Announce the writes to the cache: open a marker in the guard of each scope (set of rows)
         with written rows.
 
-        Called before COMMIT, and before a statement that may commit implicitly. An attempt that
-        takes longer than COMMIT_WITHIN seconds is repeated; at most _ATTEMPTS attempts are made. An
-        attempt costs one round trip per cache server. No attempt is needed if all guards got their
+        Called before COMMIT, and before a statement that may commit implicitly. An attempt costs
+        one round trip per cache server. If it takes longer than COMMIT_WITHIN seconds, it is
+        repeated; at most _ATTEMPTS attempts are made. No attempt is needed if all guards got their
         markers less than COMMIT_WITHIN seconds ago and nothing was written since.
 
         :raises CacheUnavailable: a cache server does not answer, and ``ON_CACHE_FAILURE`` is
-            "refuse". Or every attempt took longer than COMMIT_WITHIN seconds. Markers that were
+            "refuse"; or every attempt took longer than COMMIT_WITHIN seconds. Markers that were
             opened stay open until :meth:`over`.
         """
         within = self._cache.options.commit_within
@@ -351,8 +349,7 @@ class TransactionMarkers:
         by server.
 
         :param late: whether the COMMIT may have come later than COMMIT_WITHIN seconds after the
-            markers were opened. If so, closing them also gives each guard a new generation (a
-            random digest), which makes all entries of the earlier generation void.
+            markers were opened. Closing them then also makes all earlier entries void.
         """
         closings: dict[CacheServer, Closing] = {}
         for update, server, marker, holds_objects in markers:

@@ -140,10 +140,10 @@ class ProcessCache:
     def note_rows(self, guard: str, query: str, kept: ListedRows, *, is_divided: bool) -> None:
         """Keep the rows of a list, unless they are large.
 
-        :param is_divided: whether the list is one of an isolate key, which divides the rows of a shard
-            key. A write of another isolate key changes the guards of the list, but not the list. If
-            there are such writes, it is better to read the rows and the guards in one packet. So the
-            rows are not used until the guards have been the same twice.
+        :param is_divided: whether the list is one of an isolate key, which divides the rows of a
+            shard key. Writes of other isolate keys change its guards, but not the list. If there
+            are many, it is better to read the rows and the guards in one packet. So the rows are
+            not used until the guards have been the same twice.
         """
         if kept.size > self.LARGEST_LIST or not 0 < len(kept.names) <= _LONGEST_LIST:
             return

@@ -200,8 +200,7 @@ class Reader:
             self.cache.statistics.add(type_name, object_hits=count)
 
     def _rows(self, server: CacheServer, batches: Sequence[RowBatch]) -> Steps:
-        # Read each guard (an entry that says whether others are valid) once, because all rows of a
-        # shard depend on the guard of their table.
+        # Read each guard once, because all rows of a shard depend on the guard of their table.
         addresses = [address for batch in batches for address in batch.addresses.values()]
         guards_of = [address.scope.guards for address in addresses]
         names = list(dict.fromkeys(chain.from_iterable(guards_of)))
@@ -228,8 +227,7 @@ class Reader:
                     batch.requests[name] = request
 
     def _objects(self, server: CacheServer, requests: Sequence[ObjectRequest]) -> Steps:
-        # Many objects have the same guards (entries that say whether others are valid), such as the
-        # guard of the table. Read each guard once.
+        # Read each guard once: many objects have the same guards, such as that of the table.
         names = list(dict.fromkeys(n for request in requests for n in request.scope.guards))
         raws, entries, _ = yield server, names, [request.name for request in requests], ()
         guard_of = dict(zip(names, raws, strict=True)).__getitem__
@@ -421,9 +419,8 @@ class Reader:
     def _guard_state(
         self, server: CacheServer, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
     ) -> GuardState | None:
-        """Combine guards (the entries that say whether other entries are valid) into one state.
-
-        If a guard is missing or broken, create a new one on the server and return None.
+        """Combine guards into one state. If one is missing or broken, create a new one on the
+        server and return None.
 
         :param server: the cache server that holds the guards.
         :param names: the names of the guards, that of the widest scope first.

@@ -38,8 +38,7 @@ from sharded_orm.cache.stores.base import CacheServer
 #: alive and will close the marker.
 REPAIR_AFTER = 1.0
 #: Seconds that a process waits before it queries the database about the same marker (the
-#: announcement of a write) again. Also the seconds before it closes the same marker in the same
-#: guard again.
+#: announcement of a write) again, or closes it in the same guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -182,8 +181,7 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # Remember that the writer is dead, so that the database is not queried again when a
-                # reader finds the same writer's marker in another guard.
+                # Remember that the writer is dead: its markers in other guards then cost no query.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead

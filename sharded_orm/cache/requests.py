@@ -24,8 +24,8 @@ from sharded_orm.cache.values import Row
 #: the result (MISS), or it has the result (HIT).
 BYPASS, MISS, HIT = 0, 1, 2
 
-# judge() keeps the combined state of guards (entries that say whether others are valid) for the
-# next call, if the guards have at most this many bytes together.
+# judge() keeps the combined state of guards for the next call, if the guards have at most this many
+# bytes together.
 _LONGEST_GUARDS = 4096
 
 
@@ -61,8 +61,7 @@ class GuardState:
         self.stamp = guards.stamp(parsed[: home + 1])
         #: The revision that the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
-        #: The time at which the youngest of the guards (entries that say whether others are valid)
-        #: was created, in seconds since 1970.
+        #: The time at which the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
         #: Whether a write is under way that may concern any cached object and any cached list of
         #: the scope (the set of rows).
@@ -73,8 +72,8 @@ class GuardState:
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
         #: A function that takes the token of a primary key, and returns whether that object is
-        #: being written. It looks for open markers in the home guard (the guard that says whether
-        #: objects are valid). None if the home guard has no open marker.
+        #: being written. None if the home guard (the one that says whether objects are valid) has
+        #: no open marker.
         self.covers: Callable[[str], bool] | None = (
             parsed[home].covers if parsed[home].open else None
         )
@@ -91,8 +90,8 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
     """Return the combined state of all guards (entries that say whether others are valid) that
     concern a set of rows.
 
-    :param raws: the bytes of the guards. The guard of the widest scope is first, the scope's own
-        guard is last.
+    :param raws: the bytes of the guards, that of the widest scope first, the scope's own guard
+        last.
     :param home: the position of the guard that says whether objects are valid.
 
     :raises BrokenGuard: one of the guards cannot be parsed.
@@ -161,9 +160,9 @@ class CacheRequest:
         self.format = format
         self.sessions = sessions
         #: After a miss, the entries of the result's objects as they were found, keyed by object
-        #: name. Once lease() was called, an entry has the lease (the permission to store the
-        #: object). The value is None if the object must not be stored, for example because its
-        #: entry is valid already, or because another reader stores it.
+        #: name. After lease(), an entry has the lease (the permission to store the object). The
+        #: value is None if the object must not be stored, for example because another reader stores
+        #: it.
         self.fillable: dict[str, FoundEntry | None] = {}
         #: The names of the objects that were stored, or that a server without an answer may have stored.
         self.stored: set[str] = set()

@@ -151,8 +151,7 @@ def pack_object(name: str, fingerprint: str, stamp: str, row: Row) -> bytes | No
     :param name: the name of the object's entry.
     :param fingerprint: the hexadecimal digest of the model's fields.
     :param stamp: the generations (random digests) of the object's guards, joined by
-        :func:`~sharded_orm.cache.guards.stamp`. Guards are the entries that say whether others are
-        valid.
+        :func:`~sharded_orm.cache.guards.stamp`.
     :param row: the fields of the row as the driver gave them, before Django's converters.
     :returns: the bytes to store; None if the row has a value that the format cannot hold exactly.
         Such an object is not cached.
@@ -288,9 +287,8 @@ def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # All entries are parsed at once, as elements of one outer array. An entry becomes exactly
-        # one element if its JSON text has no bracket, and if no string in it continues after a line
-        # end.
+        # All entries are parsed at once, as elements of one outer array. An entry is exactly one
+        # element if its JSON text has no bracket, and no string in it continues after a line end.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")

@@ -142,11 +142,11 @@ class ScatterMoves:
     At the end of the statement, they are compared with the moves that are known then. Used by one
     thread at a time.
 
-    :param used: the moves that were known when the statement was sent. The statement left out rows
-        of moving keys according to this list.
+    :param used: the moves that were known when the statement was sent, and by which it left out
+        rows.
     :param snapshots: the moves that were known when the statement's snapshots of the shards were
-        taken. There is one item for each open transaction. If ``used`` comes from a poll, there is
-        one more item, for the poll.
+        taken: one item for each open transaction, and one for the poll if ``used`` comes from a
+        poll.
     :param is_quiet: whether no key of the group is in flight (moving) in ``used``.
     """
 

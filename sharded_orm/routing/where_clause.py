@@ -2,9 +2,8 @@
 
 The result is a *bound*: a set of shards that contains every row that can match. Equality and
 ``__in`` on a shard key have a bound. AND intersects the bounds of its conditions, OR unites them.
-Negations, and conditions that are unknown to the library, have no bound. A query without a bound is
-sent to every shard if the query has ``scatter()``; otherwise the caller refuses the query. Shards
-are never guessed.
+Negations and unknown conditions have no bound. A query without a bound is sent to every shard if it
+has ``scatter()``, and is otherwise refused by the caller. Shards are never guessed.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ from sharded_orm.exceptions import CrossShardRelation
 class ShardKey:
     """The group of a model, and the columns whose values determine the shard of a row.
 
-    There are two kinds of such columns. If a column contains shard keys, ``columns`` maps its name
-    to None. If a column contains ids in which some bits are the shard number, ``columns`` maps its
-    name to ``(shift, bits)``, the position of these bits. A foreign key to such a column is a
-    column of the same kind.
+    :param columns: the name of each such column -> None if its values are shard keys; ``(shift,
+        bits)``, the position of the shard number, if its values are ids with the number in some
+        bits. A foreign key to such a column is a column of the same kind.
     """
 
     group: str
@@ -245,8 +243,8 @@ class WhereReader:
                     if self._answered == before:
                         certain.append(bound)
             if certain:
-                # Some conditions determine their shards without ``keys_of_rows``. They are enough, so
-                # the other conditions are not used, and their calls of ``keys_of_rows`` do not count.
+                # The conditions that determine their shards without ``keys_of_rows`` are enough. So
+                # the others are not used, and their calls of ``keys_of_rows`` do not count.
                 self._answered = answered
             return _intersect(certain or bounds)
         if node.connector == OR and node.children:
@@ -390,10 +388,9 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django converts a value to the type of the field, but not if it is inside Value(). Then
-            # the database converts it by its own rules: for MariaDB, "5abc" equals the number 5. So a
-            # value inside Value() counts as plain only if it already has the type to which the field
-            # would convert it.
+            # Django converts a value to the type of the field, but not inside Value(). The database
+            # would convert that by its own rules: for MariaDB, "5abc" equals the number 5. So a
+            # value inside Value() is plain only if it has the type of the field already.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None

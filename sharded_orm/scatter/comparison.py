@@ -200,15 +200,16 @@ class _Reversed:
 
 
 class Comparison:
-    """The base class of the comparisons, which compare rows of several shards as one database would.
+    """The base class of the comparisons, which compare rows of several shards as one database
+    would.
 
     :param columns: the selected columns.
     :param compared: the positions of the columns whose values will be compared.
 
-    :attr:`weights` contains SQL for values that the outer SELECT must select in addition, such as
-    sort weights. In a row, they come after the shard's index (the position of the shard among the
-    targets). :attr:`ranked` contains the positions of the columns whose values a server ranks after
-    they were read (:mod:`sharded_orm.scatter.value_ranks`).
+    :attr:`weights` has SQL for values that the outer SELECT must select in addition, such as sort
+    weights. In a row, they come after the shard's index (its position among the targets).
+    :attr:`ranked` has the positions of the columns whose values a server ranks after they were read
+    (:mod:`sharded_orm.scatter.value_ranks`).
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:

@@ -323,9 +323,9 @@ class _Root(SQLCompiler):
     def _compile_selected(self, expression: Any) -> Any:
         """Return the SQL of an expression in the select list, as ``SQLCompiler.get_select()`` does.
 
-        If the expression is a subquery that certainly has no rows, Django raises EmptyResultSet.
-        Then return the SQL of the value that Django uses instead, such as 0 for a count, because
-        the whole query may still have rows.
+        For a subquery that certainly has no rows, Django raises EmptyResultSet. Then return the
+        value that Django uses instead, such as 0 for a count, because the whole query may still
+        have rows.
         """
         try:
             return self.compile(expression)

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The threads that query nodes. After a scatter, they are kept for the next one, because starting a
-# thread takes as long as a short query. The maximum is so high that it is never reached. Otherwise, a
-# scatter would have to wait for threads that query nodes for other scatters.
+# The threads that query nodes. They are kept for the next scatter, because starting a thread takes
+# as long as a short query. The maximum is so high that no scatter waits for the threads of another.
 _MOST_THREADS = 10_000
 _threads = ThreadPoolExecutor(_MOST_THREADS, "scatter")
 

@@ -46,8 +46,8 @@ class Facade:
     def __init__(
         self, wrapper: BaseDatabaseWrapper, *, qualify: bool, hidden: HiddenRows | None = None
     ) -> None:
-        # The copy that is made below never connects, so it cannot read MySQL's server data, such as
-        # the version. Make ``wrapper`` read and cache the data now, so that the copy contains it.
+        # The copy below never connects, so it cannot read MySQL's server data, such as the version.
+        # Make ``wrapper`` read it now, so that the copy contains it.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
         # The copy of the connection object must neither use the driver's connection nor keep it

@@ -125,9 +125,8 @@ def is_failure(error: Exception) -> bool:
         return is_node_gone(error) or state in _PG_SCHEMA or state.startswith(_PG_STATE)
     code = _code(error)
     if not isinstance(code, int):
-        # The error has no MySQL code. So it is an error of this package, such as
-        # ShardDatabaseMissing, or of a driver whose errors have no codes. Then the class of the
-        # error decides whether the shard may be the cause.
+        # An error without a MySQL code is one of this package, such as ShardDatabaseMissing, or of
+        # a driver without codes. Its class decides whether the shard may be the cause.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 

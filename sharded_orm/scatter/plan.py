@@ -87,10 +87,11 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """A statement that executes branches (SELECTs for one shard each) on a node (a database server).
+    """A statement that executes branches (SELECTs for one shard each) on a node (a database
+    server).
 
-    If ``union`` is true, the branches are joined by UNION ALL. If false, there is only one branch,
-    which uses the connection of its shard.
+    If ``union`` is true, UNION ALL joins the branches. If false, there is one branch, on the
+    connection of its shard.
     """
 
     node: str
@@ -124,8 +125,8 @@ class ShardStatement:
         """Return the SQL with the keys of all branches written in it, and the SELECT of its
         template.
 
-        Return None unless the statement is a plain union of the same SELECT of several shards,
-        whose only parameters are keys that are integers.
+        Return None unless the statement is a plain union of the same SELECT of several shards, and
+        all its parameters are integer keys.
         """
         template = self.branches[0].template
         if not self.union or self.outer.is_used or template.params:
@@ -205,10 +206,9 @@ def column_names(columns: int) -> str:
 
 
 def named_union(union: str, columns: int) -> str:
-    """Return SQL that reads a union and names its columns. Use it as a subquery of a SELECT.
-
-    A statement that begins with WITH may write, so the database backend would not repeat it after a
-    lost connection. It does repeat a SELECT.
+    """Return SQL that reads a union and names its columns. Use it as a subquery of a SELECT: the
+    database backend repeats a SELECT after a lost connection, but not a statement that begins with
+    WITH, which may write.
     """
     return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
 

@@ -189,10 +189,8 @@ class Ranking:
         return types
 
     def _answering_branches(self) -> Iterator[tuple[ShardStatement, Branch]]:
-        """For each node, yield one of its statements and one branch of that statement that has not
-        failed.
-
-        A branch is the SELECT for one shard.
+        """For each node, yield one of its statements, and one branch (the SELECT for one shard) of
+        it that has not failed.
         """
         nodes: set[str] = set()
         for statement in self._plan.statements:

@@ -224,9 +224,9 @@ def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -
             old[shard.alias] = [str(name) for (name,) in rows]
     if not old:
         return 0
-    # Read the prepared branches only after the decisions. Every decision in ``old`` was committed
-    # after its branches were prepared, so this query finds each branch that still needs a decision.
-    # This holds even if the clocks of the hosts differ.
+    # Read the prepared branches after the decisions. The branches of every decision in ``old`` were
+    # prepared before it was committed, so this query finds each branch that still needs a decision,
+    # even if the clocks of the hosts differ.
     needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
     count = 0
     for alias, names in old.items():

@@ -40,10 +40,8 @@ def open_cursor(wrapper: Any, name: str | None) -> Any:
 
 
 def opens_as_django(wrapper: Any, cursor_method: Any) -> bool:
-    """Whether Django's methods would only open a cursor: there is a connection, which answers, and this
-    is its thread.
-
-    False if ``cursor_method``, or a method that it calls, is not Django's.
+    """Whether Django's methods would only open a cursor: the connection answers and belongs to this
+    thread, and neither ``cursor_method`` nor a method that it calls was replaced.
 
     :param cursor_method: the method ``_cursor``, bound to ``wrapper``, that would be called.
     """

@@ -68,9 +68,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
-        # The atomic blocks that this shard has opened for the open blocks of its group, outermost
-        # first: item i belongs to group_wrapper.levels[i]. This list may be shorter than levels,
-        # because the shard opens its blocks only when it is used.
+        # The atomic blocks that this shard has opened for its group, outermost first: item i
+        # belongs to group_wrapper.levels[i]. The shard opens them when it is used, so the list may
+        # be shorter.
         self._mirrored: list[Atomic] = []
         # While this is True, reading in_atomic_block or atomic_blocks does not make this shard join
         # its group's transaction. Set, for example, while a block of _mirrored is entered or left,
@@ -416,10 +416,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        Called if a block of the group ends too early: the user has opened a block on this shard
-        alone inside it, and has not ended that block yet. Ending the group's blocks in the usual
-        way would end the user's block instead, and might commit it. The user's block ends later, by
-        itself.
+        Called if a block of the group ends while a block that the user has opened inside it, on
+        this shard alone, is still open. Ending the group's blocks in the usual way would end the
+        user's block instead, and might commit it. The user's block ends later, by itself.
 
         :param depth: index of the outermost block to forget.
         """

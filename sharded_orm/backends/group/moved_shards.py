@@ -55,8 +55,8 @@ class TopologyLookup:
     :param refresh: loads the topology (the map of shards to nodes) from its source. May raise a
         TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
-    :param is_moving: returns whether shards or keys of a group are moving now, or were shortly before.
-        May send a query.
+    :param is_moving: returns whether shards or keys of a group are moving, or have just moved. May
+        send a query.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class PlaceWait:
     the fence of the passive side of a pair refused it.
 
     :param wrapper: a connection object of the shard, or of another shard on the same node.
-    :param current: returns the shard's connection settings in the present topology (the map of
-        shards to nodes); None if the topology lacks the shard.
+    :param current: returns the shard's connection settings in the present topology; None if the
+        topology lacks the shard.
     """
 
     def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -145,10 +145,9 @@ class PlaceWait:
     ) -> Mapping[str, Any] | None:
         """Return the connection settings with which the statement may run again.
 
-        Return None if the shard does not move. The table is then missing for another reason. Cost:
-        one load of the topology (the map of shards to nodes) and one query, both repeated while the
-        shard moves. While a pair of servers changes its active side, a query first waits for the
-        end of that change.
+        Return None if the shard does not move: the table is then missing for another reason. Cost:
+        one load of the topology and one query, both repeated while the shard moves. While a pair
+        changes its active side, a query first waits for the end of that change.
 
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction.

@@ -1,10 +1,10 @@
 """Transactions of a whole shard group, such as ``atomic(using="photos")``.
 
-An atomic block on a group opens no transaction at first. When a shard is first used inside the
-block, the shard opens its own transaction, with one savepoint for each nested block. The
-transactions of all shards end with the group's outermost block: the shards commit one after the
-other. If a shard fails to commit, :exc:`PartialCommitError` says which shards had committed before.
-A coordinator, if there is one, commits in another way: see :mod:`sharded_orm.backends.two_phase`.
+An atomic block on a group opens no transaction at first. A shard opens its own transaction when it
+is first used in the block, with one savepoint for each nested block. At the end of the outermost
+block, the shards commit one after the other. If a shard fails to commit, :exc:`PartialCommitError`
+says which shards had committed before. A coordinator, if there is one, commits in another way: see
+:mod:`sharded_orm.backends.two_phase`.
 """
 
 from __future__ import annotations

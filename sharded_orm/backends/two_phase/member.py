@@ -145,9 +145,9 @@ class TwoPhaseMixin(CommitHookMixin):
             super().announce_commit()
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. After the decision to commit is stored, an error of
-        # this shard changes nothing: its branch (its part of the transaction) stays prepared, and a
-        # recovery commits it later. So Django must not roll back.
+        # Overrides BaseDatabaseWrapper._commit. Once the decision to commit is stored, an error of
+        # this shard changes nothing: its branch stays prepared, and a recovery commits it later. So
+        # Django must not roll back.
         if not self.is_bound:
             self._is_confirmed = False
             try:

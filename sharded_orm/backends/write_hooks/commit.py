@@ -168,12 +168,13 @@ class CommitHookMixin(_Wrapper):
 
     @contextmanager
     def sent_with_commit(self) -> Iterator[None]:
-        """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if possible.
+        """Run a ``with`` block whose INSERTs, UPDATEs and DELETEs are sent with the COMMIT, if
+        possible.
 
-        The statements must be the last ones of the outermost transaction. If they are sent with the
-        COMMIT, they cost no round trip of their own, and ``lastrowid`` of their cursors is set at the
-        COMMIT. If one of them fails, commit() raises the error, and the COMMIT is not executed. If the
-        statements cannot be sent with the COMMIT, each is executed at once.
+        They must be the last statements of the outermost transaction. Sent with the COMMIT, they
+        cost no round trip, and ``lastrowid`` of their cursors is set at the COMMIT. If one of them
+        fails, commit() raises the error, and the COMMIT is not executed. If they cannot be sent
+        with the COMMIT, each is executed at once.
         """
         yield
 
@@ -312,8 +313,7 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
-                    # The transaction has ended, but it is unknown how. Pass None to the watchers, so
-                    # that they rely neither on a commit nor on a rollback.
+                    # The transaction has ended, but it is unknown how. None tells the watchers so.
                     self._tell_watchers(None)
                     self._conclude_writes()
                 elif outcome is CommitOutcome.UNKNOWN:

@@ -44,9 +44,8 @@ def check_write(connection: Any, table: str) -> None:
 
 
 def send(connection: Any, sql: str, parameters: tuple[Any, ...]) -> int:
-    """Send an UPDATE, and return the number of rows that matched.
-
-    Only for rows that are not cached and whose writes no other part of the library follows.
+    """Send an UPDATE of rows that are not cached and not followed. Return the number of rows that
+    matched.
     """
     try:
         with connection.cursor() as cursor:

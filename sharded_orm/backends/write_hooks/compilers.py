@@ -56,9 +56,9 @@ class ReadMixin(SQLCompiler):
 class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
-    It reports each write to the cache's observer, to the followers of the model (objects that act on
-    each write) and to the connection. In autocommit, it opens a transaction for a single write to a
-    cached or followed model. But if the model is not cached and has only one follower, the follower
+    It reports each write to the cache's observer, to the followers of the model (objects that act
+    on each write) and to the connection. In autocommit, it opens a transaction for a write to a
+    cached or followed model. If the model is not cached and has only one follower, the follower
     decides whether a transaction is needed.
     """
 

@@ -4,8 +4,8 @@ Each ``put()`` of an entity also marks it, in the same transaction, so the mark 
 transaction commits late. Marked entities are cleaned first, starting with the newest. Then the
 cleaner goes through all entities and all rows of indexes (:mod:`.whole_pass`).
 
-Any number of cleaners may run. Two cleaners of one shard do no harm. A lease only prevents double
-work, so a cleaner takes one only if there is much work.
+Any number of cleaners may run. Two cleaners of one shard do no harm, but do the same work twice. So
+a cleaner with much work takes a lease.
 """
 
 from __future__ import annotations
@@ -156,12 +156,12 @@ def clean_batch(
 
 
 def take_off_marks(store: DataStore, alias: str, entities: Sequence[StoredEntity]) -> list[UUID]:
-    """Remove the marks of ``entities``, unless others have changed them, or marked them for a late row.
-
-    Return the ids of those others.
+    """Remove the marks of ``entities``. Return the ids of entities that keep their marks: others
+    have changed them, or marked them for a late row.
 
     A deleted entity has no index rows any more, so its row in the table of entities is deleted too.
-    Costs one statement, and one more if there are deleted or changed entities or many version numbers.
+    Costs one statement, and one more if there are deleted or changed entities or many version
+    numbers.
     """
     changed: list[UUID] = []
     for is_deleted in (False, True):
@@ -301,8 +301,8 @@ class ContinuousCleaner:
     def _due_parts(self) -> list[WholePart]:
         """Return the parts that are to be compared now: all parts, the failed parts, or none yet."""
         now = time.monotonic()
-        # The whole pass begins on time, even if some parts have failed again and again: a shard that
-        # never answers must not keep the cleaner from the other parts.
+        # The whole pass begins on time, even if some parts have failed again and again: a shard
+        # that never answers must not stop the cleaning of the others.
         self._is_whole = now >= self._next_whole
         if self._is_whole:
             return whole_parts()

@@ -185,8 +185,8 @@ def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[i
     for shard in runtime.group(store.group).shards():
         with found.shard(shard.alias):
             yield from mark_lacking(store, [index], rows_of(store, shard.alias), found)
-    # Compare the entities of all moved keys again: an entity that moved meanwhile may have been on
-    # neither of its two shards when that shard was compared.
+    # Compare the entities of all moved keys again: while a shard was compared, an entity may have
+    # been on the other one of its two shards.
     entries = moving.entries()
     if any(map(is_digest, entries)):
         found.add_problem(

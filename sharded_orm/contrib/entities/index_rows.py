@@ -1,9 +1,9 @@
 """Reads and writes rows of indexes.
 
-Only the version of a stored row ever changes: each write of the entity that needs the row sets the
-row's version to the entity's version. A process that removes a row names the highest version that
-the row may have. So a cleaner that has read an old state of the entity cannot remove a row that a
-later version needs.
+Only the version of a stored row ever changes: each write of the entity that needs the row sets it
+to the entity's version. A process that removes a row names the highest version that the row may
+have. So a cleaner that has read an old state of the entity cannot remove a row that a later version
+needs.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ def _take_away(index: Index, row: IndexRow) -> bool:
         return False
     if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
         # Keep the row, because its removal would be committed apart from the entity's transaction.
-        # Without row locks, a writer that meanwhile verifies its reservation does not wait for the
-        # removal: it would still find the row, which then vanishes.
+        # Without row locks, a writer that verifies its reservation meanwhile would still find the
+        # row, which then vanishes.
         return False
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):

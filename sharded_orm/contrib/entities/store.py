@@ -404,8 +404,8 @@ class DataStore:
     def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """Return a context manager that yields an entity to be changed, and stores it at the end.
 
-        The entity's row is locked until the end of the block. So no concurrent update is lost, and
-        none can make this update fail. If the block raises an error, nothing is written.
+        The entity's row is locked until the end of the block, so no concurrent update is lost or
+        makes this one fail. If the block raises an error, nothing is written.
 
         :param key: the property ``shard_on`` with its value, such as ``user_id=7``; nothing if the
             store has no ``shard_on``.
@@ -484,8 +484,8 @@ class DataStore:
             row = rows.first() if connections[alias].features.has_select_for_update else None
             if row is None:
                 # Lock the entity by inserting a row with the same id: the INSERT waits for an open
-                # transaction that has inserted the entity. A SELECT would not wait, because
-                # PostgreSQL does not see that entity yet, and SQLite has no row locks.
+                # transaction that has inserted the entity. A SELECT would not wait: PostgreSQL does
+                # not see that entity yet, and SQLite has no row locks.
                 placeholder = self._row(id, stored, version=0, body=b"", updated=timezone.now())
                 try:
                     with transaction.atomic(using=alias):

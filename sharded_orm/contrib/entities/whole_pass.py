@@ -1,7 +1,7 @@
 """Compares all entities with all index rows, and repairs the rows, without the use of marks.
 
-So it also repairs rows of entities that are not marked. Such rows are wrong if a writer has changed
-them very late, or if they were changed by SQL.
+So it also repairs rows of entities that are not marked: rows that a writer has written very late,
+or that SQL has changed.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def mark_lacking(
         for entity in entities:
             if entity.id in lacking:
                 with unbound():
-                    # Leave out entities that have changed since they were read: their version is
-                    # higher, and their writers have marked them.
+                    # Leave out entities that have changed since they were read: their writers have
+                    # marked them.
                     row = store.row_of(entity.pk, entity.key).filter(version=entity.version)
                     marked += row.filter(marked_at=None).update(marked_at=timezone.now())
         yield marked

@@ -187,8 +187,8 @@ class BodyField(_FieldBase):
     def prepare(self, instance: Any, add: bool) -> None:
         """Make the field's value of an object ready to be stored.
 
-        All values of a new object are validated. Of a stored object, only the values that have
-        changed are validated, so that an object from before a validator existed can still be saved.
+        All values of a new object are validated, but only the changed ones of a stored object: an
+        object from before a validator existed can still be saved.
 
         :raises InvalidValue: the value is missing, or a validator refuses it.
         """

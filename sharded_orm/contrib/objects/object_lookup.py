@@ -90,8 +90,8 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         """Return the object to which a value leads; create it with ``fields`` if there is none.
 
         If several processes call this at once, all get the same object. If the object of the value
-        was deleted, the value leads to the new object from then on. A process that dies in the
-        middle may leave an object to which no value leads.
+        was deleted, a new one is created for the value. A process that dies in the middle may leave
+        an object to which no value leads.
 
         :returns: the object, and whether it was created.
         :raises DamagedObject: the object exists, and its body cannot be read.

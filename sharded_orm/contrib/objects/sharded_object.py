@@ -70,7 +70,9 @@ class ObjectBase(ShardedModelBase):
 
 
 def _refuse_columns(name: str, cls: Any) -> None:
-    """Check that the table has no other columns: edit() would overwrite what others have stored in them."""
+    """Check that the table has no other columns: edit() would overwrite the writes of others to
+    them.
+    """
     if own := sorted({field.name for field in cls._meta.concrete_fields} - _COLUMNS):
         raise InvalidObjectType(
             f"{name} has columns for {own!r}, but the values of an object are in its body. Use the fields"

@@ -2,10 +2,11 @@
 
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
 that divides the cached lists of a shard key: a write voids only the lists with the written row's
-value. In the name of a cache entry, a field value is represented by a *token*. The tokens of a
-field are *exact* if the database considers two values equal exactly when their tokens are equal. If
-the tokens of a field are not exact, the values of the field cannot be used in names of cache
-entries.
+value.
+
+In the name of a cache entry, a *token* represents a field value. The tokens of a field are *exact*
+if two values are equal in the database exactly when their tokens are equal. Names of cache entries
+can contain only values of fields with exact tokens.
 """
 
 from __future__ import annotations

@@ -50,12 +50,12 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # The transaction must not use the cache, for one of three reasons: it has uncommitted
-            # writes of its own, it must be rolled back, or its reads may show an earlier state.
+            # The transaction must not use the cache: it has uncommitted writes of its own, must be
+            # rolled back, or may read an earlier state.
             return None
-        # Under READ COMMITTED, each statement reads the rows that are committed when the statement
-        # begins. So rows that a transaction reads before its first write may be stored in the
-        # cache, as in autocommit mode.
+        # Under READ COMMITTED, each statement reads what is committed when it begins. So what a
+        # transaction reads before its first write may be stored in the cache, as in autocommit
+        # mode.
         return bool(connection.reads_as_autocommit())
 
     def factory(self, plan: LookupPlan) -> InstanceFactory:
@@ -74,8 +74,8 @@ class ConnectionState:
 def connection_state(connection: Any) -> ConnectionState | None:
     """Return the :class:`ConnectionState` of a connection of this thread.
 
-    Return None if the database backend is not one of this library. Such a connection does not use
-    the cache, because its backend does not inform the cache of writes before they are committed.
+    Return None for a backend that is not one of this library: it does not inform the cache of
+    writes before they are committed, so the connection does not use the cache.
     """
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):

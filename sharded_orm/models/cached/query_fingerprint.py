@@ -137,8 +137,8 @@ def _is_flat(where: WhereNode, equal: dict[str, list[Any]]) -> bool:
 
 
 def _joins(query: Any) -> bool:
-    # A table in alias_map is joined only if its reference count is not 0: when Django finds a join
-    # unnecessary (album__id=7), it leaves the table in alias_map and sets the count to 0.
+    # alias_map may contain a table that is not joined: when Django finds a join unnecessary
+    # (album__id=7), it only sets the reference count of the table to 0.
     return any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )

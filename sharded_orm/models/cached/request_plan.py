@@ -56,11 +56,11 @@ class LeftToDjango(Exception):
 class RequestPlan:
     """The request to the cache of queries that differ only in their values. Immutable, thread-safe.
 
-    It finds the results in the cache, so it is a :class:`~sharded_orm.models.plans.plan.ReadCache`.
+    It is the :class:`~sharded_orm.models.plans.plan.ReadCache` of their plan.
 
     :param plan: the key fields of the model.
     :param kind: :data:`ROWS`, :data:`COUNT` or :data:`EXISTS`.
-    :param fingerprint: that of one of the queries, without limits.
+    :param fingerprint: the fingerprint of one of the queries, without limits.
     :param recording: the calls that have built this query.
     :raises LeftToDjango: it is unclear how the names of entries depend on the values.
     """

@@ -64,11 +64,11 @@ def save_cached_row(
 ) -> bool | None:
     """Update one row of a cached model by a plan, and return True if the row was updated.
 
-    Return None, without having changed anything, if Django must update the row. This is also so for the
-    first two saves of a shape, and if no row has the keys of the instance.
+    Return None, without having changed anything, if Django must update the row: at the first two
+    saves of a shape, for example, or if no row has the keys of the instance.
 
-    Costs one round trip to the database, and one to each cache server; the answer to the closing of the
-    markers is not waited for. The long way costs one more to the database.
+    Costs one round trip to the database, and one to each cache server; the answer to the closing of
+    the markers is not waited for. A save without a plan costs one more round trip to the database.
 
     :param attributes: the attributes of the instance. The other arguments are those of
         :func:`~sharded_orm.models.plans.saves.save_row`.
@@ -92,8 +92,8 @@ def save_loaded_cached_row(
 ) -> bool | None:
     """Update ``row`` by a plan that an earlier save has made, and return whether a row matched.
 
-    As :func:`save_cached_row`, but this function also does what ``Model._save_table()`` and
-    ``_do_update()`` do before the UPDATE. Return None, without having changed anything, if Django must
+    Unlike :func:`save_cached_row`, this function also does the work of ``Model._save_table()`` and
+    ``_do_update()`` before the UPDATE. Return None, without having changed anything, if Django must
     do that.
 
     :param alias: the shard of the row.

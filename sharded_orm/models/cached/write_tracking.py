@@ -66,7 +66,7 @@ class KeyColumns(NamedTuple):
     :param isolate: the name of the field of the isolate key, which divides the cached lists of a
         shard key; None if the model has no isolate key.
     :param columns: the columns of the primary key, the shard key and the isolate key, in this
-        order. None stands for a key that the model does not have, and for a composite primary key.
+        order. None for a key that the model does not have, and for a composite primary key.
     """
 
     fixed: frozenset[str]
@@ -101,10 +101,10 @@ def _key_columns(model: Any) -> KeyColumns:
 
 
 class AffectedRows(NamedTuple):
-    """The rows that a write affects, as tokens of their keys.
+    """The rows that a write affects, as tokens (their form in names of cache entries) of their
+    keys.
 
-    A *token* represents a value in the names of cache entries. An attribute is None if the keys of
-    its kind are unknown or too many to list, or if the model has no key of this kind.
+    None instead of a tuple: the keys are unknown or too many to list, or the model has no such key.
 
     :param keys: tokens of the shard keys.
     :param pks: tokens of the primary keys.
@@ -169,10 +169,8 @@ class TrackedWrite:
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
         """Record in ``self._markers`` that the write affects ``rows``.
 
-        :param new_isolates: the isolate keys (values of the field that divides cached lists) that
-            the write gives to the rows, as tokens (their form in names of cache entries). Empty
-            (the default) if the write changes no isolate key; None if the new isolate keys are
-            unknown.
+        :param new_isolates: tokens of the isolate keys that the write gives to the rows. Empty (the
+            default) if the write changes no isolate key; None if they are unknown.
         """
         if rows.isolates is None or new_isolates is None:
             isolates = None
@@ -453,13 +451,13 @@ class TrackedWrite:
     def _read(self, known: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
         """Read and lock the rows that the statement would change; limit the statement to them.
 
-        Costs one query. The primary keys that were read are added to the conditions of the
-        statement, unless the conditions name exactly these keys already.
+        Costs one query. The primary keys of the rows are added to the conditions of the statement,
+        unless these name exactly the same keys.
 
         :param known: the keys that the conditions of the statement determine.
-        :returns: for each row, the shard key, primary key and isolate key as tokens (their form in
-            names of cache entries); a key without a token is None. None instead of the list if
-            there are more than MAX_LISTED rows.
+        :returns: for each row, the tokens of the shard key, primary key and isolate key; a key
+            without a token is None. None instead of the list if there are more than MAX_LISTED
+            rows.
         :raises EmptyResultSet: no row can match the conditions.
         """
         cached, query, connection = self._cached, self._query, self._connection
@@ -479,7 +477,7 @@ class TrackedWrite:
         pks = [tuple(row[:size]) if size > 1 else row[0] for row in rows]
         if rows and (known.pks is None or len(set(pks)) < len(known.pks)):
             # Without this condition, the statement might also change a row that was not read and
-            # locked, because another transaction has made it match in the meantime.
+            # locked: another transaction may have made it match since.
             query.add_filter("pk__in", list(dict.fromkeys(pks)))
         return [
             (

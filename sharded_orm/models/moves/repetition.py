@@ -115,10 +115,9 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # The error may be a result of a move: for example, an UPDATE of an instance has found
-            # no row, because its key has moved. Then repeat the write. But raise an
-            # OperationalError that is no deadlock, such as a lost connection, because it is unknown
-            # whether the row was written.
+            # A move may have caused the error: for example, an UPDATE of an instance found no row,
+            # because its key has moved. Then repeat the write. But after an OperationalError that
+            # is no deadlock, such as a lost connection, it is unknown whether the row was written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise
@@ -139,9 +138,9 @@ def repeated(
 def _wait_for_switch(attempt: WriteAttempt, deadline: float) -> None:
     """Wait until no key of ``attempt`` is being switched to a new shard, or until ``deadline``.
 
-    Before that, the shard would refuse the write, and attempts would take processor time from the
-    process that moves the key. Sends at least one query. The query renews the lease, the period for
-    which known shards of keys are valid. So the next attempt looks its keys up anew.
+    Until then, the shard would refuse the write, and attempts would slow the process that moves the
+    key. Sends at least one query, which renews the lease, so that the next attempt looks its keys
+    up anew.
 
     :param deadline: when the writer gives up, by ``time.monotonic()``.
     """

@@ -128,8 +128,8 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
     """Return the snapshots of shards of the group that this thread's transactions have taken.
 
-    Also add the keys that these transactions have used to the current operation. At its end, the
-    operation checks that they have not moved.
+    Also record the keys that these transactions have used, so that the end of the current operation
+    checks that they have not moved.
 
     :raises KeyMoved: it is unknown which moves a snapshot contains.
     """

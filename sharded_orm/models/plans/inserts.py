@@ -160,8 +160,8 @@ def _new_plan(
 ) -> _InsertPlan | None:
     """Return the plan of the INSERT that Django has compiled to ``statements``.
 
-    Return None if it is unclear which parameter belongs to which value, or if a part of the SQL may depend
-    on a value.
+    Return None if it is unclear which parameter belongs to which value, or if the SQL may depend on
+    a value.
     """
     if len(statements) != 1 or any(has_placeholder(f, connection) for f in query.fields):
         return None

@@ -1,9 +1,8 @@
 """The plan of a read: SQL that Django has compiled once for all queries of one shape.
 
 Queries of one shape differ only in the values of their conditions. A plan is made from a query that
-Django has built. To run the plan, it is enough to bind the values, send the SQL and make instances
-of the rows. So a plan sends the same SQL with the same parameters as Django, and returns the same
-result.
+Django has built. It binds the values, sends the SQL and makes instances of the rows. So it sends
+the same SQL with the same parameters as Django, and returns the same result.
 """
 
 from __future__ import annotations

@@ -56,11 +56,9 @@ MAX_SHAPES = 10_000
 
 
 class Shape:
-    """A shape of queries, as a node of a tree. A child is the shape after one more call.
+    """A shape of queries: the calls that build a query, without their values.
 
-    A shape is the calls that build a query, without their values.
-
-    Thread-safe.
+    A shape is a node of a tree: a child is the shape after one more call. Thread-safe.
 
     :param model: the model of the queries.
     :param options: the shard key and the group of the model; None if it is not sharded.

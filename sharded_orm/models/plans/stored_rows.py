@@ -1,8 +1,8 @@
 """save() of a stored row, without the steps of Django that do nothing for it.
 
-If a save has a plan, most of its time is not the UPDATE: Django sends two signals, looks for deferred
-fields and for tables of parents, and the methods of the sharded model check the row twice, because a receiver
-may change it in between. For most rows nobody listens, and none of these steps does anything.
+If a save has a plan, most of its time is not the UPDATE. Django sends two signals, and looks for
+deferred fields and for tables of parents. The sharded model checks the row twice, because a
+receiver may change it in between. For most rows, none of these steps does anything.
 """
 
 from __future__ import annotations

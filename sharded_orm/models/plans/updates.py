@@ -38,7 +38,7 @@ class UpdatePlan:
 
     Immutable and thread-safe.
 
-    :param where: the SQL, with the conditions whose values are its last parameters.
+    :param where: the SQL, whose last parameters are the values of the conditions.
     :param shape: has these conditions.
     :param fields: the fields that are written, in the order of the SQL.
     :param kinds: the type of each field's prepared value.
@@ -188,8 +188,8 @@ def has_placeholder(field: Any, connection: Any) -> bool:
 
 
 def _is_binary_placeholder(method: Any, name: str, connection: Any) -> bool:
-    """Whether ``method`` is that of Django's ``BinaryField``, and asks a backend of Django, which only
-    distinguishes None, expressions and other values.
+    """Whether ``method`` is that of Django's ``BinaryField``, and the backend is one of Django's,
+    which only distinguish None, expressions and other values.
     """
     own = vars(BinaryField).get(name)
     kind = next(c for c in type(connection.ops).__mro__ if "binary_placeholder_sql" in vars(c))

@@ -222,8 +222,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
         """Return a copy of this queryset whose query may go to every shard of its group.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
-            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
-            a table or column is missing on every shard, :exc:`ScatterError` is raised in any case,
+            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. A
+            table or column that is missing on every shard raises :exc:`ScatterError` in any case,
             because the query may be wrong.
         """
         clone = self._chain()
@@ -269,8 +269,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Django runs a combination of querysets on the alias of the left one, whose database does
-        # not have the rows of other shards. So check that the other querysets have the same alias.
+        # Django runs a combination of querysets on the alias of the left one. So check that the
+        # others have the same alias: that database does not have the rows of other shards.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue

@@ -72,9 +72,9 @@ def refuse_sets(query: Query, group: str | None, matched: Sequence[Any] = ()) ->
     :param query: the query of related rows, which is run on each of several shards.
     :param group: the group of the instances if the related rows of each shard are on this shard.
         None if each statement may read any rows.
-    :param matched: fields by which Django will match the rows with instances. So these are not NULL,
-        although ``query`` has no condition on them yet.
-    :raises ScatterNotSupported: it does so.
+    :param matched: fields by which Django will match the rows with instances. They are not NULL in
+        the result, although ``query`` has no condition on them yet.
+    :raises ScatterNotSupported: ``query`` does so.
     """
     if query.combinator:
         raise refuse(

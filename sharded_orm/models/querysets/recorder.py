@@ -48,8 +48,8 @@ _INIT, _FETCH_ALL = QuerySet.__init__, QuerySet._fetch_all
 class CallRecorder(QuerySetMixin[M]):
     """A mixin that records the calls that build a queryset.
 
-    A subclass defines :meth:`_read`. It reads the rows with a plan: SQL that was compiled once for
-    all queries that were built by the same calls, with other values.
+    A subclass defines :meth:`_read`, which reads the rows with a plan: SQL that was compiled once
+    for all querysets that were built by the same calls, with other values.
     """
 
     #: The calls that have built this queryset. None if its query was built in another way, or if
@@ -160,9 +160,8 @@ class CallRecorder(QuerySetMixin[M]):
             recording = self._recording
             if recording is not None and self._query is _UNBUILT:
                 if self._deferred_filter is not None:
-                    # The last filter is that of a related manager. Leave it out, because Django
-                    # applies it later, with the values that the manager's instance has at that
-                    # time.
+                    # The last filter is that of a related manager. Leave it out: Django applies it
+                    # later, with the values that the manager's instance has then.
                     recording = recording._replace(filters=recording.filters[:-1])
                 query = self._new_query(self.model)
                 recording.replay(query)

@@ -75,13 +75,11 @@ class Route:
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: The alias passed to ``using()``, if it is not a shard of the group: for example, the
-    #: database that had the table before the model was sharded. None if ``using()`` chose a shard
-    #: of the group, or was not called.
+    #: The alias passed to ``using()``, if it is not a shard of the group, such as the database that
+    #: had the table before the model was sharded. Otherwise None.
     outside: str | None = None
-    #: Whether the shards were found by a source of keys (an object that looks up a row's shard key
-    #: by a value in another column). The query then has no condition on the shard key. So it may
-    #: also match rows of a moved key that are still stored on the key's old shard.
+    #: Whether a source of keys found the shards by a value in another column. The query then has no
+    #: condition on the shard key, so it may also match rows of a moved key on their old shard.
     by_values: bool = False
 
     @property
@@ -236,10 +234,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # This condition is not an equality. Ignore it if it compares a column with plain
-            # values, because it can exclude rows, but cannot change the shard. An exception is __in
-            # on a key column: if its list lacks the key, the query matches no row and needs no
-            # shard.
+            # This condition is not an equality. A comparison of a column with plain values can
+            # exclude rows, but not change the shard, so ignore it. But __in on a key column whose
+            # list lacks the key means that no row matches, and no shard is needed.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):

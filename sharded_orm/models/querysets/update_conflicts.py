@@ -92,9 +92,9 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
-        # In an automatic many-to-many table, a row has the shard key of the two rows that it
-        # relates. So a foreign key to either of them determines the key. An earlier check has made
-        # sure that both rows have the same key.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it
+        # relates. An earlier check has compared their keys, so a foreign key to either of them
+        # determines the key.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 

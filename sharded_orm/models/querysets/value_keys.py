@@ -21,9 +21,8 @@ from sharded_orm.topology.model import Shard
 class ValueKeys:
     """Finds the shard keys for the ``column = value`` conditions of one query. Not thread-safe.
 
-    It queries the sources of keys, objects that find a row's shard key by a value. The conditions
-    are joined by AND. So the keys found for one condition are enough: each row of the query has one
-    of these keys.
+    It queries the sources of keys, which find a row's shard key by a value. AND joins the
+    conditions, so each row of the query has one of the keys that were found for a single condition.
     """
 
     def __init__(self, recording: Recording) -> None:

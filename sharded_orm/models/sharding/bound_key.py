@@ -55,7 +55,7 @@ EXEMPT = BoundKey("", None)
 class _Binding:
     """One ``with`` block of :class:`bound` or :class:`unbound` that has been entered.
 
-    Only ``_keys`` changes while the block is active. It caches the results of :meth:`key_of`.
+    Immutable, but for the results of :meth:`key_of` that it keeps.
 
     :param owner: the :class:`bound` or :class:`unbound` object of the block.
     :param outer: the binding of the enclosing block; None if there is none.

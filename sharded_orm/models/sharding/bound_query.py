@@ -248,9 +248,9 @@ class BoundKeyQuery(Query):
         return tables
 
     def exists(self, limit: bool = True) -> Self:
-        # Overrides exists() of Django's query, which sets a limit of one row. A query with any
-        # other limit is a slice, which cannot be filtered by the bound key. So record that the
-        # limit is this one.
+        # Overrides exists() of Django's query, which sets a limit of one row. Record that the limit
+        # is this one: a query with any other limit is a slice, which cannot be filtered by the
+        # bound key.
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy
@@ -258,8 +258,8 @@ class BoundKeyQuery(Query):
     # -- Where Django turns a query into SQL, or into a part of another query --------------
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
-        # Add the condition on the bound key (set by bound()), in case it is missing, so that no SQL
-        # is compiled without it. The methods of the queryset have usually added it already.
+        # Add the condition on the bound key, so that no SQL is compiled without it. The methods of
+        # the queryset have usually added it already.
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -43,8 +43,8 @@ class Colocation:
     :param alias: the alias of a database for which the statement can be compiled.
     :param shards: the numbers of the shards that execute the statement; None for all shards of the
         group.
-    :param bound_of: a function that returns the shards that are determined by the conditions of a
-        subquery; None if its conditions determine no shard.
+    :param bound_of: a function that returns the shards that the conditions of a subquery determine;
+        None if they determine none.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Colocation:
 
         :param outer: the queries that enclose ``query``, outermost first; empty if ``query`` is not
             a subquery.
-        :param ordered: whether the SQL will have an ORDER BY. If so, its expressions are checked,
+        :param ordered: whether the SQL will have an ORDER BY, whose expressions are then checked,
             too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
@@ -81,8 +81,7 @@ class Colocation:
         :raises UnknownExpression: the library cannot know which rows an expression reads.
 
         Cost: next to nothing for a query on one table with plain values. The query is never sent.
-        Only ``bound_of`` may send a query, to the directory: the table that records the shard of
-        each key.
+        Only ``bound_of`` may send one, to the directory (the table of each key's shard).
         """
         for combined in query.combined_queries:
             if combined.model is not None:

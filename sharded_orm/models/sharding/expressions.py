@@ -85,8 +85,8 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Attributes of expressions that contain the constructor's arguments as they were before Django
-# resolved them. They are not searched, because the resolved arguments are in other attributes.
+# Attributes that contain the arguments of an expression's constructor, before Django resolved them.
+# They are not searched: other attributes have the resolved arguments.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
@@ -164,13 +164,12 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
 def parts_to_check(
     query: Query, *more: Any, trusted: bool = False
 ) -> Iterator[Nested | ShardCondition]:
-    """Yield the subqueries of ``query``, and its conditions on the shard of an instance.
-
-    What is inside a subquery is not yielded.
+    """Yield the subqueries of ``query``, and its conditions on the shard of an instance. Does not
+    look inside the subqueries.
 
     :param more: other expressions whose subqueries are yielded, too.
-    :param trusted: whether to accept SQL even if the library cannot know which rows the SQL reads.
-        True for the global database, which has all rows of its tables.
+    :param trusted: whether to accept SQL that may read any rows. True for the global database,
+        which has all rows of its tables.
     :raises UnknownExpression: ``trusted`` is False, and the library cannot know which rows an
         expression reads.
     """

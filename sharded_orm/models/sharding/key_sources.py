@@ -63,8 +63,8 @@ class KeySource(Protocol):
 
 
 _sources: list[KeySource] = []
-# The keys that this thread has just found for the read that it does, as a function; see
-# hand_over(). They do not belong to a queryset, because threads may share one.
+# A function that returns the keys that this thread has just found for its present read; see
+# hand_over(). It does not belong to a queryset, because threads may share one.
 _keys_of_read: ContextVar[KeysOfRows | None] = ContextVar("_keys_of_read", default=None)
 
 

@@ -28,8 +28,8 @@ class _InstancesInExpressions(Query):
     """A query that refuses wrong statements if an expression compares with an instance.
 
     Django resolves a condition inside an expression, such as ``When(album=album, …)`` or that of a
-    ``FilteredRelation``, without calling :meth:`add_q`. It calls :meth:`build_filter` with
-    ``split_subq=False``, which it does for no other condition.
+    ``FilteredRelation``, without :meth:`add_q`. It calls :meth:`build_filter` with
+    ``split_subq=False``, as for no other condition.
     """
 
     # The callers that pass split_subq=False are Q.resolve_expression() and

@@ -132,11 +132,10 @@ def _shard_of_relations(
         if hasattr(value, "resolve_expression"):
             continue  # Skip a value that the database computes: it determines no shard yet.
         if value is not None and options.names_shard(field):
-            # ``value`` is the key of a row to which ``instance`` refers. Some strategies record the
-            # shard of each key. For them, call locate(), because place() would record a shard for
-            # an unknown key, although no row of the key is written now. Other strategies compute
-            # the shard. For them, call place() before a write, because it refuses an id that no row
-            # can have.
+            # ``value`` is the key of a row to which ``instance`` refers. A strategy that records
+            # the shard of each key must not do so now, because no row of this key is written: call
+            # locate(). Other strategies compute the shard. Call their place() before a write: it
+            # refuses an id that no row can have.
             must_exist = for_write and not runtime.strategy(options.group).places
             look_up = runtime.place if must_exist else runtime.locate
             return find_shard(instance, options.group, field.get_prep_value(value), look_up)

@@ -122,8 +122,7 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     options = options_of(instance)
     if options is None or options.key is not None or not referred:
         return
-    # A row of an automatic many-to-many table has no key of its own, so compare the keys of the two
-    # rows that it relates.
+    # A row of an automatic many-to-many table has no key of its own: compare those of its two rows.
     if len(referred) == 1 and not instance._state.adding and relates_one_key(options):
         # Only one of the two rows is in memory, so load the other.
         referred = [getattr(instance, relation.name) for relation in options.relations]

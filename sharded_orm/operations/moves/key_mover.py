@@ -157,10 +157,10 @@ class KeyMover:
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
-            # Another process may abort this move. It records the abort first, and then takes this
-            # lock to remove the fences, the triggers that refuse writes. If the abort is recorded
-            # by now, move.check() raises an error before a fence is made. Otherwise, the other
-            # process gets the lock after this block, and removes this fence.
+            # Another process may abort this move: it records the abort, and then takes this lock to
+            # remove the fences. If the abort is recorded by now, move.check() raises an error
+            # before a fence is made. Otherwise, the other process gets the lock after this block,
+            # and removes this fence.
             move.check()
             self._check()
             capture.prepare()
@@ -414,9 +414,8 @@ class KeyMover:
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Remove the fence of the source first: the source owns the key, and must accept writes
-        # again soon. exclusively() takes the lock that a mover holds while it makes a fence. So a
-        # paused mover has either made its fence before, or gets the lock later and then notices
-        # that the move is aborted.
+        # again soon. exclusively() takes the lock under which a mover makes a fence. So a paused
+        # mover has made its fence before, or gets the lock later and then notices the abort.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()

@@ -27,9 +27,8 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: If a database cannot list its open sessions, it is unknown whether a session from before a move
-#: may still write to the old shard. In this case, the old shard refuses writes to the moved key for
-#: this time.
+#: For this time, an old shard refuses writes to a moved key if its database cannot list its open
+#: sessions: a session from before the move may still write there.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
@@ -108,8 +107,8 @@ def _clean_node(
     report: CleanupReport,
     unreachable: dict[str, str],
 ) -> int:
-    """Remove from one node what moves of keys have left there: old rows that were kept for long
-    enough, and fences that are not needed any more. Return how many fences have to stay.
+    """Remove from one node old rows that were kept for long enough, and fences that are not needed
+    any more. Return how many fences have to stay.
 
     :param rows: the records of the moves from shards of the node.
     """
@@ -150,10 +149,8 @@ def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: Cle
 
 
 def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
-    """Return the numbers of the moves whose fences, which refuse writes of a moved key, must stay.
-
-    A fence must stay while a database session that was open before the key moved may still write to
-    the old shard.
+    """Return the numbers of the moves whose fences must stay, because a session from before the
+    move may still write to the old shard.
 
     :param rows: the records of moves whose old shards are on one node.
     """

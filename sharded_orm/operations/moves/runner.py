@@ -52,9 +52,8 @@ MARGIN: Final = 1.0
 #: While a move waits until no other process remembers the old shard of the key, it copies changed
 #: rows at this interval, in seconds. Each time, it also checks whether it was aborted.
 FOLLOWED_EVERY: Final = 1.0
-#: The number of moves that are announced at once. Until an announced key has moved, processes do
-#: not remember its shard, so each use of the key costs a query of the directory (the table that
-#: records the shard of each key).
+#: The number of moves that are announced at once. Until an announced key has moved, each use of it
+#: costs a query of the directory (the table of each key's shard).
 ANNOUNCED_AT_ONCE: Final = 100
 
 

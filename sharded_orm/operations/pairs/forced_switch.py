@@ -1,8 +1,8 @@
 """The switch of a shard whose active side is dead: the passive side becomes active without it.
 
-The dead side is *given up*: a new epoch of the shard begins, which the topology and the surviving side
-store. If the dead side comes back, its epoch is older, so no operation makes it active before it has
-rejoined the pair (:mod:`~sharded_orm.operations.pairs.rejoin`).
+The dead side is *given up*: a new epoch of the shard begins, which the topology and the surviving
+side store. If the dead side comes back, its older epoch shows that it must first rejoin the pair
+(:mod:`~sharded_orm.operations.pairs.rejoin`).
 """
 
 from __future__ import annotations
@@ -282,8 +282,9 @@ def end_replication(
     Can be repeated.
 
     :param patience: seconds in which the surviving side must execute it.
-    :param check: called before each second of the wait. Raises an error if this process must not continue.
-    :param failure: the begin of the message if it does not: what was not done.
+    :param check: called before each second of the wait. Raises an error if this process must not
+        continue.
+    :param failure: the beginning of an error's message: what was not done.
     :raises SwitchFailed: the surviving side does not execute what it has received.
     """
     for link in survivor.links():

@@ -94,8 +94,8 @@ def _application_problems(name: str, servers: PairServers) -> Iterator[str]:
 
 
 def epoch_problems(servers: PairServers) -> Iterator[str]:
-    """Yield the side that was given up while it was dead, and has not rejoined the pair since then, and
-    the side that is newer than the topology.
+    """Yield a problem for a side that was given up while it was dead and has not rejoined the pair,
+    and for a side that is newer than the topology.
     """
     for side in servers.both:
         if schemas := given_up_schemas(side, servers.shards):

@@ -51,7 +51,7 @@ def abort(
     stopping: Stopping,
     tell: Callable[[str], None],
 ) -> UpgradeRound | None:
-    """Undo the round of a rolling upgrade that is not finished. Return it; None if none had begun.
+    """Undo the unfinished round of a rolling upgrade, and return it; None if no round had begun.
 
     Shards whose round is finished keep the new schema. After any interruption, call this again.
 

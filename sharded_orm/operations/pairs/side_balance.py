@@ -1,7 +1,8 @@
-"""Make half of the shards of each pair active on each of its two servers, so that both work (Yupoo, Y9).
+"""Make half of the shards of each pair active on each of its two servers, so that both work (Yupoo,
+Y9).
 
-The plan is a function of the topology alone, and each step of it is one call of
-:func:`~sharded_orm.operations.pairs.switch_runner.switch_sides`. So whoever is interrupted plans again.
+The plan depends on the topology alone, and each of its steps is one call of
+:func:`~sharded_orm.operations.pairs.switch_runner.switch_sides`. After an interruption, plan again.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class DirectionStatus:
 class SideStatus:
     """One side of a pair.
 
-    :param active: the number of selected shards that are active on it.
-    :param writable: the number of selected shards that are passive on it, and accept writes there.
+    :param active: how many of the selected shards are active on this side.
+    :param writable: how many of the selected shards are passive on this side and accept writes.
     :param direction: the replication from the other side; None if a server does not answer.
     """
 
