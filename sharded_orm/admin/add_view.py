@@ -38,9 +38,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def prepare_add(self, request: HttpRequest) -> Any:
         """Set the scope of the request (:class:`ShardScope`) for the form of a new row.
 
-        If the form has relations inside the shard group, the shard must be known first, because the
-        widgets offer rows of that shard. If the form has no such relations, the user types the
-        shard key into an ordinary field.
+        If the form has relations inside the shard group, the shard must be known first: the widgets
+        offer rows of that shard. Otherwise, the user types the shard key into an ordinary field.
 
         :return: None if the form can be built; else a response to send instead, such as a page that
             asks for the shard key.

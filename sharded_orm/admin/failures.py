@@ -12,8 +12,8 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 # Numbers of MySQL's errors for a refused login. The page shows only the number of such an error,
-# because the text of such an error names the account. Look for these numbers before calling
-# is_node_gone(), which treats some of these errors as signs that the node does not answer.
+# because its text names the account. is_node_gone() takes some of them for a dead node, so look for
+# these numbers first.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 

@@ -307,10 +307,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         options = shard_options(model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # The parent is in the global database, and so is the view's transaction. The children are
-        # on a shard, so they need a second transaction. Save the children of a new parent only after
-        # the parent's commit. If they were saved earlier and that commit failed, the shard would
-        # keep children whose parent does not exist.
+        # The view's transaction is one of the parent in the global database. The children are on a
+        # shard, and need a second transaction. The children of a new parent are saved after the
+        # parent's commit: a failed commit must not leave children without a parent.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)

@@ -183,10 +183,10 @@ def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
     """Return the parts of the object id ``text``, which :func:`object_id` has made.
 
-    :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
-        shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.
-    :raises InvalidObjectID: no row can have this object id, or its shard key leads to no shard. Or
-        the request runs inside ``bound()`` with a different shard key.
+    :param within: the shard that the rest of the URL names; None if the URL names no shard. With a
+        shard, ``text`` may be a primary key alone, as in links of Django's widgets.
+    :raises InvalidObjectID: no row can have this object id, its shard key leads to no shard, or the
+        request runs inside ``bound()`` with a different shard key.
     """
     first, separator, pk_text = text.partition(SEPARATOR)
     try:

@@ -64,8 +64,8 @@ class ShardScope:
     def restrict(self, rows: Any, *, partial: bool) -> Any:
         """Restrict the queryset ``rows`` to this scope.
 
-        For one shard, the queryset is bound to the shard's alias, so that a template can evaluate
-        it after the view.
+        For one shard, the queryset names the shard's alias, so that a template can evaluate it
+        after the view.
 
         :param partial: if the scope is the whole group: whether the queryset skips shards that do
             not answer.

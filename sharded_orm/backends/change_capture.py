@@ -1,9 +1,9 @@
-"""Triggers that record changed rows of a shard in a journal (a table), and fences that refuse changes.
+"""Triggers that record changed rows of a shard in a journal (a table), and fences that refuse
+changes.
 
 A *watched key* is a shard key with a row in the table of fences. While its fence is open, triggers
 write the primary key of each changed row to the journal. While the fence is closed, they refuse
-each change (:mod:`~sharded_orm.backends.fence_messages`). So even raw SQL and other programs cannot change
-the rows, because the triggers run in the database.
+each change (:mod:`~sharded_orm.backends.fence_messages`), also by raw SQL and other programs.
 
 Each backend derives a class from :class:`ChangeCapture`. ``connection.change_capture()`` returns an
 object of that class, which has a session of its own.
@@ -327,13 +327,13 @@ class ChangeCapture(OwnSession, ABC):
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
         """Create the missing triggers, and wait for the transactions that began without them.
 
-        Afterwards, every change of a row of a watched key is recorded in the journal, or was
-        committed before the call. May be called again.
+        Afterwards, every change of a row of a watched key is in the journal, or was committed
+        before the call. May be called again.
 
         :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
             statements of other sessions do not queue behind it.
-        :raises django.db.OperationalError: a transaction used one of the tables for longer
-            than ``patience``.
+        :raises django.db.OperationalError: a transaction used one of the tables for longer than
+            ``patience``.
         """
 
     @abstractmethod

@@ -281,9 +281,7 @@ class ReplicationServer(ABC):
     @abstractmethod
     def written_since(self, position: str) -> str:
         """Return a description of what was written after the server had logged ``position``; "" if
-        nothing.
-
-        Must be called on a fenced server (one that refuses writes), by the process that has fenced it.
+        nothing. Must be called by the process that has fenced the server, while the fence holds.
         """
 
     def copy_problems(self, source: Self) -> Iterator[str]:

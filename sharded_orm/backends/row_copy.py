@@ -225,10 +225,9 @@ class RowCopy(RowAccess):
 
         The side tables keep the copy.
 
-        :param tables: a table with links (foreign keys that lead to the shard key) must come after the
-            tables to which its links lead.
-        :raises MoveFailed: the fence, which makes the triggers refuse other writes of the key, is not
-            closed. Nothing was deleted.
+        :param tables: a table with links (foreign keys that lead to the shard key) must come after
+            the tables to which its links lead.
+        :raises MoveFailed: the fence is not closed. Nothing was deleted.
         """
         with self._passing(number):
             self._delete_rows(tables, key)
@@ -241,8 +240,7 @@ class RowCopy(RowAccess):
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
     ) -> bool:
-        """Undo :meth:`publish`: delete the rows of a shard key, and its fence, which makes triggers
-        refuse writes of the key. One transaction.
+        """Undo :meth:`publish`: delete the rows of a shard key, and its fence, in one transaction.
 
         A process that tries to publish the key later finds no fence, and fails.
 
@@ -307,9 +305,8 @@ class RowCopy(RowAccess):
         """Whether rows of a moving key may be inserted into the real table before queries for the
         key use this shard.
 
-        False if a unique index other than the primary key does not contain the shard key, because a
-        row of another key may have the same value. Indexes with a condition or an expression are
-        not considered.
+        False if a unique index other than the primary key does not contain the shard key: a row of
+        another key may have the same value. Indexes with a condition or an expression do not count.
         """
         uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
         return all(table.key in unique for unique in uniques)

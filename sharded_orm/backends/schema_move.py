@@ -49,8 +49,8 @@ class SchemaMove(OwnSession, ABC):
     To hide a table is to rename it, so that programs do not find it. Tables are hidden on the new
     node before the move, and on the old node after it. To show a table is to give it its real name.
 
-    Each change is made under a lock: no other session of the library changes tables or triggers of
-    the schema meanwhile.
+    Each change is made under a lock that keeps other sessions of the library from changing tables
+    or triggers of the schema.
 
     :param confirm: called under the lock, before each change. Raises an error if this process must
         not make the change.

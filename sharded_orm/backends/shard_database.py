@@ -195,10 +195,10 @@ class ShardDatabaseMixin:
     def lock_schema(self, seconds: float) -> bool:
         """Take the lock that prevents other sessions from migrating this schema.
 
-        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema` releases
-        the lock. So does :meth:`close`, which ends the session. If the client process dies, the server
-        keeps the lock until the client's last statement has ended. Without a server (SQLite), nothing
-        is locked, and True is returned.
+        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema`
+        releases the lock, and so does :meth:`close`, which ends the session. If the client process
+        dies, the server keeps the lock until the client's last statement has ended. Without a
+        server (SQLite), nothing is locked, and True is returned.
 
         :param seconds: seconds to wait for the lock.
         """

@@ -32,8 +32,7 @@ TRIGGER_PREFIX: Final = f"{OWN_PREFIX}side_"
 
 @dataclass(frozen=True)
 class FenceState:
-    """State of the fence of one shard on one server of a pair. The fence refuses writes by
-    triggers.
+    """State of the fence of one shard on one server of a pair: triggers that refuse writes.
 
     :param is_closed: whether the triggers refuse writes.
     :param open_tables: the tables that lack these triggers, and so accept writes in any case.

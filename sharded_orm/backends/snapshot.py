@@ -19,8 +19,8 @@ MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
 #: Beginning of the names of tables and triggers that the library keeps on shards for a while, such
-#: as a journal of changed rows. Migrations do not create them, so they are left out when schemas
-#: are compared.
+#: as a journal of changed rows. Comparisons of schemas leave them out, because migrations do not
+#: create them.
 OWN_PREFIX = "sharded_orm_capture_"
 
 _KIND = re.compile(

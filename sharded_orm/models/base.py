@@ -465,8 +465,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
         # get_next_by_FOO() and get_previous_by_FOO() call this method of Model. Its query is sent
-        # to this row's shard, which has all rows of this row's key, but not all rows of other keys.
-        # So the caller must pass this row's key as a condition.
+        # to this row's shard, which has all rows of this row's key only. So the caller must pass
+        # the key as a condition.
         refuse_other_key(self)
         if (bound_key := key_in_force(type(self))) is not None:
             kwargs.setdefault(bound_key.name, bound_key.value)

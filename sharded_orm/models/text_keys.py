@@ -73,8 +73,8 @@ class KeyColumn:
     def is_colocated_with_target(self) -> bool:
         """Whether the table of ``target`` is in the same databases as the table of this column.
 
-        If so, a migration that changes ``target`` also changes this column: Django changes the
-        column of a foreign key together with the field to which the foreign key refers.
+        If so, a migration that changes ``target`` also changes this column, as Django does for
+        foreign keys.
         """
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (

@@ -203,11 +203,10 @@ class _NameProgression:
 class _CommonNames:
     """The schema names that two windows (sets of names, all of one length) have in common.
 
-    At some positions, one window has a digit of the shard number and the other has text. A common
-    name has the character of the text there. At other positions both windows have digits, and a
-    common name may have any digit there. These free digits form a number, the ``unknown``. From the
-    unknown, ``one`` computes the shard's number in the first window, and ``other`` the shard's
-    number in the second window.
+    Where one window has a digit of the shard number and the other has text, a common name has the
+    text. Where both have digits, any digit is possible. These free digits form a number, the
+    ``unknown``. From the unknown, ``one`` computes the shard's number in the first window, and
+    ``other`` that in the second.
     """
 
     one: _NameProgression

@@ -145,13 +145,13 @@ class TopologyWatcher(Generic[T]):
     def consider(self, document: Document | TopologyError, use: Callable[[T], None]) -> bool:
         """Use a document that the topology source has delivered, if it may be used.
 
-        Return True if ``document`` has replaced the document in use. Return False if ``document``
-        was in use already.
+        Return True if ``document`` has replaced the document in use, and False if it was in use
+        already.
 
         :param document: the delivered document, or the error that was raised when it was read.
         :param use: a function that makes the process use the document. Its argument is what
-        :meth:`check` returned for the document. If the function raises an exception, it must not
-        have changed anything.
+            :meth:`check` returned for the document. If the function raises an exception, it must
+            not have changed anything.
         :raises TopologyError: the document is refused, or ``document`` is an error. The reason is
             logged, unless the last refusal was the same.
         """
@@ -264,10 +264,11 @@ class TopologyWatcher(Generic[T]):
 
 
 def refusal_of(exc: Exception) -> TopologyError:
-    """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes it.
+    """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes
+    it.
 
     So a document that causes an unexpected exception is refused like an invalid document, and the
-    thread that delivers documents continues.
+    thread that delivers documents goes on.
     """
     if isinstance(exc, TopologyError):
         return exc

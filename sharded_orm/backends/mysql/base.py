@@ -224,10 +224,9 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         try:
             copy.ensure_connection()
             assert copy.connection is not None
-            # Hold the session of the temporary schema, so that close() ends the session instead of
-            # returning it to the pool. Otherwise the next copy, whose schema has the same name,
-            # might lease this session and create tables with the character set of the dropped
-            # schema.
+            # Hold the session of the temporary schema, so that close() ends it. From the pool, the
+            # next copy, whose schema has the same name, might lease it, and create tables with the
+            # character set of the dropped schema.
             copy.connection.hold()
             copy.build_schema(definitions)
             yield copy

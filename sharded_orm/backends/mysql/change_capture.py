@@ -53,8 +53,8 @@ class MySQLChangeCapture(ChangeCapture):
     changes), and the journal of changed rows.
 
     A watched key is a shard key with a row in the table of fences. A transaction that changes rows
-    of the key holds a shared lock on that row until the transaction ends. So an exclusive lock on
-    the row waits for all writers of the key, and for no other transaction.
+    of the key holds a shared lock on that row until it ends. So whoever takes an exclusive lock on
+    the row waits for the writers of this key only.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"

@@ -73,8 +73,8 @@ class LeaseMixin(BaseCursor):
     _rows: Any = None
     # The session that runs a statement of this cursor or has its unread results. None if there is none.
     _session: NodeSession | None = None
-    # The weak reference to this cursor in connection.open_cursors. It is None if the cursor has no
-    # unread results, or if the connection holds the session that has them.
+    # The weak reference to this cursor in connection.open_cursors. None if the cursor has no unread
+    # results, or if the connection holds their session.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements while executemany() runs; None at other times.
     _kind: StatementKind | None = None
@@ -236,9 +236,9 @@ class LeaseMixin(BaseCursor):
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
             if mode is _TRANSACTION and (
-                # In a two-phase commit, a shard whose transaction only reads is committed early:
-                # before the decision to commit is stored. A stored function might write, so a query
-                # that calls one does not count as a read.
+                # In a two-phase commit, a shard whose transaction only reads is committed early,
+                # before the decision is stored. A stored function might write, so a query that
+                # calls one does not count as a read.
                 kind or (connection.transaction.plain_only and calls_stored_function(query))
             ):
                 connection.transaction.only_reads = False

@@ -20,9 +20,8 @@ _POLL: Final = 0.02
 # a server tries to connect every ten seconds.
 _CONNECTING: Final = 15.0
 #: The delay of replication, in seconds, for a server that must not execute the changes that it
-#: receives. It is 68 years, the longest delay that the server accepts. The delay is stored, so it
-#: is still in force if the server restarts and starts the replication by itself. Other settings
-#: that could stop the changes are lost at a restart.
+#: receives: 68 years, the longest that the server accepts. The server stores the delay, so it
+#: survives a restart, unlike other settings that could stop the changes.
 HELD: Final = 2**31 - 1
 # The number of attempts to set a position. An attempt fails if the application writes at that moment.
 _ATTEMPTS: Final = 200

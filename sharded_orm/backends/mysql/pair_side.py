@@ -270,9 +270,9 @@ class MySQLPairSide(MySQLPairReplication):
     def columns(self, schemas: Sequence[str]) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
         """Return the columns of all tables, in their order, by schema and table. One query.
 
-        Row-based replication matches columns by their position, so their order counts. Each column is a
-        tuple: its name, its type, whether it may be NULL, and its default. The library's own tables,
-        such as those of key moves, are left out.
+        The order counts, because row-based replication matches columns by their position. Each
+        column is a tuple: its name, its type, whether it may be NULL, and its default. The
+        library's own tables, such as those of key moves, are left out.
         """
         columns: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
         if not schemas:

@@ -26,13 +26,11 @@ def is_show(query: Any) -> bool:
 
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
-    """Lease the session on which ``query`` must run, because it reads what an earlier statement has
-    left in the session.
+    """Lease the session in which an earlier statement has left what ``query`` reads.
 
     If ``query`` reads the id of an insert, this is the session of the last insert of
-    ``connection``. Otherwise it is the session of the last statement of ``connection``. If
-    ``connection`` has run no such statement, lease any session, and make the session forget the id
-    of its last insert.
+    ``connection``. Otherwise it is that of its last statement. Without such a statement, lease any
+    session, and make it forget the id of its last insert.
 
     :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """

@@ -294,10 +294,10 @@ def connect(params: Mapping[str, Any]) -> NodeSession:
 
 
 def check_parameters(params: Mapping[str, Any]) -> None:
-    """Check that the driver accepts ``params``.
+    """Check that the driver accepts ``params``. Asks no server.
 
-    The driver has no list of its arguments. It checks them before it connects, and here it connects to a
-    file that is no socket. So no server is asked.
+    The driver has no list of its arguments. It checks them before it connects, so let it connect to
+    a file that is no socket.
 
     :param params: arguments of ``MySQLdb.connect``.
     :raises ImproperlyConfigured: the driver refuses them.

@@ -1,9 +1,9 @@
 """The fence of the passive side of a pair of MariaDB servers: triggers that refuse writes.
 
-Each trigger calls one function of the schema, which says whether writes are refused. So one ``CREATE
-OR REPLACE FUNCTION`` closes or opens all tables at the same moment. A transaction that has called the
-function keeps a metadata lock on the function until the transaction ends. So the statement waits for
-all transactions that have written, and later writes wait for the statement.
+Each trigger calls one function of the schema, which says whether writes are refused. So one
+``CREATE OR REPLACE FUNCTION`` closes or opens all tables at the same moment. A transaction that has
+called the function keeps a metadata lock on it until the transaction ends. So the statement waits
+for all transactions that have written, and later writes wait for the statement.
 """
 
 from __future__ import annotations

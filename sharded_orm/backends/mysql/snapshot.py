@@ -273,10 +273,10 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # The views seem to depend on each other in a cycle, so keep the order of the snapshot. If a
-        # view cannot be created, the server raises an error. But the cycle may not be real: a
-        # definition that contains the name of a view counts as dependent on the view, even if the
-        # name is that of a column.
+        # The views seem to depend on each other in a cycle, so keep the order of the snapshot. The
+        # cycle may not be real: a definition counts as dependent on a view if it contains the
+        # view's name, even as the name of a column. If a view cannot be created, the server raises
+        # an error.
         return list(views.values())
 
 

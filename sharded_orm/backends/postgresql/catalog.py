@@ -210,8 +210,8 @@ SELECT 'sequence', relation.name, concat(
 )
 FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
 
-# The query for a table's counter: the lowest next value of the sequences of its columns. A sequence has
-# no next value here if it has not returned a value yet, or if this account may not read it.
+# The query for a table's counter: the lowest next value of the sequences of its columns. A sequence
+# that has not returned a value yet, or that this account may not read, does not count.
 _COUNTERS = """\
 SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
 FROM relation

@@ -293,9 +293,8 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
-            # Before SET TRANSACTION, leave out the query that checks whether the schema exists,
-            # because the server accepts SET TRANSACTION only before the first query. The check is
-            # sent with the next statement.
+            # The server accepts SET TRANSACTION only before the first query. So send the query that
+            # checks whether the schema exists with the next statement.
             self.is_unguarded = sets_transaction
             prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]

@@ -109,8 +109,8 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    # Record the account whose sessions this session can see. If this session cannot see even
-    # itself, it sees no session of its account, so record no account ("").
+    # Record the account whose sessions this session can see. A session that cannot see even itself
+    # sees none, so record no account ("").
     visible = short_hash(account) if own is not None else ""
     answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -286,8 +286,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         # database is open. The server refuses all sessions that begin later.
         beginning = self._beginning()
         while True:
-            # First query the sessions that are being opened, and then those that are open. So a
-            # session that is no longer being opened is either in the second list, or has ended.
+            # Query the sessions that are being opened before those that are open. Then a session
+            # that has left the first list is in the second one, or has ended.
             beginning &= self._beginning()
             sessions = self._sessions()
             if not beginning and not sessions:

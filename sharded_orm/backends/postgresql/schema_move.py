@@ -274,9 +274,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         """Postpone foreign keys and automatic vacuum of new tables until the tables are shown
         (renamed to their real names).
 
-        The foreign keys are dropped, so that rows can be copied in any order. A table records them,
-        so that they can be added later. Vacuum is switched off because it could hold a lock on a
-        table at the moment when the table is to be shown.
+        Without foreign keys, rows can be copied in any order. A table records the keys, so that
+        they can be added later. Vacuum could hold a lock on a table when the table is to be shown.
         """
         table = self._quote(_ADDITIONS)
         self._rows(

@@ -42,8 +42,8 @@ WHERE n.nspname"""
 def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
     """Return the size of each of ``schemas``, keyed by schema name. One query.
 
-    If a table has changed little since the server last analyzed it, its size is that of the last
-    analysis. A schema that has no tables or does not exist has the size 0 bytes and 0 rows.
+    The size of a table that has changed little is that of the server's last analysis. A schema that
+    has no tables or does not exist has 0 bytes and 0 rows.
     """
     sizes = dict.fromkeys(schemas, ShardSize(0, 0))
     if sizes:

@@ -253,10 +253,10 @@ def resets_path(sql: str) -> bool:
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether the statement ``sql`` may be sent again if it is a read whose result was lost.
+    """Whether the statement ``sql`` may be sent again if its result was lost.
 
-    True if ``sql`` calls no function that might write. The server may have run the statement
-    although its result never arrived. So such a function might write twice.
+    True if ``sql`` calls no function that might write. The server may have run the statement before
+    its result was lost, so the function might write twice.
 
     :param sql: a statement that reads or writes rows.
     """
@@ -351,8 +351,8 @@ def _parts(upper: str) -> list[str]:
             parts.append(part)
             body = _ATOMIC_BODY.match(part)
             is_open = body is not None and body["body"].strip() != "END"
-    # No END was found for the body of the function, so the last part may contain any statement. Add
-    # "END", so that the text counts as one that may end a transaction.
+    # The body of the function has no END, so the last part may contain any statement. "END" makes
+    # the text count as one that may end a transaction.
     return [*parts, "END"] if is_open else parts
 
 

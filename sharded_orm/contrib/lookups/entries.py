@@ -1,12 +1,11 @@
 """Reads and writes entries, the rows of lookups that name the shard key of a value.
 
-Each statement is committed at once, on a separate connection. So a rollback of the caller's
-transaction does not undo it. A read sees all committed entries, even those that others have written
-since the caller's transaction began. Inside Django's ``TestCase``, the statements are a part of the
-test's transaction.
+Each statement is committed at once, on a separate connection. So a rollback of the caller does not
+undo it, and a read sees all committed entries, even new ones. Inside Django's ``TestCase``, the
+statements are a part of the test's transaction.
 
-The entries of a lookup are in one table of the global database, or in a table of the project. A
-table of the project is on all shards of a group, and the value determines the shard of its entries.
+The entries of a lookup are in one table of the global database, or in a table of the project, which
+is on all shards of a group. Their value then determines their shard.
 """
 
 from __future__ import annotations
@@ -143,8 +142,7 @@ def is_committed_at_once() -> bool:
 
 
 def refuse_own_lock(table: EntryTable) -> None:
-    """Refuse to write entries if the statement would wait for a transaction of this thread, and so
-    forever.
+    """Refuse to write entries if the statement would wait forever for a transaction of this thread.
 
     That happens on a database with one writer at a time, such as an SQLite file. Sends no query.
 
@@ -196,8 +194,8 @@ def add(
     :param token: the name of the change that writes the entries.
     :param writer: the database session of the change.
     :param is_open: whether the transaction of the change may still be open.
-    :returns: the positions in ``places`` of the entries that exist already. These are not changed.
-        One more query is sent if there are such entries.
+    :returns: the positions in ``places`` of the entries that exist already, and are left as they
+        are. One more query is sent if there are such entries.
     """
     taken: list[int] = []
     now = time.time()

@@ -112,7 +112,7 @@ class RowFollower:
         """
         if compiler.connection.shard.group != self._lookups[0].options.group:
             # This database is no shard of the model, so the lookups have no entries for its rows.
-            # Such a database is written, for example, when its rows are imported into shards.
+            # It may be, for example, the source of an import into shards.
             return execute()
         for lookup in self._lookups:
             if lookup.problem is not None:

@@ -13,9 +13,9 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The lookups on which queries may rely, as this process has read from the database. The process
-# does not read them again: a lookup is withdrawn only after all processes have ceased to use it,
-# see docs/howto/lookups.md.
+# The lookups on which queries may rely, as this process has read. The process does not read them
+# again: a lookup is withdrawn only after all processes have ceased to use it, see
+# docs/howto/lookups.md.
 _served: set[tuple[str, bool, str | None]] = set()
 
 
@@ -48,9 +48,7 @@ def is_known_to_be_served(lookup: ModelLookup) -> bool:
 
 def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
     """Refuse to write entries while queries of other processes may rely on entries in a different
-    table.
-
-    Those queries would not find the new entries in the declared table. One query for each lookup.
+    table, where they would not find the new entries. One query for each lookup.
 
     :param lookups: lookups that queries may not rely on yet, as far as this process knows.
     :raises LookupRefused: queries rely on entries of one of the lookups in a table that is not the

@@ -28,11 +28,11 @@ from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 
-#: If the database cannot report whether a session still exists, the transaction that has written an
-#: entry counts as ended after this number of seconds.
+#: Seconds after which the transaction that has written an entry counts as ended, if the database
+#: cannot report whether its session still exists.
 QUARANTINE = 600.0
-#: The process waits at least this number of seconds after a commit before it marks the
-#: transaction's entries as ended. It then marks them when it next writes entries.
+#: Seconds after a commit from which the transaction's entries are marked as ended, when the process
+#: next writes entries.
 CLOSE_AFTER = 5.0
 #: While the database of a table of entries does not answer, a process keeps at most this many ended
 #: changes of the table in memory. The entries of older changes stay open.
@@ -350,8 +350,8 @@ class TransactionEntries(StatementWatcher[EntryChange]):
     def _renew(self) -> None:
         """Verify that this transaction still has its entries, and make sure that it keeps them.
 
-        Other transactions may take over entries that were written too long ago. So the time of the last
-        write is renewed first, and then the entries are read.
+        Other transactions may take over entries that were written too long ago. So first renew the
+        time of the last write, and then read the entries.
 
         :raises LookupExpired: another transaction has taken an entry over.
         """

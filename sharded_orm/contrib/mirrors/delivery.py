@@ -181,9 +181,9 @@ def read_source(
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
     """Return the states of those ``rows`` that the mirror is to have, by primary key.
 
-    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. The
-    state is read from the source. Or it is what an INSERT has stored, if the row's version is that
-    of the INSERT. So a state is never older than the row's version.
+    A state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`. It
+    is read from the source, or is what an INSERT has stored if the row has the version of that
+    INSERT. So it is never older than the row's version.
     """
     source = mirror.source
     if mirror.condition is None and all(row.inserted is not None for row in rows):

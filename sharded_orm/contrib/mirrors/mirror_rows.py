@@ -114,9 +114,8 @@ def write_rows(
             if attempt == _ATTEMPTS - 1:
                 raise
         except (OperationalError, ProgrammingError) as exc:
-            # The table is missing, perhaps because the shard is being moved. Try again with
-            # statements that are sent one by one, so that the backend can find out whether the
-            # shard moves.
+            # The table is missing, perhaps because the shard is being moved. If the statements are
+            # sent one by one, the backend can find out.
             if attempt > 0 or not is_missing_table(exc):
                 raise
 
@@ -284,7 +283,7 @@ def _lock_versions(
     if connections[alias].features.has_select_for_update:
         versions = versions.select_for_update().order_by("row")
     else:
-        # This database has no row locks. Send a write that changes nothing, because a transaction
+        # This database has no row locks. Begin with a write that changes nothing: a transaction
         # that begins with a read may fail at its first write.
         versions.update(version=F("version"))
     return _by_row(versions)

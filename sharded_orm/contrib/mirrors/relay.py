@@ -1,7 +1,7 @@
 """The relay, which delivers writes that are left in the outboxes of shards.
 
-Any number of relays may run. Two relays that deliver the same row do no harm, because an older
-version never overwrites a newer one. A relay takes a lease only to prevent double work.
+Any number of relays may run. If two deliver the same row, an older version still never overwrites a
+newer one. A relay takes a lease only to prevent double work.
 """
 
 from __future__ import annotations

@@ -35,10 +35,9 @@ class ReferenceModel(GlobalModel):
 class TableVersion(models.Model):
     """A version of the rows of reference tables.
 
-    The global database has one row of this model, with an empty name. Each transaction that writes
-    reference tables raises the version in this row immediately before the commit. Whoever writes
-    copies locks this row. A shard has one row for each reference table: its copies have all changes
-    up to this version.
+    - The global database has one row, with an empty name. Each transaction that writes reference
+      tables raises its version immediately before the commit. Whoever writes copies locks this row.
+    - A shard has one row for each reference table: its copies have all changes up to this version.
     """
 
     _has_copies_on_shards: ClassVar[bool] = True

@@ -1,8 +1,8 @@
 """Removes the copies of rows that are about to be deleted, before the rows themselves.
 
-So no row on a shard can begin to refer to a row that is being deleted. In the transaction that
-removes copies, the shard records which copies they were. If the deletion of a row then fails, the
-next update of the shard finds the row in the global database, and restores the copy.
+So no row on a shard can begin to refer to a row that is being deleted. The shard records which
+copies were removed, in the same transaction. If the deletion of a row then fails, the next update
+of the shard restores its copy.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ _with_tables: set[str] = set()
 def has_tables() -> bool:
     """Whether the global database has the tables that record changes of reference tables.
 
-    As long as they are missing, changes need not be recorded, because the first delivery of copies
-    compares all rows anyway. So other apps may be migrated before this app, and may write reference
-    tables. Costs a query per call until the tables exist.
+    Without them, changes need not be recorded, because the first delivery of copies compares all
+    rows. So other apps may be migrated before this app, and may write reference tables. Costs a
+    query per call until the tables exist.
     """
     connection = connections[DEFAULT_DB_ALIAS]
     name = str(connection.settings_dict["NAME"])

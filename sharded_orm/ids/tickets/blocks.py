@@ -45,8 +45,8 @@ class Blocks:
         """Return a new id of the sequence named ``sequence``."""
         own = self._own
         if own.process != identity():
-            # This is a forked child. Use neither the blocks of the parent, nor its lock, which
-            # another thread of the parent may have held at the fork.
+            # This is a forked child. Use neither the parent's blocks nor its lock, which another
+            # thread of the parent may have held at the fork.
             own = self._own = _ProcessBlocks()
         with own.lock:
             blocks = own.blocks[sequence]

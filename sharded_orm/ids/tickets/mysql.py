@@ -222,9 +222,9 @@ class MySQLSession(TicketSession):
             (),
             deadline,
         )
-        # Make sure that the sequence's counter table has its one row, because taking several ids at
-        # once updates that row. If the row exists already, raise its number. Another process or an
-        # interrupted run may have inserted the row with a lower number.
+        # Make sure that the sequence's counter table has its one row, which taking several ids at
+        # once updates. If the row exists, raise its number: another process or an interrupted run
+        # may have inserted a lower one.
         self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:

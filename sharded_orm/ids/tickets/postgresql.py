@@ -150,10 +150,11 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """Return a FROM clause that yields one row if the sequence may be used, and otherwise no row.
+        """Return a FROM clause that yields one row if the sequence may be used, and otherwise no
+        row.
 
         The sequence may be used if its row in the catalog (the table of sequences) and its
-        ``SEQUENCE`` are both unaltered, and if at least ``count`` numbers are left.
+        ``SEQUENCE`` are unaltered, and at least ``count`` numbers are left.
         """
         slot = self.slot
         return (

@@ -137,8 +137,8 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            # Do not record a failure of this server: only its partner did not answer, the server
-            # that stores its high-water mark.
+            # Record no failure of this server: only its partner, which stores its high-water mark,
+            # did not answer.
             raise
         except FAILURES as exc:
             self._failed(state, None, exc)
@@ -316,9 +316,9 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # The partner usually is not asked for a while if it failed lately. Ask it nevertheless
-            # if this server failed lately, too: with PARTNER_DOWN "refuse", this server may hand
-            # out no id before its high-water mark was read from the partner.
+            # With PARTNER_DOWN "refuse", this server may hand out no id before its high-water mark
+            # was read from the partner. So if both failed lately, do not wait to ask the partner
+            # again.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )

@@ -164,7 +164,7 @@ class Command(loaddata.Command):
 
     def reset_sequences(self, connection: Any, models: Any) -> None:
         # If rows were loaded, Django calls this method after it has checked the constraints of its
-        # own database, and before it reports success. So check the constraints of the shards here.
+        # own database. So check those of the shards here.
         try:
             self._transaction.check_constraints()
             self._transaction.check_keys()

@@ -61,8 +61,8 @@ class CreateSequence(Operation):
             _refuse_locked_file(connection)
             if is_test_database(server.alias):
                 # In a test database, do not call create(). It looks for existing ids in other
-                # databases, but the test run may not have created those yet, and they would contain
-                # no ids.
+                # databases, which the test run may not have created yet. They would contain no ids
+                # anyway.
                 begin(server, [self.name], after=(self.start or 1) - 1, form=self.form)
             else:
                 create([self.name], start=self.start, form=self.form, only=server.alias)

@@ -83,9 +83,9 @@ class EmbeddedShardMixin:
 def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """Return the fields of the model's own table that are of type :class:`EmbeddedShardMixin`.
 
-    The ``insert_rows()`` methods form a chain: the method of the last field in the tuple is called
-    first, and calls that of the field before it. A field whose ``outermost`` is True must be called
-    first, so it is sorted to the end.
+    Their ``insert_rows()`` methods form a chain: that of the last field is called first, and calls
+    that of the field before it. A field whose ``outermost`` is True must be called first, so it is
+    sorted to the end.
     """
     # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
     # model.

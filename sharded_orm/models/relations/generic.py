@@ -59,10 +59,10 @@ class ShardedGenericForeignKey(GenericForeignKey):
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
         """Raise :exc:`CrossShardRelation` if a new row refers to a row of a different shard or key.
 
-        The row to which a new row refers must be stored on the same shard, under the same shard key. No
-        constraint of the database ensures this. If only the id of the referenced row was set, a query
-        looks for that row: one query for each content type and shard key. If an instance was assigned,
-        no query is needed, because the assignment has already compared the keys.
+        The row to which a new row refers must be on the same shard, under the same shard key. No
+        constraint of the database ensures this. If an instance was assigned, the assignment has
+        compared the keys. If only an id was set, a query looks for the row: one for each content
+        type and shard key.
 
         :param alias: the alias of the shard on which the new rows are stored.
         :param rows: the new rows.

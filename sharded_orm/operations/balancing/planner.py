@@ -22,9 +22,9 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: The least gain that makes a move worth its cost if the source bin (a node or shard) stays too full
-#: after the move. The gain is a fraction: the fullness of the source before the move, minus the
-#: fullness of the fuller one of the two bins after the move.
+#: The least gain that makes a move worth its cost if the source bin (a node or shard) stays too
+#: full. The gain is the fullness of the source before the move, minus that of the fuller of the two
+#: bins after it.
 _LEAST_GAIN: Final = 0.01
 #: The capacity that the planner uses, instead of 0, for a bin (a node or shard) that is to be
 #: emptied. The planner divides by capacities.
@@ -68,9 +68,9 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
     """Balance ``bins`` (nodes or shards), and return the pool of bins with its moves.
 
-    Items cannot move between these bins and other bins. If there are few and large items, the first
-    moves decide whether later moves can reach the goal. So, if there are few items, the planner
-    also tries other plans, with the moves in a different order, and returns the best plan.
+    Items cannot move between these bins and other bins. With few and large items, the first moves
+    decide whether later ones can reach the goal. So the planner then also tries other orders of the
+    moves, and returns the best plan.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -378,10 +378,8 @@ class _Pool:
         return best is not None
 
     def _improving_moves(self, source: _BinState) -> Iterator[_RatedMove]:
-        """Yield each move of a single item out of ``source`` (a node or shard) that is an improvement.
-
-        This means that after the move, the fuller one of its two bins is clearly less full than
-        ``source`` was before.
+        """Yield each move of a single item out of ``source`` (a node or shard) that is an
+        improvement: the fuller of its two bins is then clearly less full than ``source`` was.
         """
         limit = source.fullness * (1 - _LEAST_GAIN)
         targets = self._emptiest(source)

@@ -20,9 +20,9 @@ from sharded_orm.operations.imports.source_journal import SourceJournal
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
 from sharded_orm.operations.relations import batched
 
-# For each table, a dict from the primary key of each changed row to the anchors that the row had
-# before its changes. An anchor is the shard key of a row, or the foreign key from which the row
-# gets its shard key (:attr:`SourceTable.anchor_field`).
+# For each table, the anchors that each changed row had before its changes, by primary key. An
+# anchor is the shard key of a row, or the foreign key from which the row gets its shard key
+# (:attr:`SourceTable.anchor_field`).
 _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 

@@ -1,6 +1,6 @@
 """Compare all rows of the source of an import with the rows of the shards, in both directions.
 
-To find errors of the code that copies rows, the comparison does not use that code. It reads rows
+The comparison shares no code with the copying of rows, whose errors it is to find. It reads rows
 with Django's query sets and field classes, and looks up the shard of each key again. First, each
 row of the source must be on the shard of its key, with equal values. Then, each row of a shard must
 be on the source, and its key must belong to this shard.

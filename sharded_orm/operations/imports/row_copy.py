@@ -132,8 +132,8 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # In the next round, rows may be stored that refer to rows which were missing so far. But if
-        # this round has copied no row, a further round would copy none either.
+        # The next round may store rows that refer to rows which were missing so far. If this round
+        # has copied no row, a further round would copy none either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 

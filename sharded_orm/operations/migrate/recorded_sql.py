@@ -127,10 +127,10 @@ class RecordedScript:
     def stretch(self, index: int) -> range:
         """Return the indexes of the statements, from ``index`` on, that one checkpoint can cover.
 
-        After an interruption, the schema must show how many of these statements took effect. So the
-        statements all belong to one operation, and each statement leaves a different schema. The
-        statement that records the migration may come last, because the rows of
-        ``django_migrations`` show whether it took effect.
+        After an interruption, the schema must show how many of them took effect. So they all belong
+        to one operation, and each leaves a different schema. The statement that records the
+        migration may come last, because the rows of ``django_migrations`` show whether it took
+        effect.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -150,10 +150,8 @@ class RecordedScript:
         return range(index, end)
 
     def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
-        """Whether a later process can continue if ``statement`` was interrupted.
-
-        That is so if the database shows whether the statement took effect, or if running the
-        statement a second time does no harm.
+        """Whether a later process can continue if ``statement`` was interrupted: the database shows
+        whether it took effect, or running it a second time does no harm.
 
         :param index: the index of ``statement`` in the script.
         """

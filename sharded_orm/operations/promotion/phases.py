@@ -157,10 +157,8 @@ class ForwardPhases:
         )
 
     def _refused_since(self, old: ReplicationServer) -> str:
-        """Return the time since which writes are refused.
-
-        If an earlier process has fenced the old primary, and the fence still holds, this is the
-        time at which that process fenced it. Otherwise, it is the present time.
+        """Return the time since which writes are refused: the present time, or, if the fence of an
+        earlier process still holds, the time of that fence.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:

@@ -27,8 +27,8 @@ def to_undo(node: str) -> str:
 def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
     """Return a phrase that says which writes are refused, and why.
 
-    Writes are refused from the moment at which the old primary is fenced or dead, until the new map
-    (the topology document) is in use. The caller appends a clause that begins with "until".
+    Writes are refused from the fence or death of the old primary until the new map (the topology
+    document) is in use. The caller appends a clause that begins with "until".
     """
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else plan.server_class.texts.is_fenced

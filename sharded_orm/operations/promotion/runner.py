@@ -67,10 +67,10 @@ def promote(
     """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (as at
     Pinterest, P13).
 
-    No acknowledged write is lost, unless ``options.force`` is set. First, the old primary is
-    fenced: it refuses writes. From then on, a process cannot write until it uses the new map (the
-    topology document). On MariaDB, reads are not disturbed. On PostgreSQL, reads are refused for
-    the same time as writes. A promotion that was broken off is resumed.
+    No acknowledged write is lost, unless ``options.force`` is set. First, the old primary
+    is fenced: it refuses writes. From then on, a process cannot write until it uses the new map
+    (the topology document). On PostgreSQL, reads are refused for the same time; on MariaDB, they
+    are not disturbed. A promotion that was broken off is resumed.
 
     :param to: the node that the replica must be; None accepts the replica that the ranges name.
     :param confirm: called before a forced promotion, which loses writes; returns whether to

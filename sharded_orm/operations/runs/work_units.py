@@ -61,9 +61,7 @@ class Worker:
 @contextmanager
 def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Worker]:
     """A context manager in whose block this process is a worker for operation ``kind`` on
-    ``subject``.
-
-    A worker is a process that takes parts of the work.
+    ``subject``: it takes parts of the work.
 
     :param kind: the kind of the operation.
     :param subject: what the operation works on.

@@ -113,7 +113,7 @@ def directory_entry(location: KeyLocation) -> PlacementEntry | None:
     """Read the directory's entry for a key that :func:`where` has returned. One query.
 
     The directory is the table that records the shard of each key. Return None if it has no entry
-    for the key. If the group's strategy uses no directory, return None without a query.
+    for the key, or, without a query, if the group's strategy uses no directory.
     """
     strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):

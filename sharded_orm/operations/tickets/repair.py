@@ -2,8 +2,8 @@
 restore.
 
 A server's *position* in a sequence is the last id that it has handed out, by its own count. Its
-*high-water mark* is the highest id that it is known to have handed out. The server's *partner*,
-which is the next server, keeps the mark.
+*high-water mark* is the highest id that it is known to have handed out. The next server, its
+*partner*, keeps the mark.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ logger = logging.getLogger("sharded_orm.topology")
 T = TypeVar("T")
 
 #: The minimum number of versions to keep. A process that publishes reads the current row, and then
-#: inserts a row with the next id. If other processes have published meanwhile, the row with this id
-#: must still exist, so that the insert fails and does not undo their publications.
+#: inserts a row with the next id. If others have published meanwhile, the row with this id must
+#: still exist, so that the insert fails and does not undo their publications.
 _KEPT_AT_LEAST = 20
 # Every process writes this many signs of life (the current time in its row) in TIMEOUT seconds. A
 # process without a sign of life for TIMEOUT seconds counts as ended.
@@ -232,7 +232,7 @@ class DatabaseSource(TopologySource):
         """Call ``work`` with a new connection, and return its result.
 
         A transaction of the caller neither hides what ``work`` reads nor rolls back what it writes.
-        If an event loop runs in the caller's thread, where Django refuses queries, another thread
+        Django refuses queries in a thread with a running event loop. In that case, another thread
         calls ``work``, and the caller waits for it.
 
         :raises TopologyUnavailable: the database cannot be used.
