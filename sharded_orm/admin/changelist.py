@@ -295,7 +295,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` counts all matching rows, not only the rows that are known
+        """Whether :attr:`result_count` counts all matching rows, and not only those that are known
         so far.
         """
         return not self.all_shards or self.counted

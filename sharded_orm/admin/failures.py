@@ -47,9 +47,8 @@ def cause_of(error: BaseException) -> str:
     if is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # Do not show the text of ShardDatabaseMissing, because it names folders of the server. The
-        # text is also different for each shard, so shards that failed for this reason could not be
-        # shown as one group.
+        # Do not show the text of ShardDatabaseMissing: it names folders of the server, and a
+        # different one for each shard, so that shards could not be shown as one group.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name

@@ -126,9 +126,9 @@ class KeepsKey(_ModelForm):
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # Django raises ValueError if an error belongs to a field that is not in the form. The shard
-        # key may be such a field. In this case, report the errors of the key for the whole form if
-        # the row is new, and drop them if the row is stored.
+        # Django raises ValueError if an error belongs to a field that is not in the form, such as
+        # the shard key. So report the errors of the key for the whole form if the row is new, and
+        # drop them if the row is stored.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}
@@ -265,8 +265,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
     #: The shard of the children, if the parent is in the global database and the children have a
     #: shard; otherwise None. If the parent is inside the shard group, this attribute is not needed.
     home: Shard | None = None
-    #: If the parent is in the global database and the shard of its children is down: the message
-    #: that says so, shown in place of the children. Otherwise an empty string.
+    #: The message that is shown in place of the children, if the parent is in the global database
+    #: and the shard of its children is down. Otherwise an empty string.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,10 +1,9 @@
 """The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
-Most primary keys are numbered per group or per shard, and do not show on which shard their row is.
-Therefore an object id holds both the shard key and the primary key of the row. When a link is
-opened, the row is looked up by both keys, on the shard to which the shard key then leads. A link
-stays valid when the shard key is moved to another shard. A forged or outdated link finds no row. A
-row is *misplaced* if its shard key leads to a different shard.
+Most primary keys do not show on which shard their row is. So an object id holds both the shard key
+and the primary key. When a link is opened, the row is looked up by both, on the shard to which the
+shard key leads then. So a link stays valid when the key moves. A forged or outdated link finds no
+row. A row is *misplaced* if its shard key leads to a different shard.
 """
 
 from __future__ import annotations

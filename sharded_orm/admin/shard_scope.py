@@ -138,8 +138,7 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     """Return the scope (a shard, a key or the whole group) that the URL parameters ``values`` name.
 
-    Inside a block of ``bound()``, which binds one shard key to the request, return the scope of
-    this key.
+    Inside ``bound()``, which binds one shard key to the request, return the scope of this key.
 
     :raises InvalidFocus: the named shard or key does not exist, the rows of the key are not on the
         named shard, or ``bound()`` has bound another key.

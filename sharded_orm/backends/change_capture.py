@@ -144,9 +144,9 @@ class ChangeCapture(OwnSession, ABC):
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a shard key. Does nothing if the fence exists.
 
-        The triggers see the fence at once. But an open transaction may have written before the fence
-        existed. So call :meth:`install` afterwards, which waits for such transactions. If an earlier
-        operation has left a closed fence of the same key, that fence gets the new number and state.
+        The triggers see the fence at once. But an open transaction may have written before it
+        existed: call :meth:`install` afterwards, which waits for such transactions. A closed fence
+        of the same key that an earlier operation has left gets the new number and state.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
@@ -276,12 +276,10 @@ class ChangeCapture(OwnSession, ABC):
         """Return entries of the journal (the table of changed rows) about committed changes of a
         key, the lowest number first.
 
-        A later call may return lower numbers than an earlier call did, because a transaction writes
-        its entries before it commits. So pass to :meth:`forget` exactly the entries that were
-        handled.
+        A later call may return lower numbers, because a transaction writes its entries before it
+        commits. So pass to :meth:`forget` exactly the entries that were handled.
 
-        :param number: the number of the fence, the row that makes triggers record the key's
-            changes.
+        :param number: the number of the key's fence.
         :param limit: the most entries to return.
         """
         rows = self._rows(

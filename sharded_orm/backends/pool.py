@@ -234,9 +234,9 @@ class SessionPool(Generic[S]):
     def leave(self, occasion: int) -> None:
         """Record that a connection object has moved from the node of this pool to another node.
 
-        The first call for a move closes the pool's sessions, as :meth:`dispose` does. So no session
-        to the old node stays open if nobody uses the node any more. Connection objects that still
-        use this pool open new sessions. Each call also forgets that the node has failed.
+        The first call for a move closes the pool's sessions, as :meth:`dispose` does, so that none
+        stays open to a node that nobody uses any more. Connection objects that still use this pool
+        open new sessions. Each call also forgets that the node has failed.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """

@@ -139,9 +139,9 @@ class ReplicationServer(ABC):
     #: product whose servers cannot, see :attr:`ReplicationStatus.can_be_promoted`.
     product: ClassVar[str]
     default_port: ClassVar[int]
-    #: Whether a promoted server can become a replica again only if all its data is copied anew. If
-    #: so, it is promoted last, after the new topology (the map of shards to nodes) was published.
-    #: All earlier steps can be undone.
+    #: Whether a promoted server can become a replica again only as a new copy of all data. If so,
+    #: it is promoted last, after the new topology was published, because all earlier steps can be
+    #: undone.
     is_promoted_for_good: ClassVar[bool] = False
     #: Whether a replica of this kind accepts writes while it replicates. Only then can it take over
     #: the primary's shards one by one.

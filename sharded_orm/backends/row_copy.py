@@ -315,8 +315,7 @@ class RowCopy(RowAccess):
         """Make sure that the next generated ids are higher than those of the rows that were just
         published (inserted into the real table).
 
-        Does nothing here, because most databases raise the counter themselves when a row with an id
-        is inserted.
+        Does nothing here: most databases raise the counter when a row with an id is inserted.
         """
 
     @abstractmethod

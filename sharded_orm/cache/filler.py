@@ -58,10 +58,11 @@ def forbid_fill(request: CacheRequest) -> None:
 class Filler:
     """Stores in the cache what the database returned for requests that the cache could not answer.
 
-    An object is stored with a *lease*, the server's permission to store one entry. The lease is
-    taken before the SQL query if the object's name is known then, and otherwise after it. A lease
-    becomes void if the entry is deleted. A lease that is not used is given back (:meth:`release`). The
-    threads of a process share one instance. No public method raises if a cache server is down.
+    An object is stored with a *lease*, the server's permission to store one entry. It is taken
+    before the SQL query if the object's name is known then, and otherwise after it. It becomes void
+    if the entry is deleted. Unused leases are given back (:meth:`release`).
+
+    The threads of a process share one instance. No public method raises if a cache server is down.
     """
 
     def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:

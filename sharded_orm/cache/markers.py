@@ -374,9 +374,9 @@ class TransactionMarkers:
         is_long = any(size > COMPACT_FROM for size in sizes.values())
         try:
             closing_queue.flush(server)
-            # Unless ``wait`` is True or a guard is long, do not wait for the answer. That is safe:
-            # until the server has closed the markers, readers query the database. If the server
-            # answers later that the markers are still open, their closing is queued.
+            # Do not wait for the answer, unless ``wait`` is True or a guard is long. That is safe:
+            # until the markers are closed, readers query the database. If the server answers later
+            # that they are still open, their closing is queued.
             lost = None if is_long or wait else partial(closing_queue.add, server_closing)
             server.finish(list(server_closing.objects), server_closing.records, lost)
         except ServerDown as exc:

@@ -29,10 +29,11 @@ _KEPT_FOR = 10.0
 
 
 def kept_for(ttl: float) -> float:
-    """Return the seconds for which a process may use the rows of a list without reading the entries.
+    """Return the seconds for which a process may use the rows of a list without reading the
+    entries.
 
-    The entries of rows and lists live so much less than ``ttl`` seconds. So no row is used for longer
-    than ``ttl`` seconds after it was stored, even if nothing tells the process of a write.
+    Entries are stored for so much less than ``ttl`` seconds. So no row is used for longer than
+    ``ttl`` seconds, even if nothing tells the process of a write.
 
     :param ttl: the setting TTL, in seconds.
     """

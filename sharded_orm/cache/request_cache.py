@@ -1,9 +1,9 @@
 """The first level of the cache: what one HTTP request or task has read (Yupoo, Y13).
 
-The first level keeps rows in the memory of the process: if a request reads rows a second time, it
-gets the rows of the first time, without a round trip. A first level lives from ``request_started``
-to ``request_finished``, or for a ``with cache_scope():`` block of a command or task; other code has
-no first level. A request sees its own writes, because every write calls :func:`forget`.
+A request that reads rows a second time gets the rows of the first time, from the memory of the
+process. A first level lives from ``request_started`` to ``request_finished``, or for a ``with
+cache_scope():`` block of a command or task; other code has none. A request sees its own writes,
+because every write calls :func:`forget`.
 """
 
 from __future__ import annotations

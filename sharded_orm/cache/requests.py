@@ -126,11 +126,11 @@ class Format(Protocol):
 class CacheRequest:
     """A request for one object or one list. Each request serves a single read, in one thread.
 
-    :param scope: the scope (set of rows) of the list. For an object, it is the scope of the
-        object's shard key or global table, and never the scope of an isolate key.
+    :param scope: the scope (set of rows) of the list; for an object, that of its shard key or
+        global table, never that of an isolate key.
     :param format: how the rows are stored and decoded.
-    :param sessions: finds out, in the database that holds the rows, which writers are dead. If
-        None, the markers of dead writers (announcements of their writes) are left open.
+    :param sessions: finds out, in the database that holds the rows, which writers are dead. None
+        leaves the markers of dead writers (announcements of their writes) open.
     """
 
     #: The names of the counters for the outcomes BYPASS, MISS and HIT of this class of requests.
@@ -142,13 +142,11 @@ class CacheRequest:
     #: The result of a :class:`ListRequest` that asks for a number or several numbers. Set after a
     #: hit, or before the result is stored.
     value: int | tuple[int, ...] | None = None
-    #: After a miss, the state of the guards (entries that say whether others are valid) at the time
-    #: of the miss. The result is stored as valid for this state only. None if the result must not
-    #: be stored.
+    #: After a miss, the state of the guards at that time: the result is stored as valid for this
+    #: state only. None if the result must not be stored.
     state: GuardState | None = None
-    #: After a miss, the state of the guards that say whether the objects (rows) of the result are
-    #: valid. These guards may be on a different server than the guards of the list. None if the
-    #: objects must not be stored.
+    #: After a miss, the state of the guards of the objects, which may be on a different server than
+    #: those of the list. None if the objects must not be stored.
     object_state: GuardState | None = None
 
     #: The objects that were looked for: their names, and the entries as they were found, with the

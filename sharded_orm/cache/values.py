@@ -136,8 +136,8 @@ def _no_object(_: Any) -> Any:
 
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# strict=True refuses line ends and other control characters inside JSON strings. So a string that
-# lost its closing quote cannot go on past the line end that _rows() puts between two entries.
+# strict=True refuses control characters inside JSON strings. So a string that lost its closing
+# quote cannot go on past the line end that _rows() puts between two entries.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
 #: The errors that parsing hostile bytes can raise. ValueError: bad syntax, bad UTF-8, or numbers of
 #: thousands of digits. RecursionError: deep nesting. The other errors come from the functions in

@@ -346,9 +346,9 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
     def _do_insert(
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        # Overrides Model._do_insert(). If the model has fields that generate ids, these fields must
-        # run the insert. insert_with_ids() calls them. If plans (INSERTs that are compiled once)
-        # are turned off, the library's queryset calls them.
+        # Overrides Model._do_insert(). Fields that generate ids must run the insert.
+        # insert_with_ids() calls them, or, without plans (INSERTs that are compiled once), the
+        # library's queryset does.
         options = self._shard_options()
         manager = manager.manager if isinstance(manager, SavedTable) else manager
         options.refuse_key_changed_on_insert(self)

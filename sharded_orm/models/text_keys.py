@@ -144,10 +144,9 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 
 
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
-    """Return the collation that the models declare for ``key``, if it certainly compares inexactly.
-
-    A collation compares inexactly if it treats different keys as equal. Return None if the
-    declarations do not show this with certainty. The column in the database must then be checked.
+    """Return the collation that the models declare for ``key``, if it certainly compares inexactly,
+    that is, treats different keys as equal. Otherwise return None: the column in the database must
+    be checked.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -366,9 +365,9 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # To save memory, shards with the same tables share one mapping of tables. Two threads
-            # may check a shard at the same time. So do not change the shard's entry; replace it.
-            # Both threads store the same result.
+            # To save memory, shards with the same tables share one mapping. Two threads may check a
+            # shard at the same time, so replace the shard's entry and do not change it. Both store
+            # the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

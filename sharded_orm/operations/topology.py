@@ -221,8 +221,8 @@ def held() -> Document | None:
 def _is_used(document: Document) -> bool:
     """Return whether this process uses ``document``, the topology that is published now.
 
-    The process first loads the topology from its source. The result is False if the process refuses
-    that topology, or if the source does not answer.
+    First load the topology from its source. Return False if the process refuses that topology, or
+    if the source does not answer.
     """
     try:
         runtime.refresh()
@@ -259,8 +259,8 @@ def _publish(before: Document | None, after: Document, comment: str) -> Document
 
 def _check(before: Document | None, after: Document) -> None:
     source = runtime.source()
-    # Check only the new document and not the published one. This process may refuse the published
-    # document, but it must still be possible to replace that document.
+    # Check only the new document. This process may refuse the published one, and it must be
+    # possible to replace it.
     try:
         runtime.check_document(after)
     except InvalidTopology as exc:

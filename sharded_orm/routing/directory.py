@@ -187,9 +187,9 @@ class DirectoryStrategy(Strategy):
             self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Keep the remembered placements, because they do not depend on the topology. Share the dict
-        # with the strategy ``former``, which other threads may still use. So if one of the two
-        # strategies forgets a placement, the other forgets it, too.
+        # Keep the remembered placements, which do not depend on the topology. The dict is shared
+        # with the strategy ``former``, which other threads may still use: a placement that one
+        # forgets is forgotten by both.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)

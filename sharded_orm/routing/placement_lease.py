@@ -157,8 +157,8 @@ class PlacementLease:
         lease.
 
         The poll is the result of the last query for the keys in flight (keys that are moving).
-        Return None if the process must not remember the shards of keys. That is so inside Django's
-        ``TestCase``, and if the query took longer than a lease is valid.
+        Return None if the process must not remember the shards of keys: inside Django's
+        ``TestCase``, or if the query took longer than a lease is valid.
 
         :raises django.db.Error: the lease has ended, and the directory does not answer.
         """

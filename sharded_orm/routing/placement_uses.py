@@ -1,8 +1,8 @@
 """The placements (shards of keys) on which an operation relies, and whether they are still correct.
 
 An operation looks keys up, sends its statements, and then checks whether the keys are still on the
-same shards. The routing strategy records each key that it looks up in the context of the operation.
-So the keys need not be passed through all functions of the operation.
+same shards. The routing strategy records each looked-up key in the context of the operation, so
+that keys need not be passed through all functions.
 """
 
 from __future__ import annotations

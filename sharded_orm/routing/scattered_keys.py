@@ -1,9 +1,9 @@
 """Makes statements for several shards see each row once, even while keys move.
 
-A move copies the rows of a key to another shard, and later removes the old rows. In between, the
-tables of both shards have the rows of the key. So a statement for several shards reads these rows
-only on the key's placement: the shard that is recorded in the directory, the table with the shard
-of each key. At the end of the statement, the library checks that the placement has not changed. See
+A move copies the rows of a key to another shard, and later removes the old rows. In between, both
+shards have them. So a statement for several shards reads them only on the key's placement: the
+shard that the directory (the table with the shard of each key) records. At the end of the
+statement, the library checks that the placement has not changed. See
 docs/decisions/0028-key-moves.md.
 """
 
@@ -110,9 +110,8 @@ def _stays(
         # contains the copied rows.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # When the statement began, the move was announced, but had not begun to switch the key to its
-    # new shard. The result is correct if the switch has still not begun, because until then the new
-    # shard has no rows of the key.
+    # When the statement began, the move was announced, but had not begun to switch the key. The
+    # result is correct if that is still so, because the new shard then has no rows of the key.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 

@@ -95,10 +95,10 @@ KeysOfRows = Callable[[type[Model], Any, list[Any]], Sequence[Any] | None]
 class OnShard(Expression):
     """A condition that limits a query to the shard ``alias``.
 
-    For example, the library adds it to a comparison with an instance (``album=album``), because the
-    primary key in the SQL does not determine the instance's shard. In the SQL for the shard
-    ``alias``, the condition is always true. In the SQL for any other shard, it is always false,
-    because another row there may have the same id.
+    In the SQL for the shard ``alias``, the condition is always true. In the SQL for any other
+    shard, it is always false. The library adds it to a comparison with an instance
+    (``album=album``), for example: the primary key in the SQL does not determine the instance's
+    shard, and another row may have the same id.
     """
 
     conditional = True
@@ -251,10 +251,9 @@ class WhereReader:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                # Return None (any shard) if ``keys_of_rows`` was called for two conditions, because
-                # a row may change between the two calls. If the row matches only the second
-                # condition at first and only the first condition later, neither result contains
-                # its key.
+                # Two calls of ``keys_of_rows`` were made, and a row may change in between: if it
+                # matches only the second condition at first and only the first condition later,
+                # neither result contains its key. So return None (any shard).
                 if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)

@@ -425,9 +425,8 @@ def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
     """Return the bytes by which MariaDB sorts a native UUID; None for NULL.
 
     MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their clock sequence, then by
-    their time, most significant part first. UUIDs of version 6 and later are sorted in the order of
-    their bytes. Servers without the fix MDEV-29959 sort the UUIDs of all versions by node, clock
-    sequence and time. This function does not support such servers.
+    their time, most significant part first. UUIDs of version 6 and later are sorted by their bytes.
+    Servers without the fix MDEV-29959 sort the latter like the others, and are refused.
 
     :param version: the server's version.
     :raises ScatterNotSupported: the server lacks the fix.

@@ -263,10 +263,10 @@ class _Root(SQLCompiler):
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django's method selects the whole SQL of an ORDER BY entry. If Django emulates NULLS FIRST
-        or NULLS LAST, this SQL has two columns: whether the expression is NULL, and the expression.
-        This method selects only the expression. DISTINCT then finds the same rows, because the
-        expression determines the other column.
+        Django's method selects the whole SQL of an ORDER BY entry. For an emulated NULLS FIRST or
+        NULLS LAST, this SQL has two columns: whether the expression is NULL, and the expression.
+        This method selects only the expression, which determines the other column, so that DISTINCT
+        finds the same rows.
         """
         if not self.query.distinct or self.query.distinct_fields:
             return []

@@ -41,15 +41,13 @@ if TYPE_CHECKING:
 # branches is cheap enough to be repeated after a failure.
 BATCH = 256
 # The maximum number of branches (SELECTs for one shard) in a streamed UNION ALL. It is higher than
-# BATCH, because each streamed statement occupies a database session until its last row is read, and
-# larger statements need fewer sessions.
+# BATCH: each streamed statement occupies a database session until its last row is read.
 STREAM_BATCH = 1024
 # The maximum number of parameters of one statement. The SELECT for each shard repeats the query's
 # parameters, so an __in with thousands of keys soon reaches this number.
 MAX_PARAMETERS = 60_000
-# The number of statement texts that a process keeps: the last ones that it has built. The text of a
-# statement over many shards is long, and a site sends the same queries again and again, with
-# different parameters.
+# The number of statement texts that a process keeps, the last ones. The text of a statement over
+# many shards is long, and a site sends the same queries again and again, with different parameters.
 _TEXTS = 8
 _INTEGERS = frozenset({int})
 
@@ -180,8 +178,8 @@ class Outer:
             return union
         selected = ", ".join([column_names(self.columns), *self.weights])
         if self.names_columns:
-            # Write the columns' names after the subquery. This is faster than the WITH clause below,
-            # because the server first copies the query of a WITH clause to the place where it is used.
+            # Write the columns' names after the subquery. The WITH clause below is slower: the
+            # server first copies its query to the place where it is used.
             sql = f"SELECT {selected} FROM ({union}) AS u ({column_names(self.columns)})"
         else:
             sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch
 
 # Reads from a node the types and collations of a query's columns, and facts that determine the
-# order of their values. Nodes with equal facts sort in the same way. One fact is the version of a
-# locale, because a later version may sort differently. The query of the scatter is a subquery here:
-# it determines the types, but returns no rows. A type without a collation may contain texts, as
-# jsonb does. They are sorted by the collation of the database. The function to_jsonb() is used
-# because PostgreSQL's versions have different columns in their catalogs.
+# order of their values, such as the version of a locale. Nodes with equal facts sort in the same
+# way. The query of the scatter is a subquery here: it determines the types, but returns no rows. A
+# type without a collation may contain texts, as jsonb does, which are sorted by the collation of
+# the database. to_jsonb() is used because PostgreSQL's versions have different columns in their
+# catalogs.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,

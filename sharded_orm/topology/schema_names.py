@@ -180,11 +180,11 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``.
+        """Yield the values of ``unknown`` whose shard number is in ``spans`` and fits ``window``,
+        as spans: (first, last), both included.
 
         The shard number is ``base + unknown * step``. It fits if it has as many digits as the
-        numbers in the window, a set of schema names. The values are yielded as spans. A span is
-        (first, last), both included.
+        numbers in the window, a set of schema names.
         """
         for first, last in spans:
             low = max(first, window.least)

@@ -167,8 +167,7 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() last, because the process uses the document after this call. So everything
-            # that may fail comes before it.
+            # Call use() last, after everything that may fail: the process then uses the document.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)

@@ -38,8 +38,8 @@ GRACE: Final = 2.0
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
 
-# The largest number of decisions that one statement deletes, and the largest number that one call
-# of forget_decisions() deletes for each shard.
+# The largest number of decisions that one statement deletes, and (_MOST_ROWS) that one call of
+# forget_decisions() deletes for each shard.
 _BATCH = 500
 _MOST_ROWS = 50_000
 

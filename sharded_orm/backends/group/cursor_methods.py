@@ -1,8 +1,7 @@
 """Opens a cursor of a shard's connection object in a shorter way than Django's methods.
 
-They are left out only if they are Django's own. Other packages replace these methods to
-observe or to forbid statements, on Django's class or on a class or an object of their own. Then the
-methods must be called.
+Other packages replace these methods to observe or to forbid statements, on Django's class or on a
+class or an object of their own. So the short way is taken only if all methods are Django's own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The connection object (wrapper) of a shard, and how it works with the wrapper of the shard's group.
+"""The connection object (wrapper) of a shard, and how it works with the wrapper of the shard's
+group.
 
-:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. If an alias
-has ``SHARD`` in its settings, its wrapper belongs to the group's wrapper of the same thread. It then
-takes part in the group's transactions, and adds its queries to the group's query log. The group's
-wrapper keeps and closes it. Any other alias behaves as with Django's backend.
+:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. A
+wrapper with ``SHARD`` in its settings belongs to the group's wrapper of the same thread, which
+keeps and closes it. It takes part in the group's transactions, and adds its queries to the group's
+query log. Any other alias behaves as with Django's backend.
 
 :mod:`sharded_orm.backends.write_hooks.commit` handles the end of a transaction that wrote.
 """

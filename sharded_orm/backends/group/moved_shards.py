@@ -186,8 +186,8 @@ class PlaceWait:
                 self._offered = settings
                 return settings
             self._offered = None
-            # Check again after a pause, because this process gets no signal when a move ends, or when
-            # an interrupted change of the active side is repaired.
+            # No signal tells that a move has ended, or that an interrupted change of the active
+            # side was repaired. So check again after a pause.
             time.sleep(self._fenced_interval() if is_fenced else _INTERVAL)
             if is_fenced:
                 # Return the same settings: only another attempt shows whether the fence is gone.

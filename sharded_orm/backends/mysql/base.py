@@ -302,8 +302,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
             # by hand. In both cases, the next statement is not the COMMIT.
             or len(self._atomic_blocks) > 1
             or not self.commit_on_exit
-            # If several shards commit one after the other, do not delay the statements until the
-            # COMMIT. A statement that the server refuses must fail before the first shard commits.
+            # If several shards commit one after the other, a statement that the server refuses must
+            # fail before the first one commits. So do not delay the statements until the COMMIT.
             or self.commits_with_others
         ):
             yield

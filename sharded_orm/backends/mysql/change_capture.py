@@ -222,8 +222,8 @@ class MySQLChangeCapture(ChangeCapture):
         """Return pairs of session id and start time, by the server's clock, of the open
         transactions.
 
-        The server returns a copy of its list of transactions. The copy may be old: the server does
-        not renew it as long as other sessions keep reading it without a pause.
+        The result may be old: the server returns a copy of its list of transactions, and does not
+        renew the copy as long as other sessions keep reading it.
         """
         rows = self._rows(
             "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"

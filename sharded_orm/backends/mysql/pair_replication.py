@@ -220,10 +220,10 @@ class MySQLPairReplication(MySQLReplicationServer):
         """Execute the changes that have arrived by ``link``, even if they were held back. Receive
         no more.
 
-        Can be repeated. The relay log, the file of received changes, may be their only copy,
-        because the other server may be dead. The server deletes this log if a stopped connection
-        with GTID is started or gets another delay. It keeps the log if the statement names the
-        log's file and position.
+        Can be repeated. The relay log (the file of received changes) may be their only copy,
+        because the other server may be dead. The server deletes it if a stopped connection with
+        GTID is started or gets another delay, unless the statement names the log's file and
+        position.
         """
         if link.executes and link.delay != HELD:
             return

@@ -60,8 +60,7 @@ def must_forget(connection: VirtualConnection, session: NodeSession, query: Any)
 
     :param session: the session that ``connection`` holds.
     :raises SessionStateRefused: ``session`` does not have the id of the last insert of
-        ``connection``. Either that insert ran on another session, or another alias has inserted a
-        row on ``session`` since.
+        ``connection``: it ran on another session, or another alias has inserted a row here since.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False

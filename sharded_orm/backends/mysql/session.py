@@ -63,9 +63,9 @@ class NodeSession:
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
         #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is
-        #: set to None before a packet is sent, and to the name after the whole packet has
-        #: succeeded. The name stays the same if another session drops the schema and creates it
-        #: again. This session then still uses the old character set for new tables.
+        #: None from before a packet is sent until the whole packet has succeeded. It stays the same
+        #: if another session drops the schema and creates it again; this session then uses the old
+        #: character set for new tables.
         self.schema: str | None = None
         #: Whether to send each statement in a separate packet, because multi-statements are switched
         #: off.
@@ -179,8 +179,8 @@ class NodeSession:
         """Run statements in one packet, and drop their rows. Return the id that each statement has
         inserted; 0 for none.
 
-        An error of the driver gets the attribute ``prefix_done``: how many statements succeeded. The
-        server executes none of those after the one that failed.
+        The server executes nothing after a statement that failed. The driver's error then gets the
+        attribute ``prefix_done``: how many statements succeeded.
         """
         ids: list[int] = []
         self.stored = False

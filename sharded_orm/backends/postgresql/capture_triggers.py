@@ -1,9 +1,9 @@
 """SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
-While a key moves to another shard, the triggers write changed rows to a journal. Near the end of
-the move, the *fence* (a row that says which key moves) is closed, and the triggers refuse changes
-of the key's rows. The trigger functions belong to the account that moves keys, and run with its
-privileges. So the application's account needs no privileges on the tables of fences and journal.
+While a key moves to another shard, the triggers write changed rows to a journal. Near the end, the
+*fence* (a row that says which key moves) is closed, and they refuse changes of the key's rows. The
+trigger functions run with the privileges of their owner, the account that moves keys. So the
+application's account needs none on the tables of fences and journal.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def trigger_statements(
         f"{_unknown_keys(table, rows, quote)}"
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
-        # In READ COMMITTED, each statement sees the present state of the fence, the row that says
-        # whether to refuse writes. In a stricter transaction, a statement may see an old state. So
-        # the trigger locks the row FOR SHARE. This fails with a serialization failure if the row
-        # has changed since the transaction's snapshot.
+        # In READ COMMITTED, each statement sees the present state of the fence. In a stricter
+        # transaction, it may see an old one. So the trigger locks the row of the fence FOR SHARE,
+        # which fails with a serialization failure if the row has changed since the transaction's
+        # snapshot.
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"

@@ -389,9 +389,9 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
             self.pending.clear()
             return False
         if self.is_open and savepoint_statement(sql.strip()) is SavepointStatement.SAVEPOINT:
-            # Do not defer SAVEPOINT. The server parses a packet as a whole. If it cannot parse the
-            # statement after a deferred SAVEPOINT, it does not set the savepoint, so the whole
-            # transaction would be lost.
+            # Do not defer SAVEPOINT. The server parses a packet as a whole. If it could not parse
+            # the statement after it, the savepoint would not be set, and the whole transaction
+            # would be lost.
             return False
         return savepoints.defer(sql, self.pending, may_release=self.is_open)
 

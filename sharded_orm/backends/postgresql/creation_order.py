@@ -17,8 +17,8 @@ from sharded_orm.backends.postgresql.definitions import (
 from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.snapshot import kind_of
 
-# Kinds of objects, in the order of their creation. The objects of the kinds on one line may need
-# each other. So their order follows from the names that occur in their definitions.
+# Kinds of objects, in the order of their creation. Objects of the kinds on one line may need each
+# other: the names in their definitions decide their order.
 _STAGES = (
     ("collation", "type", "domain", "function", "procedure"),
     ("sequence",),

@@ -40,8 +40,8 @@ from sharded_orm.exceptions import SessionStateRefused
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-# Seconds. If a read loses its session, the read is repeated only if it has run for less than this time.
-# After a longer time, somebody may have killed the read because it was slow.
+# Seconds within which a read whose session is lost is repeated. If it has run for longer, somebody
+# may have killed it because it was slow.
 RETRY_WITHIN = 1.0
 
 _WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT

@@ -282,8 +282,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         deadline = time.monotonic() + patience
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
-        # Also wait for the sessions that are being opened now, because they may have read that the
-        # database is open. The server refuses all sessions that begin later.
+        # Also wait for the sessions that are being opened now: they may have read that the database
+        # is open. The server refuses all that begin later.
         beginning = self._beginning()
         while True:
             # Query the sessions that are being opened before those that are open. Then a session
@@ -301,8 +301,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
         # Commit again. Commits of the ended sessions may not be on disk yet (synchronous_commit =
-        # off). This commit writes them to disk. So the position in the log that is read afterwards
-        # is higher than that of any commit.
+        # off). This commit writes them, so the position in the log that is read afterwards is
+        # higher than theirs.
         self._allow_connections(False)
         self._fence = self._versions()
 

@@ -344,8 +344,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         with self._exclusively(_PATIENCE):
             for name, hidden, kind in self._hidden_relations():
                 if kind == "S" and name in counters:
-                    # A sequence whose numbers are used up has no next number. So set it to its last
-                    # number, and mark that number as used.
+                    # A sequence whose numbers are used up has no next number: set it to its last
+                    # number, as used.
                     self._rows(
                         "SELECT pg_catalog.setval(seqrelid,"
                         " greatest(seqmin, least(seqmax, %s))::bigint, %s NOT BETWEEN seqmin AND seqmax) FROM pg_catalog.pg_sequence"

@@ -143,8 +143,8 @@ _ALONE = re.compile(
     r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
 )
-# Matches some of the statements that _ALONE matches: those which the server refuses in a
-# transaction block only if the table is partitioned. Most tables are not partitioned.
+# Matches statements of _ALONE that the server refuses in a transaction block only if the table is
+# partitioned. Most tables are not.
 _MAYBE_ALONE = re.compile(
     r"REINDEX\s*(?:\((?![^()]*\bCONCURRENTLY\b)[^()]*\)\s*)?(?:TABLE|INDEX)\s+(?!CONCURRENTLY\b)"
     r"|CLUSTER\b\s*(?:\([^()]*\)\s*|VERBOSE\s+)?(?!VERBOSE\s*$)[\w?]"

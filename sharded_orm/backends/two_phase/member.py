@@ -46,10 +46,10 @@ class TwoPhaseMixin(CommitHookMixin):
         return self.two_phase_refusal
 
     def begin_decider(self) -> None:
-        """Make the next transaction of this object the deciding one of a two-phase commit, which
-        stores the decision to commit. Sends nothing.
+        """Make the next transaction of this object the one that stores the decision to commit.
+        Sends nothing.
 
-        The deciding transaction is an ordinary one, in which no statement may commit implicitly.
+        It is an ordinary transaction, in which no statement may commit implicitly.
 
         :raises TwoPhaseMisused: the session has state that such a transaction cannot have.
         """
@@ -113,12 +113,11 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### The decision #####
 
     def store_decision(self, transaction: str) -> None:
-        """Insert the decision to commit ``transaction``. The decision takes effect when the
-        inserted row is committed.
+        """Insert the decision to commit ``transaction``. It takes effect when the row is committed.
 
-        Must be called before the first branch is prepared. The inserted row is then locked until the
-        transaction ends. So a process that finds a prepared branch, and can insert the same row, knows
-        that no decision to commit can follow.
+        Must be called before the first branch is prepared. The row is then locked until the
+        transaction ends. So a process that finds a prepared branch, and can insert the same row,
+        knows that no decision to commit can follow.
         """
         with self.cursor() as cursor:
             if names := old_decisions.take(self.alias):

@@ -24,8 +24,8 @@ _finished: defaultdict[str, deque[tuple[float, str]]] = defaultdict(lambda: dequ
 
 
 def add(alias: str, transaction: str) -> None:
-    """Record that all shards have committed ``transaction``, so its decision to commit, which is stored
-    on the shard ``alias``, can be deleted later.
+    """Record that all shards have committed ``transaction``: its decision, on the shard ``alias``,
+    can be deleted later.
     """
     _finished[alias].append((time.monotonic(), transaction))
 

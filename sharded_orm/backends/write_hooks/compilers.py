@@ -39,9 +39,8 @@ class ReadMixin(SQLCompiler):
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause. When Django calls this method, it knows all joins
-        # of the query, including those that select_related and order_by add. So the list of tables
-        # is complete here.
+        # Overrides SQLCompiler.get_from_clause. Django now knows all joins, including those of
+        # select_related and order_by, so the list of tables is complete here.
         clause = super().get_from_clause()
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:

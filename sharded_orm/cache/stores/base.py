@@ -58,14 +58,15 @@ class CacheEntry(NamedTuple):
 class CacheServer(ABC):
     """One cache server. Thread-safe; forked children may use the object, too.
 
-    A call costs one round trip, except where a method says otherwise, or if hundreds of names
-    are read at once.
+    A call costs one round trip, except where a method says otherwise, or if hundreds of names are
+    read at once. A round trip ends within the timeout of the server.
 
     Every method except :meth:`close` may raise :exc:`ServerDown`. The server may then have executed
-    all, a part or nothing of the call, and may still execute it later. Any call may be executed
-    twice: if an idle connection turns out to be dead, the call is repeated on a new connection. A
-    round trip ends within the timeout of the server. For some seconds after a failure, calls raise
-    this error at once without being sent. Then one call is sent as a trial.
+    all, a part or nothing of the call, and may still execute it later. For some seconds after a
+    failure, calls raise this error at once without being sent. Then one call is sent as a trial.
+
+    Any call may be executed twice: if an idle connection turns out to be dead, the call is repeated
+    on a new connection.
 
     Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """

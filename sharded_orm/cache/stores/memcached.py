@@ -155,8 +155,8 @@ class MemcachedServer(RemoteServer):
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # The server lacks memory for this command. Only this call fails: _failed() is not
-            # called, because after it the server would not be used for some seconds.
+            # The server lacks memory for this command. Do not call _failed(), after which the
+            # server would not be used for some seconds.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 

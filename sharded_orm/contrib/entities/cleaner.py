@@ -276,9 +276,10 @@ class ContinuousCleaner:
         self._failed: list[WholePart] = []
 
     def round(self) -> CleanReport:
-        """Clean marked entities, then continue the pass over all entities until the interval is over.
+        """Clean marked entities, then continue the pass over all entities until the interval is
+        over.
 
-        The pass makes a step even if the interval is over already, so that it ends some time.
+        The pass always makes at least one step, so that it ends some time.
 
         :returns: the work that was done since the last call.
         """

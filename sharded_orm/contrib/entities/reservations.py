@@ -148,11 +148,11 @@ def _confirm(index: Index, row: IndexRow) -> bool:
 def take_away(index: Index, row: IndexRow) -> bool:
     """Remove ``row`` from a unique index if its entity does not have the values of the row.
 
-    If a writer has just reserved the values for the entity, it finds the row missing, and reserves
-    the values again.
+    A writer that has just reserved the values for the entity finds the row missing, and reserves
+    them again.
 
-    :returns: whether the entity does not have the values. Also False if the change that removes the
-        values from the entity is not committed yet, because it may be rolled back.
+    :returns: whether the entity does not have the values. Also False if the change that removes
+        them is not committed yet, because it may be rolled back.
     """
     return _repeated(index.store.group, partial(_take_away, index, row))
 

@@ -223,13 +223,13 @@ def take(
 ) -> bool:
     """Assign an existing entry to the change ``token``, and return whether the entry was there.
 
-    A change is one statement that writes rows with lookups. Afterwards the entry has the token of
-    the change, the shard key of the row, and the session that writes it.
+    A change is one statement that writes rows with lookups. The entry gets its token, the shard key
+    of the row, and the session that writes it.
 
     :param key: the new shard key of the entry.
     :param writer: the database session of the change.
-    :param former: the entry as it was read. If the stored entry has changed since, it is not
-        assigned. None: the entry is assigned in any case.
+    :param former: the entry as it was read: it is assigned only if it has not changed since. None:
+        it is assigned in any case.
     """
     table = table_of(place.lookup, place.value)
     params = [key, token, is_open, writer, time.time(), *place]
@@ -424,8 +424,8 @@ def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
     own = blocking_transaction(table.alias)
     if own is not None and own.transaction_mode == "EXCLUSIVE":
         # In SQLite's mode EXCLUSIVE, no other connection can read while this thread's transaction
-        # is open. So send the query in that transaction. It reads the committed rows, because
-        # nobody else can write to the file since the transaction began.
+        # is open. So send the query in that transaction. It reads committed rows, because nobody
+        # else can have written since it began.
         with own.cursor() as cursor:
             return read(cursor)
     return _with_cursor(table, read)

@@ -88,8 +88,8 @@ class RowFollower:
         pk = query.get_meta().pk.attname
         if any(getattr(obj, pk) is None for obj in query.objs):
             return True
-        # If a lookup is not unique, insert the row before its entry, in a transaction that locks
-        # the row. Without the lock, a transaction that deletes an earlier row with the same primary
+        # An entry of a lookup that is not unique is inserted after its row, in a transaction that
+        # locks the row. Otherwise a transaction that deletes an earlier row with the same primary
         # key could remove the new row's entry.
         return any(
             lookup.problem is not None
@@ -325,11 +325,11 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
 
 
 def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], Any]) -> int:
-    """Run an UPDATE or DELETE for the locked ``rows`` only, and return the number of rows it changed.
+    """Run an UPDATE or DELETE for the locked ``rows`` only, and return the number of rows it
+    changed.
 
-    The statement's own conditions have selected these rows, and are replaced by their primary keys.
-    The conditions may read other rows and tables, which are not locked and may have changed since.
-    One statement per :data:`MAX_UPDATED` rows.
+    Their primary keys replace the statement's own conditions, which may read other rows and tables
+    that are not locked and may have changed. One statement per :data:`MAX_UPDATED` rows.
     """
     number = 0
     for alias in query.alias_map:

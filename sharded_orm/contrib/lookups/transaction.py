@@ -103,9 +103,9 @@ class EndedChanges:
         with self._lock:
             changes.failures += 1
             is_first, is_last = changes.failures == 1, changes.failures >= CLOSE_ATTEMPTS
-            # After the last attempt, give up all changes. After an earlier attempt, give up the
-            # oldest changes if too many wait. The entries of these changes stay open: other
-            # processes treat the transaction as open until the session of its writer ends.
+            # After the last attempt, give up all changes; before, the oldest ones if too many wait.
+            # Their entries stay open: other processes treat the transaction as open until the
+            # session of its writer ends.
             given_up = list(changes.tokens)[: None if is_last else -MAX_WAITING]
             for token in given_up:
                 del changes.tokens[token]

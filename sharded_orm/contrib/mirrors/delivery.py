@@ -1,9 +1,9 @@
 """Delivers written rows of a source to its mirrors.
 
 A delivery first reads the row from its source, and then writes it with the version of its outbox
-row, the record of the write. So the written state is never older than its version, and the highest
-version of a row comes with the row's last state. Rows may be delivered twice, late or in a
-different order without harm.
+row, the record of the write. So the written state is never older than its version. Rows may be
+delivered twice, late or in a different order: the highest version of a row comes with its last
+state.
 """
 
 from __future__ import annotations

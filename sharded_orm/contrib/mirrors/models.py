@@ -54,8 +54,8 @@ class RowVersion(models.Model):
     """The version of a row of a mirror on this shard. It is kept after the row was removed.
 
     A row of the mirror is written only while its RowVersion is locked, and only with a higher
-    version. Versions of different shard keys of the source cannot be compared, because each shard
-    of the source numbers its writes by itself.
+    version. Each shard of the source numbers its writes by itself, so versions of different shard
+    keys cannot be compared.
     """
 
     pk = models.CompositePrimaryKey("mirror", "row")

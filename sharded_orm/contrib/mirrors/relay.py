@@ -115,8 +115,8 @@ def _relay_shard(
             deliver_batch(alias, batch, report)
     finally:
         try:
-            # The lease is a row in the journal of operations. Delete the row: rows that stay there
-            # are operations that can be resumed after a crash, and a relay is not resumed.
+            # Delete the row of the lease from the journal of operations: rows that stay there are
+            # operations to be resumed after a crash, and a relay is not resumed.
             lease.own_row().delete()
         finally:
             lease.release()

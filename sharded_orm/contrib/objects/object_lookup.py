@@ -82,8 +82,8 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # the base class is 
         rows = self.filter(pk=value, target_id=pk)
         with transaction.atomic(using=rows.db):
             # The UPDATE changes nothing, and locks the row. If signals of deletions have receivers,
-            # QuerySet.delete() of Django reads the row first, and then deletes it by its value, even if
-            # the value leads to another object by then.
+            # QuerySet.delete() reads the row first, and deletes it by its value, even if the value
+            # leads to another object by then.
             return bool(rows.update(target_id=pk) and rows.delete()[0])
 
     def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:

@@ -337,8 +337,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         alias = str(self._state.db)
         rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
         if not connections[alias].features.has_select_for_update:
-            # SQLite does not lock rows that are read. There the transaction begins with a write: after
-            # a read, it could not write if another one has written since.
+            # SQLite does not lock rows that are read. A transaction that begins with a read could
+            # not write if another one has written since. So begin with a write.
             rows.take_write_lock()
         if self.__dict__.get("active", True):
             # If the instance is known to be deleted, the lock also finds deleted rows, so that the

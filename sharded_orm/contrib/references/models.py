@@ -48,8 +48,8 @@ class TableVersion(models.Model):
     #: A random number that identifies the sequence of versions. After a flush, a new sequence
     #: begins.
     history: models.BigIntegerField[int, int] = models.BigIntegerField()
-    #: JSON: primary keys, as text, of copies that were removed while their row still exists in the
-    #: global database. If that row is not deleted soon, the copy has to be restored.
+    #: JSON: primary keys, as text, of copies that were removed before their rows in the global
+    #: database. If a row is not deleted soon, its copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
     #: A hash of the names of the columns that were copied. If the running code copies different

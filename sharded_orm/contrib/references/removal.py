@@ -33,9 +33,9 @@ logger = logging.getLogger("sharded_orm.references")
 def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
     """Delete the copies of rows of ``model`` on all shards, in one transaction per shard.
 
-    Called in the transaction that is about to delete the rows in the global database. That
-    transaction holds the lock of the reference tables from now on. If a shard refuses, the copies on
-    the other shards are restored.
+    Called in the transaction that is about to delete the rows in the global database, which holds
+    the lock of the reference tables from now on. If a shard refuses, the copies on the other shards
+    are restored.
 
     :param pks: the primary keys of the rows.
     :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or

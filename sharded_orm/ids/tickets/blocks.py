@@ -54,8 +54,8 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Do not hold the lock while new ids are fetched: otherwise the other callers could not take
-        # ids while one caller waits for a ticket server.
+        # Do not hold the lock while new ids are fetched, so that other callers can take ids
+        # meanwhile.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

@@ -120,10 +120,7 @@ class TicketGenerator(IdGenerator):
         self, sequence: str
     ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
         """Yield pairs of a server and the method to call for ids, in the order in which to try
-        them.
-
-        The healthy servers come first. The servers that failed lately come last. They are only
-        called if no other server returns ids.
+        them: first the healthy servers, then those that failed lately.
         """
         started = time.monotonic()
         left_alone = []

@@ -233,10 +233,10 @@ class TicketServer:
         # A high-water mark of 0 means that no mark is known. Do not compare the position with 0,
         # because the position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
-            # The position is below the high-water mark (the highest id that the server is known to
-            # have handed out), so the server has forgotten ids. Refuse the server before an id is
-            # taken: each id taken would raise the position. A position above the mark would pass
-            # this check, but the server might still repeat ids that only other processes know of.
+            # The server has forgotten ids: its position is below the high-water mark (the highest
+            # id that it is known to have handed out). Refuse it before an id is taken, which would
+            # raise the position: a position above the mark would pass this check, but ids that only
+            # other processes know of might be repeated.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 

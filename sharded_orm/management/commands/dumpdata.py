@@ -33,9 +33,9 @@ _CHUNK_SIZE = 2000
 class Command(dumpdata.Command):
     """Dumps the rows of models: from all shards if a model is sharded, else from one database.
 
-    Without ``--database``, the command dumps sharded models and the models of the default database.
-    With the alias of a shard group, it dumps the models of that group. With any other alias, it
-    dumps the rows of that database, as Django does.
+    Without ``--database``: sharded models and those of the default database. With the alias of a
+    shard group: the models of that group. With any other alias: the rows of that database, as
+    Django does.
     """
 
     help = (

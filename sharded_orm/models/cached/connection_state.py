@@ -35,9 +35,8 @@ class ConnectionState:
     def may_fill(self) -> bool | None:
         """Return how the connection may use the cache at this moment.
 
-        :returns: True if the connection may read from the cache, and store in it what it reads from
-            the database; False if it may only read from the cache; None if it must not use the
-            cache.
+        :returns: True: it may read from the cache, and store what it reads from the database.
+            False: it may only read from the cache. None: it must not use the cache.
         """
         if self._may_read_uncommitted:
             return None  # The connection may read rows that are rolled back later.

@@ -37,9 +37,8 @@ class writing:
     """Context manager for a block that saves or deletes ``instance``.
 
     The cache must know the keys of each written row. A statement in the block takes them from
-    ``instance``, without a query. The keys are also added to the conditions of the statement. So if
-    the keys of ``instance`` are wrong, the statement matches no row, and the keys are queried after
-    all.
+    ``instance``, without a query, and gets them as conditions. If they are wrong, the statement
+    matches no row, and the keys are queried after all.
 
     It is a class and not a generator function, which would take three times as long.
     """

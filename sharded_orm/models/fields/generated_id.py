@@ -37,8 +37,8 @@ class EmbeddedShardMixin:
     unique_over_shards = True
 
     #: True if ``insert_rows()`` of this field must be called before those of the model's other
-    #: fields with generated ids. The method opens a transaction, in which another field may repeat
-    #: the insert after an error. False if the order does not matter.
+    #: fields with generated ids: it opens the transaction in which another field may repeat the
+    #: insert after an error.
     outermost = False
 
     @property

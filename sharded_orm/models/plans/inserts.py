@@ -1,8 +1,8 @@
 """Plans of new rows: the INSERT of one row, as SQL that Django has compiled once.
 
-The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. Django's
-compiler still sends the statement and reads the ids that the database has made. A plan only replaces the
-part that makes the SQL.
+The *shape* of an INSERT is what its SQL depends on: the fields, and the types of their values. A
+plan only replaces the making of the SQL: Django's compiler still sends the statement, and reads the
+ids that the database has made.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _saves: dict[Any, dict[tuple[Any, ...], Any]] = {}
 class SavedTable:
     """Stands in for the model class in ``Model._save_table()``, and for its base manager.
 
-    Django makes a queryset of the base manager for each save. A planned save does not need it, so it is
-    made only if something is done with it.
+    Django makes a queryset of the base manager for each save. A planned save makes it only if it is
+    needed.
 
     :param is_row_missing: whether the UPDATE was sent already, and found no row.
     """

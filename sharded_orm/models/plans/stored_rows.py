@@ -125,7 +125,7 @@ def save_stored_row(
         else:
             is_updated = save_cached(cached, options, row, using, names)
     except Exception:
-        # Enter Django's context manager only now, because it does nothing if there is no error.
+        # Django's context manager does nothing without an error, so enter it only now.
         with transaction.mark_for_rollback_on_error(using=using):
             raise
     if is_updated:

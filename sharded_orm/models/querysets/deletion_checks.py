@@ -84,8 +84,8 @@ def run_collectors(collectors: Iterable[Callable[[], object]]) -> None:
             protected.append(error)
         except RestrictedError as error:
             restricted.append(error)
-    # A collector looks for restricted rows last, so for one database it would raise this error
-    # only if no row is protected.
+    # For one database, a collector would raise this error only if no row is protected, because it
+    # looks for restricted rows last.
     if protected:
         raise _merged(protected, [error.protected_objects for error in protected])
     if restricted:

@@ -28,7 +28,7 @@ COPIED = frozenset(QuerySet().__dict__) | {
 
 _recordings: dict[tuple[Any, Any], Recording | None] = {}
 #: The attributes of a new queryset that records its calls, by its class and model; None if each new
-#: queryset must set them itself. Each queryset needs dicts of its own in place of those among them.
+#: queryset must set them itself. Dicts among them are replaced by new ones for each queryset.
 templates: dict[tuple[Any, Any], dict[str, Any] | None] = {}
 
 

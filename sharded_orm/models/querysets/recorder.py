@@ -115,10 +115,9 @@ class CallRecorder(QuerySetMixin[M]):
 
     @classmethod
     def _is_routed(cls, kind: str, example: Recording) -> bool:
-        """Return whether the query that ``example`` has recorded may have a plan.
-
-        A plan is SQL that is compiled once for all similar queries. It must be sent to the same
-        database to which Django would send the query.
+        """Return whether the query that ``example`` has recorded may have a plan (SQL that is
+        compiled once for all similar queries): it must be sent to the database to which Django
+        would send the query.
         """
         return True
 
@@ -191,7 +190,7 @@ class CallRecorder(QuerySetMixin[M]):
             or not self._cloning_enabled
             or self._sticky_filter
             or self._defer_next_filter
-            # Use no plan after only() or defer() on a related manager: its rows may lack the field
+            # Use no plan after only() or defer() on a related manager: the rows may lack the field
             # by which Django assigns the known instance.
             or (self._known_related_objects and recording.shape.selection.defers)
             or not self._may_read_by_plan()

@@ -39,9 +39,9 @@ from sharded_orm.routing.where_clause import (
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias of the shard to which queries are sent if their conditions determine no shard. None
-# means that such queries are refused. The alias is set while Django validates an instance, because
-# the check for unique values must query only the instance's shard.
+# The alias of the shard for queries whose conditions determine no shard; None refuses such queries.
+# It is set while Django validates an instance: the check for unique values must query only the
+# instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
@@ -351,8 +351,8 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     If ``query`` has a list of keys (``__in``), the query for a shard contains only the keys of that
-    shard. While a key moves, two shards may have its rows. Then the query for one of them excludes
-    the rows of the key, unless all keys in the conditions are on one shard.
+    shard. While a key moves, two shards may have its rows. The query for one of them then excludes
+    them, unless all keys in the conditions are on one shard.
 
     :param group: the shard group of ``options``.
     """

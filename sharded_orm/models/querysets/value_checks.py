@@ -1,8 +1,8 @@
 """Converts the values of many rows before the first shard stores its rows, to find wrong values.
 
-Django converts values when it sends them. With several shards, the rows of the first shards would be
-stored before a value for a later shard turns out to be wrong, such as text for an ``IntegerField``.
-The result of the conversion is not kept.
+Django converts values when it sends them. The rows of the first shards would be stored before a
+wrong value for a later shard is found, such as text for an ``IntegerField``. The result of the
+conversion is not kept.
 """
 
 from __future__ import annotations

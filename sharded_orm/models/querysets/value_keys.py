@@ -1,7 +1,7 @@
 """Finds the shard keys of a query whose conditions contain no shard key.
 
-It queries the sources of keys: objects that look up a row's shard key by a value in another column.
-The query is given as a recording: the calls of its queryset, which are not compiled yet.
+It queries the sources of keys, which find a row's shard key by a value in another column. The query
+is given as a recording: the calls of its queryset, which are not compiled yet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The bound key: the shard key that all queries and new rows use inside a ``with`` block.
 
-A binding (the bound shard keys and their values) is stored in a context variable. So the binding
-holds in the current thread or task, and in code that is started with a copy of the context: by
-``sync_to_async()``, by ``asyncio.to_thread()``, or as a new task. A new thread begins without a
-binding.
+A binding (the bound shard keys and their values) is stored in a context variable. So it holds in
+the current thread or task, and in code that gets a copy of the context: by ``sync_to_async()``, by
+``asyncio.to_thread()``, or as a new task. A new thread begins without a binding.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ def refuse_other_key(instance: Any) -> None:
 
 
 def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
-    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by its id.
+    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row only by its id, which
+    does not show the shard key.
 
-    The id does not show which shard key that row has. Does nothing inside
-    :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no key
-    is bound for the rows.
+    Does nothing inside :func:`related_rows_checked`, for other models than automatic many-to-many
+    tables, or if no key is bound for the rows.
 
     :param written: names of the fields that are about to be written; None for all fields.
     """

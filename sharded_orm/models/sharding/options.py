@@ -131,9 +131,10 @@ class ShardOptions:
     def key_of(self, instance: Model) -> Any:
         """Return the shard-key value of ``instance``, as the database would store it.
 
-        :raises ShardKeyRequired: the value is None or was not loaded, or the model has no shard key.
-        :raises InvalidShardKey: the value is an expression, which only the database can compute, or it
-            has more decimal places than the column.
+        :raises ShardKeyRequired: the value is None or was not loaded, or the model has no shard
+            key.
+        :raises InvalidShardKey: the value is an expression, or has more decimal places than the
+            column.
         """
         if self.key is None:
             raise ShardKeyRequired(

@@ -108,9 +108,9 @@ class ShardedQuery(_InstancesInExpressions, BoundKeyQuery):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # This is a shortcut, because nearly every query has a condition on the shard key. If a
-        # column of the model's own table is compared with a plain value, Django's build_filter()
-        # has nothing to resolve, join or trim. It would build the same condition, but slower.
+        # A shortcut, because nearly every query has a condition on the shard key. For a column of
+        # the model's own table and a plain value, Django's build_filter() has nothing to resolve,
+        # join or trim, and would build the same condition, but slower.
         if type(filter_expr) is tuple and not branch_negated and not self.annotations:
             name, value = filter_expr
             if type(value) in _PLAIN and (field := own_columns(self.model).get(name)):
@@ -199,9 +199,9 @@ def _with_shard_conditions(
     if isinstance(value, Model):
         return Q(condition) & Q(on_shard([value]))
     # Compare each instance on its own shard only, because rows of two shards may have the same id.
-    # Compare values that are no such instances, for example ids, on all shards. Ignore None in the
-    # list, as Django does, because no value is equal to NULL. But exclude() with None in the list
-    # also excludes rows with NULL (since Django 6.1).
+    # Compare other values, such as ids, on all shards. Ignore None in the list, as Django does: no
+    # value is equal to NULL. But exclude() with None in the list also excludes rows with NULL
+    # (since Django 6.1).
     located = {id(instance) for rows in by_alias.values() for instance in rows}
     others = [
         item for item in value if id(item) not in located and (item is not None or is_negated)

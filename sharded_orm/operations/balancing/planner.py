@@ -304,8 +304,8 @@ class _Pool:
     def _reach_goal(self, source: _BinState) -> bool:
         """Move items out of ``source``, a node or shard, to bring it down to the goal.
 
-        As little as possible is moved, and only to bins that then are not above their goal. If
-        these bins have too little room, ``source`` stays above the goal.
+        As little as possible is moved, and no other bin rises above its goal. If there is too
+        little room, ``source`` stays above the goal.
 
         :return: whether an item was moved.
         """

@@ -117,9 +117,8 @@ class ChangeApplication:
         for pk, anchors in gone.items():
             for anchor in anchors:
                 # Skip this row if no shard is found for its anchor (its shard key, or the foreign
-                # key to the parent row with the key). There are two possible causes. Either no
-                # shard has the row, or its parent row was deleted from the source, too. In the
-                # second case, the row is deleted from the shard together with the parent.
+                # key to the parent row with the key). Either no shard has the row, or its parent
+                # row was deleted from the source, too, and takes the row with it.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )

@@ -166,8 +166,8 @@ def migrate(
 
 
 def _finish_broken_off(kind: str, subject: str) -> None:
-    """Mark the last run of ``kind`` on ``subject`` (a migration of shards) as finished, if its
-    process was killed after it had migrated the last shard.
+    """If the process of the last run of ``kind`` on ``subject`` was killed after it had migrated
+    the last shard, mark the run as finished.
     """
     last = journal.last_run(kind, subject)
     if last is None or last.state != "broken off":

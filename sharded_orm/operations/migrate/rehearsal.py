@@ -72,8 +72,8 @@ class Segment:
     def end(self) -> int:
         """The index, in the migration, of the first operation after this segment.
 
-        Call this only for a partial segment, which has operations of one migration only. It ends
-        before the migration's next operation without recorded SQL.
+        Call this only for a partial segment. It ends before the next operation of its migration
+        without recorded SQL.
         """
         unit = self.plan.units[self.unit]
         return next(
@@ -290,11 +290,11 @@ class Rehearsals:
 
 
 def _remedy(segment: Segment, alias: str) -> str:
-    """Return advice about a likely cause of a failed rehearsal; "" if the segment shows no such cause.
+    """Return advice about a likely cause of a failed rehearsal; "" if the segment shows no such
+    cause.
 
-    The cause is a foreign key from a table on the shards to a table that is not on shards. A
-    migration that was written before its table was sharded may create such a foreign key, and most
-    databases refuse it.
+    The cause is a foreign key from a table on the shards to a table that is not on shards, which
+    most databases refuse. A migration from before its table was sharded may create one.
     """
     plan, names = segment.plan, {}
     if plan.backwards:

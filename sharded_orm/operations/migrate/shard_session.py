@@ -175,9 +175,9 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        If the block is interrupted or fails, a later process must send ``post_migrate`` again. A
-        checkpoint of the kind END in the journal says so. It is written before the block, unless
-        the present checkpoint says so, too. If the block raises an error, it is written in any
+        A checkpoint of the kind END in the journal makes a later process send ``post_migrate``
+        again if the block is interrupted or fails. It is written before the block, unless the
+        present checkpoint has the same effect. If the block raises an error, it is written in any
         case.
         """
         end = Checkpoint(What.END, self.step.run.id)

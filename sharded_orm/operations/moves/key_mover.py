@@ -37,8 +37,8 @@ BATCH = 500
 #: The copy of a key's rows counts as current if the journal, the table of changed rows on the key's
 #: old shard, has at most this many entries.
 FEW_CHANGES = 50
-#: The mover of a key gives up if, after this many reads of the journal of changed rows, the number
-#: of changes to copy has not become smaller. The source then changes faster than the mover copies.
+#: The mover of a key gives up after this many reads of the journal of changed rows without fewer
+#: changes to copy: the source then changes faster than the mover copies.
 MOST_ROUNDS = 100
 #: The largest number of attempts to switch the key to the target before the move is given up.
 ATTEMPTS = 10
@@ -215,8 +215,7 @@ class KeyMover:
     def switch(self, move: MoveRecord) -> None:
         """Make the target the owner of the key.
 
-        Processes remember the shard of a key. Call this only when all of them have forgotten the
-        old shard of this key.
+        Call this only when all processes have forgotten the old shard of the key.
 
         :raises MoveFailed: the copy differs from the source, the target refuses a row, or the
             switch would take longer than writes may wait. The source still owns the key, but
@@ -389,8 +388,8 @@ class KeyMover:
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
-        # End the measured pause of writes, unless it has ended already. It has not ended if an error
-        # stopped the switch just after its commit: then writes have waited until now.
+        # End the measured pause of writes. It is still running if an error stopped the switch just
+        # after its commit: then writes have waited until now.
         self._end_pause()
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)

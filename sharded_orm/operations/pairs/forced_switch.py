@@ -219,11 +219,11 @@ class GivenUpSide:
 class ForcedSwitch:
     """Gives up the active side of one shard. Used by one thread. Can be repeated after a kill.
 
-    The old side is fenced if it can be reached. The replication from it ends for good, because it would
+    The old side is fenced if it can be reached. The replication from it ends for good: it would
     bring back writes that nobody expects any more.
 
     :param survivor: the operator's session on the server of the other side.
-    :param new: the fence of the shard there.
+    :param new: the fence of the shard on the other side.
     :param old: the side that is given up.
     :param check: called before each step. Raises an error if this process must not continue.
     """

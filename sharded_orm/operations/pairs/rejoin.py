@@ -188,8 +188,8 @@ class _Rejoin:
         for link in self._side.links() if not is_held else ():
             self._side.go_on(link)
         self._run.check()
-        # Its fences are those of the moment at which it went down: the upgrade has required them, or has
-        # closed the active side, too.
+        # The fences of this side are those of the moment at which it went down: the upgrade has
+        # required them, or has closed the active side, too.
         self._side.unfence()
         self._tell(f"{self._side.name} is open; its rolling upgrade is not finished")
         return self.report

@@ -110,7 +110,8 @@ def epoch_problems(servers: PairServers) -> Iterator[str]:
 def newer_epoch_problems(side: MySQLPairSide, shards: Iterable[Shard]) -> Iterator[str]:
     """Yield a problem if ``side`` has a later epoch than the topology. One query.
 
-    Then the topology is one of a time before a dead side was given up: it may name that side active.
+    Such a topology is older than the switch that gave up a dead side, and may name that side
+    active.
     """
     shards = list(shards)
     newer = _newer_schemas(side, shards)

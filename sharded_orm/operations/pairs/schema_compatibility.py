@@ -82,8 +82,8 @@ def examine(operations: Iterable[PlannedOperation], *, stops_writes: bool = Fals
 
     No operation may run backwards.
 
-    :param stops_writes: whether no row is written until both sides have the new schema. Then only such
-        operations are refused for which each side would compute other values.
+    :param stops_writes: whether no row is written until both sides have the new schema. Then an
+        operation is refused only if each side would compute other values.
     """
     rules = _STOPPED_RULES if stops_writes else _RULES
     refusals: list[str] = []

@@ -29,7 +29,8 @@ BATCH: Final = 64
 class SideStep:
     """Shards of one group that change their active side by one run.
 
-    :param source: the node that is active now; ``target`` is the one that is to be.
+    :param source: the node that is active now.
+    :param target: the node that is to be active.
     :param numbers: the numbers of the shards, ascending.
     """
 

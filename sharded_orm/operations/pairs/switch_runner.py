@@ -146,7 +146,7 @@ def _checked_plan(
 ) -> tuple[SwitchPlan, UnsentWrites | None]:
     """Return the checked plan, and what may be lost if a side is given up.
 
-    :param upgraded: that side and the other side, if it is given up during a rolling upgrade.
+    :param upgraded: if a side is given up during a rolling upgrade: that side, and the other side.
     """
     if options.force and all_from is None:
         raise SwitchRefused(

@@ -10,8 +10,7 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 
 #: The largest number of seconds that a promotion waits until all processes use its new map, the
-#: topology document. After that time, the cache is invalidated even if some processes still use the
-#: old map.
+#: topology document. After that, the cache is invalidated even if some still use the old one.
 READERS_PATIENCE: Final = 10.0
 
 

@@ -196,9 +196,8 @@ class ForwardPhases:
         """
         new = self._new
         if not self._record.options.force:
-            # Start the replication, because an earlier attempt may have stopped it. But do not
-            # start it if the old primary is dead, because a start discards events that were
-            # received but not executed.
+            # An earlier attempt may have stopped the replication, so start it. But not if the old
+            # primary is dead: a start discards events that were received but not executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             errors = [link.error for link in new.links() if link.name == self._record.link]

@@ -18,9 +18,9 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 
 KIND: Final = "promote"
-#: The subject under which the journal stores all promotions. Since all have the same subject, only
-#: one promotion can run at a time. If the subject were the node's name, two promotions of the same
-#: server could run at once, because two node names may stand for the same server.
+#: The subject under which the journal stores all promotions, so that only one can run at a time. By
+#: the node's name, two promotions of one server could run at once: two node names may stand for the
+#: same server.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]

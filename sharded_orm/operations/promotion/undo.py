@@ -19,8 +19,8 @@ class PromotionUndo:
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether the undo is over. The undo tries to give both servers their former roles. If this
-        #: fails for a server, the undo continues, and the report has a warning about that server.
+        #: Whether the undo is over. It tries to give both servers their former roles. If this fails
+        #: for one, the undo continues, and the report has a warning.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:

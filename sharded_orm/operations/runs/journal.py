@@ -205,8 +205,8 @@ class JournalRun:
         :param state: a word for people, such as "done" or "failed".
         :param error: the reason why the run did not succeed; "" if it succeeded.
         """
-        # Use one transaction for both writes. Otherwise, if the process were killed between them,
-        # the finished run's scripts (contents that its steps shared) would stay in the database.
+        # Write both in one transaction. Otherwise a kill between them would leave the finished
+        # run's scripts (contents that its steps shared) in the database.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -234,8 +234,8 @@ class JournalRun:
     def create_steps(self, aliases: Iterable[str]) -> None:
         """Create a step (the work on one shard) for each alias that has none in this run.
 
-        If an earlier run has left the step of a shard unfinished, the new step continues it: the
-        new step begins with the same state and position.
+        If an earlier run has left a step of the shard unfinished, the new step begins with its
+        state and position.
 
         Cost: five statements for each 500 steps.
         """

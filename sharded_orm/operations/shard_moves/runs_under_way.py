@@ -16,9 +16,8 @@ from sharded_orm.operations.runs import lease as leases
 
 #: The kind under which the journal stores the runs that move shards.
 KIND: Final = "move shards"
-# For how long an ended move still counts as under way. After a deadlock, a process checks whether a
-# move may have caused it. The process may be paused between the deadlock and this check, but hardly
-# for longer than this time.
+# For how long an ended move still counts as under way, for a process that checks whether a move may
+# have caused its deadlock. It may be paused before the check, but hardly for longer than this.
 _RECENT: Final = timedelta(minutes=1)
 
 

@@ -136,9 +136,9 @@ class TableRead:
             if len(shards) == 1 or is_node_gone(exc):
                 _note_failure(shards[0], exc, errors)
                 return []
-        # If one shard cannot be read, for example because it lacks the table, the statement fails
-        # for all shards. To find this shard and still read the others, read each half of the shards
-        # with a statement of its own.
+        # One shard that cannot be read, for example because it lacks the table, makes the statement
+        # fail for all. To find it and still read the others, read each half of the shards
+        # separately.
         middle = len(shards) // 2
         return [
             *self._read_union(wrapper, shards[:middle], errors),

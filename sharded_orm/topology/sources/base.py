@@ -94,10 +94,8 @@ def parsed_time(text: Any) -> datetime | None:
 
 
 def version_of(text: str | bytes) -> int | None:
-    """Return the version of the document in ``text``; None if ``text`` is not a document.
-
-    If ``text`` is not a document, any publication may replace it, no matter which version the
-    publication expects.
+    """Return the version of the document in ``text``; None if ``text`` is not a document. Then any
+    publication may replace it, whichever version the publication expects.
     """
     try:
         return Document.from_json(text).version

@@ -139,9 +139,8 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection of the watching thread. This attribute also keeps the object alive in a
-        # forked child: if it were garbage-collected there, this would disturb the parent's
-        # connection.
+        # The connection of the watching thread. This attribute keeps the object alive in a forked
+        # child: garbage collection there would disturb the parent's connection.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
