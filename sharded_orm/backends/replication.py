@@ -51,8 +51,8 @@ class FenceTexts:
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: What can delay the fencing of a server for too long, for example "sessions do not end there".
-    #: A part of a sentence.
+    #: A part of a sentence that says what can delay the fencing of a server for too long, such as
+    #: "sessions do not end there".
     kept_off: str
     #: Which account or process may write although the server is fenced (made to refuse writes). A
     #: part of a sentence.

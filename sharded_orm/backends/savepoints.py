@@ -22,7 +22,9 @@ class SavepointStatement(Enum):
 
 
 def savepoint_statement(sql: str) -> SavepointStatement | None:
-    """Return what ``sql`` does with one of Django's savepoints; None for any other statement."""
+    """Return which savepoint statement ``sql`` is (SAVEPOINT, RELEASE or ROLLBACK TO), if it is one
+    of Django's; None for any other statement.
+    """
     if sql[:1] not in "SR":
         return None
     match = _DJANGO.match(sql)

@@ -72,12 +72,12 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return the present definitions of ``tables``, and ``known`` for all other objects of the
-        schema.
+        """Return the present definitions of ``tables``; the other objects of the schema are taken
+        from ``known``.
 
-        New tables are included, too, and dropped tables are left out. The definition of a new table
-        that is not in ``tables`` may be "". Triggers, routines and AUTO_INCREMENT counters are
-        those of ``known``. One round trip; :meth:`schema_snapshot` takes two.
+        New tables are included, and dropped tables are left out. The definition of a new table that
+        is not in ``tables`` may be "". Triggers, routines and AUTO_INCREMENT counters are also
+        taken from ``known``. One round trip; :meth:`schema_snapshot` takes two.
 
         :param known: an earlier result of :meth:`schema_snapshot` or of this method.
         :raises django.db.Error: one of ``tables`` does not exist.

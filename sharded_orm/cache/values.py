@@ -241,7 +241,7 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        # Only the name is not as expected, so this is a copy of another entry.
+        # Only the name differs, so this is a copy of another entry.
         return BROKEN
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 

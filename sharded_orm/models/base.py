@@ -421,8 +421,8 @@ class ShardedModel(RowValidation, metaclass=ShardedModelBase):
             if key_value is not None:
                 same_key = base_qs.filter(**{key.attname: key_value})
             if values and not others:
-                # Only the shard key is to be saved, but the key is never written. Django would
-                # report success without a query, so check that the row exists.
+                # Only the shard key is to be saved, which is never written. Django would report
+                # success without a query, so check that the row exists.
                 updated = compat.update_result(same_key.filter(pk=pk_val).exists())
             else:
                 updated = update(

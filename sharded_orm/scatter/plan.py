@@ -53,10 +53,8 @@ _INTEGERS = frozenset({int})
 
 
 class Target(NamedTuple):
-    """A shard, and the query to send to it.
-
-    The query is that of the queryset. If it contains a list of keys (``__in``), the target may have
-    a copy with only the keys of this shard.
+    """A shard, and the query to send to it: that of the queryset, or a copy of it whose list of
+    keys (``__in``) has only the keys of this shard.
     """
 
     shard: Shard

@@ -95,6 +95,8 @@ class TwoPhaseAtomic(transaction.Atomic):
 
 
 def _is_in_test_case(group: Any) -> bool:
-    """Whether all open transactions of ``group`` are those of a ``TestCase``, which never commit."""
+    """Whether all open transactions of ``group`` were opened by a ``TestCase``, and so never
+    commit.
+    """
     blocks = group.atomic_blocks if group.in_atomic_block else []
     return bool(blocks) and all(block._from_testcase for block in blocks)

@@ -212,9 +212,8 @@ def _busy(run: journal.RunStatus) -> list[str]:
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """Return what an operator can do next about a run, as pairs of a sentence and a command.
-
-    The sentence says when to use the command, which is a line for a shell.
+    """Return pairs of a sentence and a shell command: what an operator can do next about a run. The
+    sentence says when to use the command.
     """
     commands = []
     if run.kind == migration_run.KIND:

@@ -89,7 +89,7 @@ class VirtualConnection(BranchLease, CommitPacket, DriverFace, SessionHold[NodeS
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: What to send in front of each write, to limit its time; empty for no limit.
+        #: Statements to send in front of each write, to limit its time; empty for no limit.
         self.limit = b""
         self.collects = False
         self.waiting = []

@@ -123,7 +123,7 @@ class MySQLPairReplication(MySQLReplicationServer):
         :param settings: the settings of the source's node, for its address.
         :param account: ``USER`` and ``PASSWORD`` of the replication account on ``source``.
         """
-        # This server must not receive its own changes back from the source.
+        # Do not receive this server's own changes back from the source.
         self._receive_after_own()
         encrypted = int(bool(settings.get("OPTIONS", {}).get("ssl")))
         # With DEBUG, Django logs what cursor() executes. The password must not be logged.

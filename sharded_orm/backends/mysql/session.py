@@ -313,7 +313,7 @@ def check_parameters(params: Mapping[str, Any]) -> None:
 
 
 def datetime_or_none(text: Any) -> Any:
-    """Return what the driver's ``DateTime_or_None()`` returns, in a seventh of its time."""
+    """Return the same as the driver's ``DateTime_or_None()``, in a seventh of its time."""
     # With six digits of microseconds or none. The driver's function knows other texts, such as zeros.
     if len(text) in (19, 26):
         try:

@@ -121,7 +121,7 @@ class Connection:
         """
         if self._owed is not None:
             self._settle(deadline)
-        # As in ask(), the timeout that the socket has already is mostly enough.
+        # Do not set a timeout here: that of the socket is usually right, as in ask().
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)

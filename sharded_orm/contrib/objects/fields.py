@@ -39,7 +39,7 @@ _OF_JSON = (str, int, float, dict, list, type(None))
 # The types whose values can be changed in place, without an assignment to the object's attribute.
 _MUTABLE = (dict, list)
 _NOTHING = object()
-# For methods to_python() of Django's fields: the types of values that they return as they are.
+# The types of values that methods to_python() of Django's fields return unchanged, by method.
 _KEPT: dict[Any, frozenset[type]] = {
     models.Field.to_python: frozenset({str, int, float, bool}),
     models.CharField.to_python: frozenset({str}),

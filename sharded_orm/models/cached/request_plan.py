@@ -237,7 +237,8 @@ def _format_of(fingerprint: QueryFingerprint, recording: Recording) -> tuple[str
     That is the position of a condition, or _SHARD for the alias of the shard.
     """
     values, places = recording.values, list[int]()
-    # The conditions have the order of the parameters in the SQL, which is that of the text.
+    # The conditions of the plan have the order of the parameters in the SQL. The text has the same
+    # order.
     variable = [
         position
         for position, part in enumerate(recording.shape.conditions)

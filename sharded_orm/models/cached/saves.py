@@ -121,7 +121,8 @@ def _conditions(
     saved: Mapping[str, Any],
     attributes: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Return what the row must have, by name: the keys of the instance. None if one is not known.
+    """Return the conditions that the UPDATE gets: the keys of the instance, by name. None if one of
+    them is not known.
 
     :param saved: the new values, by the attnames of their fields.
     """
@@ -206,7 +207,7 @@ def _update_alone(row: SavedRow, connection: Any, send: Callable[[], int]) -> bo
     assert cache is not None
     markers = TransactionMarkers(cache, connection)
     # One half of the time is for the announcement and the way to the server, the other for the
-    # statement. So the commit begins within COMMIT_WITHIN, as in the long way.
+    # statement. So the commit begins within COMMIT_WITHIN, as after a statement in a transaction.
     limit = cache.options.commit_within / 2
     with connection.limited_session(limit) as is_limited:
         if not is_limited:

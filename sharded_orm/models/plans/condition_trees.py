@@ -76,7 +76,7 @@ def _demanded(node: Q, is_demanded: bool) -> Iterator[bool]:
 
 
 def _demands_its_parts(node: Q) -> bool:
-    # As in Django's WhereNode, whose add() takes the only part of an OR as a part of an AND.
+    # Django's WhereNode.add() also takes the only part of an OR as a part of an AND.
     return not node.negated and (node.connector == Q.AND or len(node.children) == 1)
 
 

@@ -161,7 +161,7 @@ def with_repeated_key(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 
 
 def kind_of(value: Any) -> Any:
-    """Return what the shape of a query contains of ``value``, a value of a condition."""
+    """Return the part of a query's shape that stands for ``value``, a value of a condition."""
     kind = type(value)
     if kind in _EXAMPLES:
         # Whether a time has a time zone decides whether preparing it warns.

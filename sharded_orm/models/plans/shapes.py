@@ -275,7 +275,8 @@ class Recording(NamedTuple):
         return self._learn(
             (excluded, tree.shape),
             [
-                # For the shard, a condition that rows need not meet is like one of exclude().
+                # A row need not meet this condition. Such a condition does not route the query,
+                # just as a condition of exclude().
                 (name, value, excluded or not is_demanded)
                 for (name, value), is_demanded in zip(tree.leaves, demanded, strict=True)
             ],
@@ -410,8 +411,9 @@ def plan_of(what: str, make: Callable[[], P | None]) -> P | None:
     try:
         plan = make()
     except Exception:
-        # A field or the backend refuses made-up values, or a value of the caller. If the latter, Django
-        # raises the same error. Otherwise its own statement succeeds. So ignore the error here.
+        # A field or the backend refuses made-up values, or a value of the caller. For a value of
+        # the caller, Django raises the same error; otherwise its own statement succeeds. So ignore
+        # the error here.
         logger.debug("%s has no plan", what, exc_info=True)
     logger.debug("%s: %s", what, "left to Django" if plan is None else "planned")
     return plan

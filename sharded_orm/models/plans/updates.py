@@ -91,10 +91,11 @@ class UpdatePlan:
     def bind(
         self, new_values: Sequence[Any], values: Sequence[Any], connection: Any
     ) -> tuple[str, tuple[Any, ...]] | None:
-        """Check the write, and return its SQL and parameters. Return None if the plan cannot be used.
+        """Check the write, and return its SQL and parameters. Return None if the plan cannot be
+        used.
 
-        The arguments are those of :meth:`execute`, and :meth:`fits` must hold, too. The caller tells those
-        who observe the model.
+        The arguments are those of :meth:`execute`, and :meth:`fits` must be true. The caller
+        reports the write to the observers of the model.
         """
         where = self._where
         compiled_update.check_write(connection, where.tables[0])

@@ -151,7 +151,7 @@ class PlannedQuerySet(CallRecorder[M], BoundKeyQuerySet[M]):
         return result
 
     def _prepared(self) -> Any:
-        # Of fetch_together(), which confirms afterwards that no key has moved.
+        # Called for fetch_together(), which confirms afterwards that no key has moved.
         recording = self._recorded() if self._result_cache is None else None
         planned = None if recording is None else self._planned_by_key(recording)
         if planned is None:

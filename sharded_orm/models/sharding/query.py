@@ -179,9 +179,8 @@ def _with_shard_conditions(
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # Also add the shard to a negated condition, although it does not route the query. Without
-        # the shard, exclude(album=album) would also exclude rows of other shards whose album has
-        # the same id.
+        # Add the shard to a negated condition, too, although it does not route the query. Otherwise
+        # exclude(album=album) would also exclude rows of other shards whose album has the same id.
         changed.connector, changed.negated = condition.connector, condition.negated
         is_negated = is_negated or condition.negated
         changed.children = [
@@ -216,11 +215,11 @@ def _with_shard_conditions(
 
 
 def _refuse_other_shards(model: Any, condition: Any, built: WhereNode) -> None:
-    """Make ``built`` refuse statements for other shards than that of the instances in ``condition``.
+    """Make ``built`` refuse statements for shards on which the instances in ``condition`` are not.
 
     :param model: the model of the query.
     :param condition: a condition inside an expression, such as ``("album", album)``.
-    :param built: what Django has built of ``condition``.
+    :param built: the result of Django for ``condition``.
     """
     options = shard_options(model) if _mentions_instance(condition) else None
     by_alias = {} if options is None else _instances_by_alias(options, condition)

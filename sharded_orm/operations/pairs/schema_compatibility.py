@@ -294,7 +294,9 @@ def _changed_again(piece: Piece, label: str) -> str:
 
 
 def _database_part(field: Field[Any, Any]) -> dict[str, Any]:
-    """Return what makes the column of ``field``, without indexes, comments and defaults in Python."""
+    """Return the parts of ``field`` that make its column, without indexes, comments and defaults in
+    Python.
+    """
     _, path, arguments, keywords = field.deconstruct()
     left_out = {*field.non_db_attrs, "default", "db_index", "db_comment"}
     kept = {name: value for name, value in keywords.items() if name not in left_out}

@@ -86,7 +86,8 @@ def _plan(nodes: tuple[str, str], shards: Sequence[Shard]) -> SideBalance:
         sides.setdefault(shard.group, _GroupSides()).add(shard, nodes.index(shard.node), is_pinned)
     for each in sides.values():
         each.move_half()
-    # Of a group with an odd number of shards, one side has one more. These must not add up.
+    # If a group has an odd number of shards, one side has one more. Over several groups, these
+    # extra shards must not all be on one side.
     for each in sides.values():
         excess = sum(other.excess for other in sides.values())
         if abs(excess) > 1 and each.excess == (1 if excess > 0 else -1):

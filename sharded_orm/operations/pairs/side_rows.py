@@ -34,8 +34,8 @@ class RowDifference(NamedTuple):
 class SideRows:
     """Sessions on both sides of a pair, to compare rows by their primary keys. A context manager.
 
-    The rows of the survivor are those of one moment, :attr:`position`. The other side does not change
-    meanwhile. For one thread only.
+    The rows of the survivor are read as they are at one moment, :attr:`position`. The other side
+    does not change meanwhile. For one thread only.
 
     :param survivor: the side whose rows are right.
     :param side: the side that gets them.
