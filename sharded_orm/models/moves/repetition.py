@@ -71,8 +71,8 @@ def repeated(
     The call is repeated in three cases, in which nothing was written:
 
     - The shard refuses the write.
-    - The write finds no row, because the rows have left the shard. There is no error then, so the
-      caller must report it by ``nothing_written`` or by an error.
+    - The write finds no row, because the rows have left the shard. The database raises no error
+      then: the caller must report it, by ``nothing_written`` or by an error.
     - The write fails because of a deadlock with the process that moves the key.
 
     Outside of transactions, ``write`` is then called every few milliseconds, until it succeeds or

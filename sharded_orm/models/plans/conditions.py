@@ -1,7 +1,7 @@
 """The conditions of ``filter()`` and ``exclude()`` calls that have plans, without their values.
 
 A plan is SQL that was compiled once for all queries that differ only in their values. This module
-knows on which values the SQL does not depend.
+knows the kinds of values on which the SQL does not depend.
 """
 
 from __future__ import annotations

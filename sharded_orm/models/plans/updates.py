@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sharded_orm.models.plans.shapes import Recording, Shape
 
 #: The types of new values that Django passes to the field as they are. Other values may be
-#: expressions or model instances, for which Django compiles other SQL. So may subclasses, which are
-#: left out.
+#: expressions or model instances, for which Django compiles other SQL. Instances of subclasses may be
+#: expressions, too.
 PLAIN_TYPES = frozenset({
     int, str, bool, float, Decimal, datetime, date, time, timedelta, UUID, bytes, dict, list, type(None),
     FieldFile, ImageFieldFile,
